@@ -1,0 +1,1 @@
+"""How attention is computed: one ragged-batch interface, several backends."""

@@ -1,0 +1,51 @@
+"""The attention backend protocol and the ragged batch it works on.
+
+A step's queries of all requests are concatenated: request s owns rows cu_q[s] .. cu_q[s+1]. Row i of request s stands
+at position ctx_lens[s] - q_len[s] + i and sees keys 0 .. that position. Decode is q_len = 1, a prefill chunk is
+q_len > 1, a prefix hit is ctx_len > q_len: one contract for all of them.
+
+KV lives in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; block_tables name the
+blocks of each request in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class RaggedBatch:
+    """One step's layout. Requests with q_len == 1 come first (num_decodes of them)."""
+
+    cu_q: Tensor  # [S + 1] int32: row offsets; cu_q[S] = T
+    ctx_lens: Tensor  # [S] int32: KV length including this step's tokens
+    block_tables: Tensor  # [S, max_blocks] int32, padded with 0
+    slot_mapping: Tensor  # [T] int64: block * block_size + offset; -1 = padding row, skip
+    positions: Tensor  # [T] int64
+    num_decodes: int
+    # The same as host numbers, so that no backend has to synchronise with the device.
+    q_lens: list[int]  # [S]
+    kv_lens: list[int]  # [S]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.q_lens)
+
+
+class AttentionBackend(Protocol):
+    """How one layer's attention is computed. `plan` runs once per step, the rest once per layer."""
+
+    name: str
+
+    def plan(self, batch: RaggedBatch) -> Any:
+        """Whatever the backend wants to prepare once per step; handed back to `attend`."""
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch) -> None:
+        """Scatter rotated k and v [T, num_kv_heads, head_size] into one layer's
+        kv [num_blocks, 2, num_kv_heads, block_size, head_size] (a strided view) at slot_mapping."""
+
+    def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any, scale: float) -> Tensor:
+        """softmax(scale q k^T) v with the causal rule above. q [T, num_heads, head_size] -> same shape."""

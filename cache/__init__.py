@@ -1,0 +1,1 @@
+"""What KV is kept, where, and for how long."""

@@ -1,0 +1,85 @@
+"""Block geometry and block keys: what one unit of KV is, and how content names it.
+
+A block holds the KV of `block_size` consecutive tokens for all layers, K and V, as one contiguous span
+
+    [num_layers, 2, num_kv_heads, block_size, head_size]
+
+so one layer's part is contiguous (pushed while later layers still compute) and the whole block is too (one span
+for pool, wire and SSD).
+
+A block key is a 128-bit chained hash: root -> parent key -> token ids. Two nodes with equal roots agree on every
+key; the root covers everything that makes KV bytes interchangeable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+BlockKey = bytes
+"""16 bytes."""
+
+KEY_BYTES = 16
+LAYOUT = "layer,kv,head,token,dim/1"
+"""Names the order of axes inside a block and its version; part of the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGeometry:
+    """Shape and size of one KV block."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int  # tokens
+    dtype: str  # a key of type_bytes
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """[num_layers, 2, num_kv_heads, block_size, head_size]"""
+        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_size)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's K and V inside a block; the layer's part starts at layer * layer_bytes."""
+        return 2 * self.num_kv_heads * self.block_size * self.head_size * type_bytes[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * self.layer_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes per token, all layers."""
+        return self.block_bytes // self.block_size
+
+
+def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
+    """The root that all keys of a cluster descend from; nodes with another root cannot join."""
+    g = geometry
+    text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
+    return blake2b(text.encode(), digest_size=KEY_BYTES, person=b"mooncake-root").digest()
+
+
+def salted_root(root: BlockKey, salt: str) -> BlockKey:
+    """Root of one tenant's keys: equal prompts under different salts share no block."""
+    if not salt:
+        return root
+    return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
+
+
+def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
+    """Key of the full block `token_ids` that follows the block named `parent`."""
+    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
+
+
+def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
+    """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
+    for start in range(len(keys) * block_size, len(token_ids) - block_size + 1, block_size):
+        parent = keys[-1] if keys else root
+        keys.append(child_key(parent, token_ids[start : start + block_size]))
+    return keys

@@ -1,0 +1,1 @@
+"""What one node computes: requests, batching, the model, and the loops of the roles."""

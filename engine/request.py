@@ -1,0 +1,163 @@
+"""Request, SamplingParams, and the transition log: what the engine knows of one generation.
+
+A request is its token ids and two counters. `num_tokens` is how many tokens are known (prompt and output),
+`num_computed` for how many of them KV exists. A step hands out a token budget that closes the gap; prefill, chunked
+prefill, decode, prefix hits and recovery are all the same difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from cache.block import BlockKey, extend_keys
+
+CLASSES = ("interactive", "standard", "batch")
+
+
+def _check(ok: bool, name: str, rule: str, value: object) -> None:
+    if not ok:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when generation ends. Raises ValueError naming the field."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 = all
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None = off; k = the chosen token's and the k best
+
+    def __post_init__(self) -> None:
+        _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
+        for name in ("temperature", "presence_penalty", "frequency_penalty", "top_p", "min_p"):
+            _check(math.isfinite(getattr(self, name)), name, "a finite number", getattr(self, name))
+        _check(self.temperature >= 0, "temperature", "at least 0", self.temperature)
+        _check(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _check(self.top_k >= -1, "top_k", "-1, 0 or positive", self.top_k)
+        _check(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
+        _check(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "positive",
+            self.repetition_penalty,
+        )
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", self.presence_penalty)
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
+        _check(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "between 0 and 20", self.logprobs)
+        _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+        _check(
+            all(isinstance(s, str) and s for s in self.stop),
+            "stop",
+            "one or more non-empty strings",
+            self.stop,
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON-ready; `from_wire` is its inverse."""
+        wire = asdict(self)
+        wire["logit_bias"] = {str(k): v for k, v in self.logit_bias.items()}
+        return wire
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
+        return cls(
+            **wire
+            | {
+                "stop": tuple(wire.get("stop", ())),
+                "stop_token_ids": tuple(wire.get("stop_token_ids", ())),
+                "logit_bias": {int(k): float(v) for k, v in wire.get("logit_bias", {}).items()},
+            }
+        )
+
+
+class RequestState(Enum):
+    """Where a request is on this node.
+
+    WAITING ──> LOADING ──> WAITING ──> RUNNING ──> FINISHED
+             (prefix fetch)               │  ^
+    REMOTE ───────────────────────────────┘  └── WAITING (preempted: blocks given back)
+    (KV arrives from a prefill node)
+    """
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    REMOTE = "remote"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position: the chosen token's and the best `top`, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One generation on one node. Owned by the node's batcher; nobody else writes to it."""
+
+    request_id: str
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    arrival: float  # the node's monotonic clock, seconds
+    root: BlockKey
+    service_class: str = "standard"
+    state: RequestState = RequestState.WAITING
+    num_computed: int = 0  # tokens whose KV is in `block_ids`
+    block_ids: list[int] = field(default_factory=list)
+    keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
+    num_published: int = 0  # full blocks already named in the prefix cache
+    num_cached: int = 0  # prompt tokens that were not computed here: found in HBM, a lower tier or the pool
+    looked_up: bool = False  # lower tiers and pool have been asked for the prefix
+    num_preemptions: int = 0
+    finish_reason: str | None = None
+    log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def block_keys(self, block_size: int) -> list[BlockKey]:
+        """Keys of all full blocks of the known tokens."""
+        return extend_keys(self.root, self.keys, self.token_ids, block_size)
+
+    def move(self, now: float, state: RequestState, **detail: Any) -> None:
+        """Change state and log it; the log is the request's timeline on this node."""
+        self.state = state
+        self.log.append((now, state.value, detail))

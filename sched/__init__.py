@@ -1,0 +1,1 @@
+"""Who does what: pure decisions, no clock, no sockets, no torch."""
