@@ -81,6 +81,12 @@ class Config:
         0.9, "cache", "share of GPU memory for weights and KV when kv_cache_bytes is 0"
     )
     enable_prefix_caching: bool = flag(True, "cache", "reuse KV of equal prefixes, from any tier")
+    prefix_fetch: str = flag(
+        "auto",
+        "cache",
+        "load prefixes from lower tiers and other nodes: auto = when moving them beats computing them",
+        ("auto", "always", "never"),
+    )
     dram_bytes: int = flag(
         -1,
         "cache",
