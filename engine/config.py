@@ -137,11 +137,11 @@ class Config:
         "auto", "cache", "KV element type; auto = --dtype", ("auto", "float32", "bfloat16", "float16")
     )
     kv_cache_bytes: int = flag(
-        0,
+        -1,
         "cache",
         "engine KV arena; auto = on a CPU 1/8 of free memory, 2G at most, else by --gpu-memory-utilization",
         least=1,
-        auto=0,
+        auto=-1,
     )
     gpu_memory_utilization: float = flag(
         0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
@@ -150,7 +150,7 @@ class Config:
     dram_bytes: int = flag(
         -1,
         "cache",
-        "DRAM share of the pooled store; auto = 1G (1/4 of free memory at most) with the store role, else 0",
+        "DRAM share of the pooled store; auto = 1G (1/4 of free memory at most) with role store or --ssd-path, else 0",
         least=0,
         auto=-1,
     )

@@ -124,9 +124,7 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any]) -> None:
     meta = spec.metadata
     text = f"{meta['help']} (default: {_spell(spec, spec.default)})".replace("%", "%%")
     if spec.type == "bool":
-        group.add_argument(
-            flag_name(spec.name), action=argparse.BooleanOptionalAction, default=spec.default, help=text
-        )
+        group.add_argument(flag_name(spec.name), action=argparse.BooleanOptionalAction, default=spec.default, help=text)
         return
     group.add_argument(
         flag_name(spec.name), type=_reader(spec), default=spec.default, help=text, metavar=_metavar(spec)
@@ -265,7 +263,9 @@ def _unknown(arguments: Sequence[str]) -> str:
     wrong = next((text for text in arguments if text.startswith("-")), arguments[0]).split("=")[0]
     if not wrong.startswith("-"):
         return f"unexpected argument {wrong!r}; every option is a --flag (mooncake --help lists them)"
-    near = get_close_matches("--" + wrong.lstrip("-").replace("_", "-"), [*names, "--help", "--version"], 1, 0.6)
+    wanted = "--" + wrong.lstrip("-").replace("_", "-")
+    likely = [name for name in names if name.startswith("--no-") == wanted.startswith("--no-")]
+    near = get_close_matches(wanted, [*likely, "--help", "--version"], 1)
     hint = f"did you mean {near[0]}?" if near else "mooncake --help lists the flags"
     return f"unknown flag {wrong}; {hint}"
 
