@@ -39,9 +39,10 @@ class UsageError(Exception):
     exit_code = 2
 
 
-def parse(argv: Sequence[str]) -> Config:
+def parse(argv: Sequence[str], others: Sequence[str] = ()) -> Config:
     """Config from command-line arguments (without the program's name).
 
+    `others` are flags that a wrapper takes itself: a mistyped one is recognised.
     `--help` and `--version` print and raise SystemExit(0); anything wrong raises UsageError.
     """
     parser = _Parser(
@@ -60,7 +61,7 @@ def parse(argv: Sequence[str]) -> Config:
     except argparse.ArgumentError as error:
         raise UsageError(_explain(error)) from None
     if unknown:
-        raise UsageError(_unknown(unknown))
+        raise UsageError(_unknown(unknown, others))
     return _validated(Config(**vars(values)))
 
 
@@ -258,8 +259,8 @@ def _explain(error: argparse.ArgumentError) -> str:
     return f"{name} {message}"
 
 
-def _unknown(arguments: Sequence[str]) -> str:
-    names = [name for spec in fields(Config) for name in _spellings(spec)]
+def _unknown(arguments: Sequence[str], others: Sequence[str]) -> str:
+    names = [*others, *(name for spec in fields(Config) for name in _spellings(spec))]
     wrong = next((text for text in arguments if text.startswith("-")), arguments[0]).split("=")[0]
     if not wrong.startswith("-"):
         return f"unexpected argument {wrong!r}; every option is a --flag (mooncake --help lists them)"

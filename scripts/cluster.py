@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from engine.config import Config
 from scripts import rest
 from scripts.nodes import Node, parse_nodes, quiet_threads, spawn, threads_per_node
 
@@ -211,7 +212,8 @@ class LocalCluster:
         argv += ["--port", str(port)]
         argv += ["--join", join.removeprefix("http://")] if join else []
         argv += ["--api-key", self.api_key] if self.api_key else []
-        extra = [*self.flags, *(flag for has in role.split(",") for flag in self.role_flags.get(has, ())), *flags]
+        by_role = [flag for has in Config(role=role).roles for flag in self.role_flags.get(has, ())]
+        extra = [*self.flags, *by_role, *flags]
         argv += [flag.replace("{node}", name) for flag in extra]
         self._nodes[name] = spawn(name, role, argv, self.run_dir, self.env)
         return self._nodes[name]
