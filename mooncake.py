@@ -18,13 +18,15 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from engine.config import Config
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
-from engine.model_config import ModelError, ModelSource, describe
+from engine.model_error import ModelError
+from engine.model_source import ModelSource, describe
+from engine.node import Node
 from engine.resolve import resolve
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
@@ -56,16 +58,26 @@ async def serve(config: Config, source: ModelSource) -> int:
     print(show(config), file=sys.stderr, flush=True)
     stop = _stop_on_signals()
     with listen(config.host, config.port) as http_socket:
-        from engine.node import Node  # here, so that a wrong flag is answered before torch is imported
-
-        node = Node(config, source, http_socket)
+        node = Node(config, source, http_socket, cluster)
         try:
-            if await node.start(stop):
+            await _first(node.start(), stop.wait())
+            if not stop.is_set():
                 print(json.dumps(node.ready_line()), flush=True)
                 await stop.wait()
         finally:
             await node.stop()
     return 0
+
+
+async def _first(*works: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the first to end and cancel the others; raises what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 def _stop_on_signals() -> asyncio.Event:

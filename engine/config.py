@@ -163,6 +163,14 @@ class Config:
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
 
+    # --- scheduling
+    placement: str = flag(
+        "mooncake",
+        "scheduling",
+        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 of the paper",
+        ("mooncake", "random"),
+    )
+
     # --- transfer
     transport: str = flag(
         "auto", "transfer", "how KV moves between nodes; auto = shm on one host, else tcp", ("auto", "shm", "tcp")

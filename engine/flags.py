@@ -26,6 +26,7 @@ GROUPS = {
     "model": "what is served",
     "engine": "how a step is computed",
     "cache": "where KV is kept",
+    "scheduling": "who computes what",
     "transfer": "how KV moves",
     "api": "the OpenAI-compatible HTTP API",
 }

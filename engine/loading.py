@@ -11,8 +11,9 @@ from attention import choose
 from cache.block import BlockGeometry
 from engine.config import Config
 from engine.model import Model
-from engine.model_config import ModelSource
+from engine.model_source import ModelSource
 from engine.runner import Runner
+from engine.service import KV_REGION
 from engine.weights import load
 from net.memory import Region
 
@@ -28,7 +29,6 @@ def load_model(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
-    region_name: str,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
     """`progress(done, total)` in bytes of weights, called from this thread."""
@@ -37,6 +37,6 @@ def load_model(
     device = torch.device(config.device)
     weights = load(source, getattr(torch, config.dtype), device, progress)
     model = Model(source.config, weights, choose(config.attention_backend, config.device), device)
-    region = Region.shared(region_name, config.kv_cache_bytes)
+    region = Region.shared(KV_REGION, config.kv_cache_bytes)
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
     return LoadedModel(Runner(model, kv, geometry.block_size, device), region, source.config.eos_token_ids)
