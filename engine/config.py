@@ -154,12 +154,21 @@ class Config:
         least=0,
         auto=-1,
     )
+    eviction_policy: str = flag("lru", "cache", "which unused block goes first, in every tier", ("lru", "fifo"))
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
 
     # --- transfer
     transport: str = flag(
         "auto", "transfer", "how KV moves between nodes; auto = shm on one host, else tcp", ("auto", "shm", "tcp")
+    )
+
+    # --- scheduler
+    placement: str = flag(
+        "mooncake",
+        "scheduler",
+        "how an acceptor chooses nodes: mooncake = least queue + transfer + prefill estimate",
+        ("mooncake", "random"),
     )
 
     # --- api

@@ -27,6 +27,7 @@ GROUPS = {
     "engine": "how a step is computed",
     "cache": "where KV is kept",
     "transfer": "how KV moves",
+    "scheduler": "which node does what",
     "api": "the OpenAI-compatible HTTP API",
 }
 
