@@ -147,6 +147,12 @@ class Config:
         0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
     )
     enable_prefix_caching: bool = flag(True, "cache", "reuse KV of equal prefixes, from any tier")
+    prefix_fetch: str = flag(
+        "auto",
+        "cache",
+        "load prefixes from lower tiers and other nodes: auto = when moving them beats computing them",
+        ("auto", "always", "never"),
+    )
     dram_bytes: int = flag(
         -1,
         "cache",
@@ -154,21 +160,23 @@ class Config:
         least=0,
         auto=-1,
     )
-    eviction_policy: str = flag("lru", "cache", "which unused block goes first, in every tier", ("lru", "fifo"))
+    eviction_policy: str = flag(
+        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+
+    # --- scheduling
+    placement: str = flag(
+        "mooncake",
+        "scheduling",
+        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 of the paper",
+        ("mooncake", "random"),
+    )
 
     # --- transfer
     transport: str = flag(
         "auto", "transfer", "how KV moves between nodes; auto = shm on one host, else tcp", ("auto", "shm", "tcp")
-    )
-
-    # --- scheduler
-    placement: str = flag(
-        "mooncake",
-        "scheduler",
-        "how an acceptor chooses nodes: mooncake = least queue + transfer + prefill estimate",
-        ("mooncake", "random"),
     )
 
     # --- api

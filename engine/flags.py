@@ -26,8 +26,8 @@ GROUPS = {
     "model": "what is served",
     "engine": "how a step is computed",
     "cache": "where KV is kept",
+    "scheduling": "who computes what",
     "transfer": "how KV moves",
-    "scheduler": "which node does what",
     "api": "the OpenAI-compatible HTTP API",
 }
 
