@@ -21,9 +21,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# The standard library has a module named sched, and the console script finds that one first unless we say otherwise.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from engine.config import Config
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
