@@ -160,6 +160,9 @@ class Config:
         least=0,
         auto=-1,
     )
+    eviction_policy: str = flag(
+        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
 

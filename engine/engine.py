@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cache.block import BlockGeometry
+from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
@@ -39,7 +40,7 @@ class Engine:
         self._transfer = transfer
         self.region = loaded.region
         transfer.register(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes)
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
         self.batcher = Batcher(
             self.pool,
             config.block_size,

@@ -1,8 +1,8 @@
 """'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
 
-Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Four fields may stay
+Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Five fields may stay
 'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
-`attention_backend` (attention.choose) and `transport` (chosen anew for every peer).
+`attention_backend` (attention.choose), `transport` (chosen anew for every peer), `prefix_fetch` (for every prefix).
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 PHASES = (
+    ("placement", "placement_ms"),
     ("queue", "queue_ms"),
     ("prefix fetch", "prefix_fetch_ms"),
     ("prefill", "prefill_ms"),
     ("transfer", "transfer_ms"),
+    ("  not hidden", "transfer_exposed_ms"),
     ("first token", "ttft_ms"),
     ("decode", "decode_ms"),
     ("end to end", "e2e_ms"),
@@ -56,7 +58,8 @@ def timeline(record: Mapping[str, Any]) -> RenderableType:
 
 
 def phases(summary: Mapping[str, Any]) -> Table:
-    """Milliseconds of each phase as a bar of its length. Phases may overlap: a transfer runs beside its prefill."""
+    """Milliseconds of each phase as a bar of its length. Phases may overlap: a transfer runs beside its prefill, and
+    only what is left of it after the prefill's end is not hidden."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("phase")
     table.add_column("ms", justify="right")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine import __version__
 from engine.config import Config
-from engine.flags import UsageError, as_dict, flag_name, host_port, parse, rows, show, size
+from engine.flags import GROUPS, UsageError, as_dict, flag_name, host_port, parse, rows, show, size
 
 
 def complaint(*argv: str) -> str:
@@ -103,7 +104,7 @@ def test_version(capsys):
 def test_every_field_is_documented_and_grouped():
     for spec in fields(Config):
         assert spec.metadata["help"], spec.name
-        assert spec.metadata["group"] in {"node", "model", "engine", "cache", "transfer", "api"}, spec.name
+        assert spec.metadata["group"] in GROUPS, spec.name
     assert len(list(rows())) == len(fields(Config))
 
 
@@ -114,7 +115,7 @@ def test_show_marks_what_differs_and_hides_the_key():
     assert "   --port " in text
     columns = {line[4:].index("  ") for line in text.splitlines() if "--max-num-batched-tokens" in line}
     assert len(columns) == 1
-    assert len(text.splitlines()) == len(fields(Config)) + 6
+    assert len(text.splitlines()) == len(fields(Config)) + len(GROUPS)
 
 
 def test_as_dict_is_json_and_hides_the_key():
@@ -141,3 +142,21 @@ def test_any_text_is_a_size_or_a_value_error(text):
 def test_host_port():
     assert host_port("[::1]:8000") == ("::1", 8000)
     assert host_port("node-7:1") == ("node-7", 1)
+
+
+def test_choices_are_the_entries_of_the_registries():
+    """One new file and one dict entry make an extension; its name must be a choice here too."""
+    from attention import backends
+    from cache.policy import policies
+    from sched.placement import placements
+
+    choices = {spec.name: set(spec.metadata["choices"]) for spec in fields(Config)}
+    assert choices["attention_backend"] == {"auto", *backends}
+    assert choices["eviction_policy"] == set(policies)
+    assert choices["placement"] == set(placements)
+
+
+@pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))
+def test_the_readme_lists_every_flag(group, name, default, text):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"| `{name}` | {default} | {text} |" in readme, "paste this row into the flags table of README.md"
