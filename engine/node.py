@@ -130,9 +130,7 @@ class Node:
         begin = time.monotonic()
         loaded = await asyncio.to_thread(load_model, self.config, self.geometry, self.source, self._progress)
         log.info("weights loaded in %.1f s", time.monotonic() - begin)
-        return Engine(
-            self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics
-        )
+        return Engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 
     def _progress(self, done: int, total: int) -> None:
         """Called from the loading thread; ten lines at most."""
