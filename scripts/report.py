@@ -21,6 +21,7 @@ PHASES = (
     ("end to end", "e2e_ms"),
 )
 BAR_WIDTH = 32
+EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -52,8 +53,11 @@ def timeline(record: Mapping[str, Any]) -> RenderableType:
         Text(f"nodes    {_pairs(summary['nodes'])}"),
         Text(f"moved    {_moved(summary['bytes_moved'])}"),
     ]
-    if summary.get("placement"):
-        parts.append(Text(f"placed   {_pairs(summary['placement'])}"))
+    placement = dict(summary["placement"])
+    candidates = placement.pop("considered", [])
+    if placement:
+        parts.append(Text(f"placed   {_pairs(placement)}"))
+    parts += [Text(f"    considered {_pairs(candidate)}") for candidate in candidates]
     return Group(*parts, Text(), phases(summary), Text(), events(record["events"]))
 
 
@@ -88,7 +92,9 @@ def events(log: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _bar(value: float, longest: float) -> str:
-    return "█" * max(1, round(BAR_WIDTH * value / longest)) if value > 0 else ""
+    """In eighths of a character, so that short phases do not look long."""
+    full, rest = divmod(round(8 * BAR_WIDTH * value / longest), 8) if value > 0 else (0, 0)
+    return "█" * full + EIGHTHS[rest]
 
 
 def _moved(by_transport: Mapping[str, int]) -> str:

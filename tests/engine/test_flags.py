@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -154,9 +153,3 @@ def test_choices_are_the_entries_of_the_registries():
     assert choices["attention_backend"] == {"auto", *backends}
     assert choices["eviction_policy"] == set(policies)
     assert choices["placement"] == set(placements)
-
-
-@pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))
-def test_the_readme_lists_every_flag(group, name, default, text):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert f"| `{name}` | {default} | {text} |" in readme, "paste this row into the flags table of README.md"

