@@ -123,7 +123,8 @@ class Membership:
         if now >= self._sync_at:
             self._sync_at = now + self._preset.sync_period_s
             self._roster.forget_before(now - self._preset.dead_keep_s)
-            for member in [*self._some(1), *self._roster.gone()[-BURST:]]:
+            lost = [member for member in self._roster.gone() if not self._roster.at(member.address)]
+            for member in [*self._some(1), *lost[-BURST:]]:
                 self._send_list("sync", member.address)
         if self._joining is not None and now >= self._joining.retry_at:
             self._joining.retry_at = now + self._preset.probe_timeout_s
