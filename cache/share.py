@@ -22,7 +22,8 @@ from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from cache.tiers import LocalStore, NoSpace
-from net.channel import Channel, RemoteError
+from net.channel import Channel
+from net.errors import RemoteError
 
 PRESENT = -1
 """Instead of a slot: the block is here already, or somebody is writing it."""

@@ -23,9 +23,10 @@ from cache.block import BlockKey
 from cache.homes import by_home
 from cache.share import PRESENT, Deadlines, Share, join_keys
 from cache.tiers import LocalStore
-from net.channel import Channel, PeerLost, RemoteError
+from net.channel import Channel
+from net.errors import RemoteError, TransferError
 from net.memory import Region
-from net.transfer import Op, TransferEngine, TransferError
+from net.transfer import Op, TransferEngine
 
 T = TypeVar("T")
 
@@ -33,13 +34,17 @@ log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
 INLINE_BYTES = 512 << 10  # more than this is checksummed off the event loop
+COUNTS = (
+    *("gets", "get_blocks", "get_bytes", "get_misses", "corrupt"),
+    *("puts", "put_blocks", "put_bytes", "put_no_room", "home_failures"),
+)
 
 
 class Shunned(Exception):
     """A home is passed over because it was too slow a moment ago."""
 
 
-HOME_ERRORS = (Shunned, PeerLost, RemoteError, TransferError, TimeoutError)
+HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Store:
         self._deadlines = deadlines or Deadlines()
         self._regions: dict[str, Region] = {}
         self._shunned: dict[str, float] = {}  # home -> until when
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(COUNTS, 0))
         self._window = max(1, WINDOW_BYTES // block_bytes)
         self._share = None if local is None else Share(local, channel, self._deadlines)
         if local is not None and local.arena is not None:
@@ -161,7 +166,7 @@ class Store:
                 else:
                     bad.append(i)
         finally:
-            with suppress(PeerLost):
+            with suppress(ConnectionError):
                 self._channel.post(home, "store.unpin", {"lease": reply["lease"], "bad": bad})
         if bad:
             self._counts["corrupt"] += len(bad)
@@ -227,7 +232,11 @@ class Store:
             except HOME_ERRORS as error:
                 self._failed(home, error)
 
-        await asyncio.gather(*(guarded(home, group) for home, group in self._by_home(job.keys).items()))
+        groups = self._by_home(job.keys).items()
+        ends = await asyncio.gather(*(guarded(home, group) for home, group in groups), return_exceptions=True)
+        for end in ends:  # only now, when no home's transfer is under way any more
+            if end is not None:
+                raise end
 
     async def _to_the_end(self, job: Job, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`. Cancelled, let it finish what it has begun: its transfers use the caller's memory."""

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import orjson
 
-from net.channel import PeerLost, RemoteError
-from net.transfer import Op, TransferError
+from net.errors import PeerLost, RemoteError, TransferError
+from net.transfer import Op
 
 
 class Hub:

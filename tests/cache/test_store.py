@@ -15,9 +15,8 @@ from cache.share import Deadlines
 from cache.ssd import SsdTier
 from cache.store import GetResult, Store
 from cache.tiers import LocalStore
-from net.channel import RemoteError
+from net.errors import RemoteError, TransferError
 from net.memory import Region
-from net.transfer import TransferError
 from tests.cache.fakes import Hub
 
 SLOT = 3000
