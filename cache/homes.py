@@ -33,8 +33,9 @@ def homes(key: BlockKey, members: Sequence[str], replicas: int = 1) -> list[str]
 
 def by_home(keys: Sequence[BlockKey], members: Sequence[str]) -> dict[str, list[int]]:
     """Positions in `keys`, ascending, grouped by the first home of their key. Empty without members."""
+    seeds = [(_seed(member), member) for member in members]
     groups: dict[str, list[int]] = {}
-    for position, key in enumerate(keys):
-        for home in homes(key, members):
-            groups.setdefault(home, []).append(position)
+    for position, key in enumerate(keys if members else ()):
+        _, home = max([(xxh3_64_intdigest(key, seed), member) for seed, member in seeds])
+        groups.setdefault(home, []).append(position)
     return groups

@@ -84,43 +84,51 @@ class LocalStore:
 
     # --- reading
 
-    async def pin(self, keys: Sequence[BlockKey]) -> list[Pin | None]:
-        """Each block with one transfer reference, or None: not here, damaged, or no slot free to promote it into."""
-        slots: list[int | None] = [self._pool.lookup(key) for key in keys]
-        held = [slot for slot in slots if slot is not None]
-        self._pool.hold(held)  # all hits, before a promotion evicts one
-        self._counts["misses"] += len(keys) - len(held)
-        pins: list[Pin | None] = []
-        promotions: dict[int, Promotion] = {}
-        for position, (key, slot) in enumerate(zip(keys, slots, strict=True)):
-            pins.append(None if slot is None else self._hit(key, slot))
-            if slot is None and (promotion := self._promote(key)) is not None:
-                promotions[position] = promotion
-                self._pool.hold([promotion.slot])
-                held.append(promotion.slot)
+    async def pin(self, keys: Sequence[BlockKey]) -> list[Pin]:
+        """The leading run of `keys` that is here, each block with one transfer reference. It ends at a block that is
+        missing or damaged, or for which no slot is free to promote it into."""
+        hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
+        self._pool.hold(hits)  # and at once back: now they are the youngest, so promotions evict others first
+        self._pool.unhold(hits)
+        pins: list[Pin] = []
+        promotions: dict[int, asyncio.Task[bool]] = {}
+        for key in keys:
+            slot, tier = self._pool.lookup(key), "dram"
+            if slot is None:
+                promotion = self._promote(key)
+                if promotion is None:
+                    break
+                slot, tier = promotion.slot, "ssd"
+                promotions[len(pins)] = promotion.task
+            elif self.ssd is not None:
+                self.ssd.touch(key)
+            self._pool.hold([slot])
+            pins.append(Pin(slot, self._checksums[slot], tier))
+        self._counts["hits"] += len(pins) - len(promotions)
+        self._counts["misses"] += len(promotions) + (len(pins) < len(keys))
+        return await self._arrived(pins, promotions)
+
+    async def _arrived(self, pins: list[Pin], promotions: dict[int, asyncio.Task[bool]]) -> list[Pin]:
+        """`pins` once their promotions (by position) are over, cut before the first that failed."""
+        run = len(pins)
         try:
             if promotions:
-                await asyncio.wait({promotion.task for promotion in promotions.values()})
-            for position, promotion in promotions.items():
-                if promotion.task.result():
-                    pins[position] = Pin(promotion.slot, self._checksums[promotion.slot], "ssd")
-                else:
-                    held.remove(promotion.slot)
-                    self._pool.unhold([promotion.slot])
+                await asyncio.wait(promotions.values())
+            for position in sorted(promotions):
+                if not promotions[position].result():
+                    run = position
+                    break
+                pins[position] = pins[position]._replace(checksum=self._checksums[pins[position].slot])
         except BaseException:  # the caller gave up: it gets no pins to give back
-            self._pool.unhold(held)
+            run = 0
             raise
-        return pins
+        finally:
+            self.unpin([pin.slot for pin in pins[run:]])
+        return pins[:run]
 
     def unpin(self, slots: Sequence[int]) -> None:
         """Give back one reference on each."""
         self._pool.unhold(slots)
-
-    def _hit(self, key: BlockKey, slot: int) -> Pin:
-        self._counts["hits"] += 1
-        if self.ssd is not None:
-            self.ssd.touch(key)
-        return Pin(slot, self._checksums[slot], "dram")
 
     def _promote(self, key: BlockKey) -> Promotion | None:
         """The promotion of `key` under way, or a new one."""
@@ -245,7 +253,7 @@ class LocalStore:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Finish what is under way, then close the SSD tier. The arena's region may be closed afterwards. Idempotent."""
+        """Finish what is under way, then close the SSD tier; the arena may go afterwards. Idempotent."""
         await self.drain()
         if self.ssd is not None:
             await asyncio.to_thread(self.ssd.close)

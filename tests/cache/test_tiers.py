@@ -46,9 +46,10 @@ async def put_when_room(store: LocalStore, i: int) -> None:
 
 async def read(store: LocalStore, i: int) -> str | None:
     """The tier block i came from; its content is checked."""
-    (pin,) = await store.pin([key_of(i)])
-    if pin is None:
+    pins = await store.pin([key_of(i)])
+    if not pins:
         return None
+    (pin,) = pins
     assert bytes(store.arena.memory(pin.slot)) == block_of(i)
     assert pin.checksum == checksum(block_of(i))
     store.unpin([pin.slot])
@@ -93,7 +94,7 @@ async def test_a_block_is_found_once_committed(make):
     store = await make(map_bytes=0)
     slot = store.reserve(key_of(1))
     assert store.contains(key_of(1)) is None
-    assert await store.pin([key_of(1)]) == [None]
+    assert await store.pin([key_of(1)]) == []
     store.arena.memory(slot)[:] = block_of(1)
     store.commit(key_of(1), slot, checksum(block_of(1)))
     assert store.contains(key_of(1)) == "dram"
@@ -226,9 +227,44 @@ async def test_promotion_stops_where_dram_is_full_of_pins(make):
     for i in range(4):
         await put_when_room(store, i)
     await store.drain()
+    pins = await store.pin([key_of(i) for i in range(4)])  # 2 and 3 are in DRAM, but the run begins with 0
+    assert [pin.tier for pin in pins] == ["ssd", "ssd"]
+    assert await store.pin([key_of(2)]) == []
+    store.unpin([pin.slot for pin in pins])
+
+
+async def test_the_run_ends_at_a_missing_block(make):
+    store = await make(slots=4, map_bytes=0)
+    put(store, 0)
+    put(store, 2)
+    pins = await store.pin([key_of(i) for i in range(3)])
+    assert len(pins) == 1
+    store.unpin([pins[0].slot])
+
+
+async def test_the_run_ends_at_a_damaged_block(make):
+    store = await make(slots=4)
+    for i in range(4):
+        slot = store.reserve(key_of(i))
+        store.arena.memory(slot)[:] = block_of(i)
+        store.commit(key_of(i), slot, checksum(block_of(i)) ^ (i == 2))
+        await store.drain()
+    for i in range(10, 14):
+        await put_when_room(store, i)
+    await store.drain()
     pins = await store.pin([key_of(i) for i in range(4)])
-    assert [pin is None for pin in pins].count(True) == 2
-    store.unpin([pin.slot for pin in pins if pin is not None])
+    assert [pin.tier for pin in pins] == ["ssd", "ssd"]
+    store.unpin([pin.slot for pin in pins])
+
+
+async def test_hits_of_a_run_are_kept_while_its_rest_is_promoted(make):
+    store = await make(slots=4)
+    for i in range(6):
+        await put_when_room(store, i)
+    await store.drain()
+    pins = await store.pin([key_of(i) for i in (2, 0, 3, 1)])  # in DRAM: 2, 3, 4, 5
+    assert [pin.tier for pin in pins] == ["dram", "ssd", "dram", "ssd"]
+    store.unpin([pin.slot for pin in pins])
 
 
 async def test_damage_on_ssd_is_a_miss(make, monkeypatch):
@@ -283,7 +319,7 @@ async def test_a_node_without_a_share():
     store = LocalStore(None, None)
     with pytest.raises(NoSpace):
         store.reserve(key_of(1))
-    assert await store.pin([key_of(1)]) == [None]
+    assert await store.pin([key_of(1)]) == []
     assert (store.contains(key_of(1)), store.count_leading([key_of(1)])) == (None, 0)
     assert not await store.wait_for_room(10)
     assert_idle(store)
