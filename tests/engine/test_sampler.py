@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.logit_rules import apply_rules
 from engine.request import SamplingParams
-from engine.sampler import SamplingRow, sample, uniform
+from engine.sampler import SamplingRow, _floors, sample, uniform
 
 torch.set_num_threads(1)
 
@@ -83,15 +84,12 @@ SETS = [
 
 def reachable(logits: torch.Tensor, params: SamplingParams) -> set[int]:
     """Every token some draw can choose: the tokens with weight under the sampler's own thresholds."""
-    from engine.sampler import _floors
-
     scaled = (logits - logits.max()) / params.temperature
     return set(torch.nonzero(scaled >= _floors(scaled[None], [params])[0]).flatten().tolist())
 
 
 @pytest.mark.parametrize("spread", [0.1, 3.0], ids=["flat", "peaked"])
 def test_restricted_sets_are_exact(spread):
-    """All cases in one batch of 700 tokens, wider than the first look of top_p."""
     logits = random_logits(len(SETS), 700, seed=4, spread=spread)
     for case, own in zip(SETS, logits, strict=True):
         params = SamplingParams(**case)
@@ -195,8 +193,6 @@ UNIFORM_1_2 = 0.728788202306945
 )
 def test_rules_follow_their_definitions(params):
     """Logits after the rules, seen through the probabilities of many draws' support and the greedy choice."""
-    from engine.logit_rules import apply_rules
-
     generator = np.random.default_rng(8)
     rows = [
         row(generator.integers(0, 30, 12).tolist(), generator.integers(0, 30, n).tolist(), eos_ids=(1, 2), **params)
@@ -261,5 +257,6 @@ def test_tiny_temperatures_are_greedy(temperature):
 
 
 def test_not_a_number_gives_a_token_of_the_vocabulary():
-    logits = torch.full((2, 9), torch.nan)
-    assert all(0 <= token < 9 for token in tokens(logits, [row(), row(temperature=0)]))
+    logits = torch.full((4, 9), torch.nan)
+    rows = [row(), row(temperature=0), row(top_p=0.5), row(top_k=3, min_p=0.1)]
+    assert all(0 <= token < 9 for token in tokens(logits, rows))

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from attention import choose
 from engine.model import Model
 from engine.model_config import ModelConfig
-from engine.runner import Row, Runner
+from engine.runner import Row, Runner, build_inputs
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -104,8 +104,6 @@ def runner(theirs: LlamaForCausalLM, backend: str = "torch", num_blocks: int = 6
 
 def logits_of(ours: Runner, rows: list[Row]) -> Tensor:
     """Logits of every token of the step, in the order of `rows`."""
-    from engine.runner import build_inputs
-
     inputs = build_inputs(rows, BLOCK_SIZE, ours.device)
     every = torch.arange(len(inputs.token_ids))
     logits = ours.model.forward(inputs.token_ids, inputs.batch, ours.kv_pool, every)
