@@ -26,6 +26,7 @@ class RaggedBatch:
     slot_mapping: Tensor  # [T] int64: block * block_size + offset; -1 = padding row, skip
     positions: Tensor  # [T] int64
     num_decodes: int
+    block_size: int  # tokens per block: what slot_mapping and block_tables count in
     # The same as host numbers, so that no backend has to synchronise with the device.
     q_lens: list[int]  # [S]
     kv_lens: list[int]  # [S]
@@ -43,9 +44,11 @@ class AttentionBackend(Protocol):
     def plan(self, batch: RaggedBatch) -> Any:
         """Whatever the backend wants to prepare once per step; handed back to `attend`."""
 
-    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any) -> None:
         """Scatter rotated k and v [T, num_kv_heads, head_size] into one layer's
-        kv [num_blocks, 2, num_kv_heads, block_size, head_size] (a strided view) at slot_mapping."""
+        kv [num_blocks, 2, num_kv_heads, block_size, head_size] (a strided view, any float dtype) at slot_mapping."""
 
     def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any, scale: float) -> Tensor:
-        """softmax(scale q k^T) v with the causal rule above. q [T, num_heads, head_size] -> same shape."""
+        """softmax(scale q k^T) v with the causal rule above. q [T, num_heads, head_size] -> same shape and dtype.
+
+        Reads no slot that holds no token of the request: whatever lies there, NaN too, stays without effect."""

@@ -1,0 +1,62 @@
+"""Attention written down: every other backend is tested against this one.
+
+For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its KV head g = h // (num_heads / num_kv_heads):
+
+    out[i, h] = sum_{j <= p} softmax_j(scale q[i, h] . k[j, g]) v[j, g]
+
+One request at a time, no blocking, no merging. Any float dtype: with float64 inputs it is the yardstick, with the
+dtype of a backend under test it says how far plain torch lies from the yardstick.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attention.interface import RaggedBatch
+
+
+class ReferenceBackend:
+    """Slow and obvious."""
+
+    name = "reference"
+
+    def plan(self, batch: RaggedBatch) -> None:
+        return None
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: None) -> None:
+        block_size = kv.shape[3]
+        for row, slot in enumerate(batch.slot_mapping.tolist()):
+            if slot >= 0:
+                block, offset = divmod(slot, block_size)
+                kv[block, 0, :, offset] = k[row]
+                kv[block, 1, :, offset] = v[row]
+
+    def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: None, scale: float) -> Tensor:
+        out = torch.zeros_like(q)
+        row = 0
+        for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
+            k, v = tokens_of(kv, batch.block_tables[s], kv_len).to(q.dtype)
+            out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale)
+            row += q_len
+        return out
+
+
+def tokens_of(kv: Tensor, block_table: Tensor, kv_len: int) -> Tensor:
+    """K and V of one request's tokens in order: [2, kv_len, num_kv_heads, head_size]."""
+    position = torch.arange(kv_len, device=kv.device)
+    block, offset = block_table[position // kv.shape[3]].long(), position % kv.shape[3]
+    return torch.stack((kv[block, 0, :, offset], kv[block, 1, :, offset]))
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """q [q_len, num_heads, head_size], k and v [kv_len, num_kv_heads, head_size] of one request."""
+    q_len, kv_len, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    position = torch.arange(kv_len - q_len, kv_len, device=q.device)
+    hidden = torch.arange(kv_len, device=q.device)[None, :] > position[:, None]
+    # The softmax of half-precision scores is taken in float32, as transformers does.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=wide).to(q.dtype)
+    return torch.einsum("hqk,khd->qhd", weights, v)

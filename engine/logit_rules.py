@@ -1,0 +1,90 @@
+"""What changes a row's logits before a token is chosen: penalties, logit bias, and the minimum length.
+
+In this order, for a row with the counts of its tokens so far:
+
+    repetition   l > 0 ? l / r : l * r            tokens of prompt and output
+    frequency    l - f * count                    tokens of the output
+    presence     l - p                            tokens of the output
+    logit bias   l + b                            so that -100 and 100 ban and force whatever the penalties did
+    min_tokens   l = -inf for tokens that would end the output too early
+
+The counting is numpy on the host; each rule is one scatter over all rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.request import SamplingParams
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """One row of logits: whose next token it is. The new token gets position len(token_ids)."""
+
+    params: SamplingParams
+    token_ids: Sequence[int]  # prompt, then output so far
+    num_prompt_tokens: int  # of the client's prompt, also when the request was resumed elsewhere
+    seed: int = 0  # used when params.seed is None
+    eos_ids: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def ending_ids(self) -> set[int]:
+        """Tokens that would end the output here although min_tokens is not reached."""
+        if self.position - self.num_prompt_tokens >= self.params.min_tokens:
+            return set()
+        return {*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_ids)}
+
+
+def apply_rules(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """logits [R, V] float32 with every row's rules applied; the input itself when there is nothing to apply."""
+    vocab = logits.shape[1]
+    penalised = [_penalties(i, row) for i, row in enumerate(rows) if _has_penalty(row.params)]
+    bias = [(i, token, b) for i, row in enumerate(rows) for token, b in row.params.logit_bias.items()]
+    ends = [(i, token) for i, row in enumerate(rows) for token in row.ending_ids]
+    # Ids beyond the vocabulary name no logit. The API refuses them; here they must not harm the row's neighbours.
+    bias = [entry for entry in bias if 0 <= entry[1] < vocab]
+    ends = [entry for entry in ends if 0 <= entry[1] < vocab]
+    if not (penalised or bias or ends):
+        return logits
+    logits = logits.clone()
+    if penalised:
+        at = _index(logits, np.concatenate([p[0] for p in penalised]))
+        repetition, subtract = torch.from_numpy(np.concatenate([p[1] for p in penalised], axis=1)).to(logits)
+        old = logits[at]
+        logits[at] = torch.where(old > 0, old / repetition, old * repetition) - subtract
+    if bias:
+        at = _index(logits, np.array([entry[:2] for entry in bias]))
+        logits[at] += torch.tensor([entry[2] for entry in bias]).to(logits)
+    if ends:
+        logits[_index(logits, np.array(ends))] = -torch.inf
+    return logits
+
+
+def _has_penalty(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+def _penalties(index: int, row: SamplingRow) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (row, token) [N, 2] of all tokens so far, and [2, N]: repetition divisor and what to subtract."""
+    params, ids = row.params, np.asarray(row.token_ids, dtype=np.int64)
+    tokens = np.unique(ids)
+    written, counts = np.unique(ids[row.num_prompt_tokens :], return_counts=True)
+    change = np.zeros((2, len(tokens)))
+    change[0] = params.repetition_penalty
+    change[1, np.searchsorted(tokens, written)] = params.frequency_penalty * counts + params.presence_penalty
+    return np.stack((np.full_like(tokens, index), tokens), axis=1), change
+
+
+def _index(logits: Tensor, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
+    row, token = torch.from_numpy(np.ascontiguousarray(pairs.T)).to(logits.device)
+    return row, token
