@@ -77,7 +77,8 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     draws = [uniform(row.seed if row.params.seed is None else row.params.seed, row.position) for row in rows]
     target = cumulative.new_tensor(draws)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # The clamp is for logits that are NaN: a wrong token in one row, not an id outside of the vocabulary.
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[1] - 1)
 
 
 def _floors(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -96,7 +97,7 @@ def _floors(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _top_floors(scaled: Tensor, top_k: list[int], top_p: list[float], floor: Tensor, width: int) -> Tensor:
-    """`floor` [R, 1] raised by top_k and top_p, judged by the `width` best of each row; by all where those do not do."""
+    """`floor` [R, 1] raised by top_k and top_p, judged by the `width` best of each row, or by all if those are few."""
     vocab = scaled.shape[1]
     best = scaled.topk(width, dim=-1).values
     k = torch.tensor(top_k, device=scaled.device)[:, None]
