@@ -72,7 +72,7 @@ class GGUFFile:
         except (struct.error, IndexError):
             self.close()
             raise ModelError(f"{path} ends inside its header: the file is truncated, fetch it again") from None
-        except (ModelError, UnicodeDecodeError, ValueError) as error:
+        except (ModelError, ValueError, RecursionError) as error:  # a bad enum value, bytes that are not UTF-8, nesting
             self.close()
             raise ModelError(f"{path} is not a usable GGUF file: {error}") from None
 
@@ -85,10 +85,11 @@ class GGUFFile:
     def close(self) -> None:
         self._map.close()
 
-    def raw(self, name: str) -> bytes:
-        """A copy of the tensor's bytes as stored."""
+    def raw(self, name: str) -> bytearray:
+        """A writable copy of the tensor's bytes as stored."""
         tensor = self.tensors[name]
-        return self._map[tensor.offset : tensor.offset + tensor.nbytes]
+        with memoryview(self._map) as view:
+            return bytearray(view[tensor.offset : tensor.offset + tensor.nbytes])
 
     def number(self, key: str, default: float | None = None) -> Any:
         """A number of the metadata; ModelError when it is missing without default or something else."""
@@ -116,7 +117,9 @@ class GGUFFile:
             key = self._string()
             self.metadata[key] = self._value(GGUFValueType(self._scalar(_u32)))
         directory = [self._tensor() for _ in range(num_tensors)]
-        alignment = self.number("general.alignment", 32)
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         for tensor in directory:
             self.tensors[tensor.name] = GGUFTensor(

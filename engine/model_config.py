@@ -96,7 +96,7 @@ class ModelConfig:
         except KeyError as error:
             raise ModelError(f"config.json has no {error}: not the configuration of a Llama model") from None
         except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise ModelError(f"config.json holds a value that is not a number: {error}") from None
+            raise ModelError(f"config.json holds an impossible value: {error}") from None
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> ModelConfig:

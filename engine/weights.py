@@ -1,0 +1,139 @@
+"""load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed.
+
+    embed                      [vocab_size, hidden]
+    layers.{i}.attn_norm       [hidden]
+    layers.{i}.q               [num_heads * head_size, hidden]
+    layers.{i}.k, .v           [num_kv_heads * head_size, hidden]
+    layers.{i}.o               [hidden, num_heads * head_size]
+    layers.{i}.mlp_norm        [hidden]
+    layers.{i}.gate, .up       [intermediate, hidden]
+    layers.{i}.down            [hidden, intermediate]
+    norm                       [hidden]
+    lm_head                    [vocab_size, hidden]; absent when tied to embed
+    layers.{i}.q_bias, .k_bias, .v_bias, .o_bias      [out]; only with config.attention_bias
+
+Rows of q and k are in the half-split RoPE order of Hugging Face, whatever the file has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.gguf_weights import GGUFWeights
+from engine.model_config import ModelConfig
+from engine.model_error import ModelError
+from engine.model_source import ModelSource
+from engine.safetensors_weights import SafetensorsWeights
+
+EMBED_STD = 0.02
+"""Of dummy embeddings; other dummy matrices have std 1 / sqrt(in), which keeps activations near 1 at any size."""
+
+
+class Reader(Protocol):
+    """Where tensors come from. `read` is called from several threads, each name once."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every weight the source has, by our name; weights without one of our names keep their own."""
+
+    def read(self, name: str) -> Tensor:
+        """The tensor on the CPU, in any floating type."""
+
+
+def load(
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    """All weights in `dtype` on `device`, contiguous. `progress(done, total)` counts tensors and is called from the
+    calling thread. Raises ModelError when a weight is missing, unknown, misshapen or unreadable."""
+    wanted = shapes(source.config)
+    with _open(source) as reader:
+        _check(source, wanted, reader.shapes())
+
+        def read(name: str) -> Tensor:
+            return reader.read(name).to(device=device, dtype=dtype).contiguous()
+
+        weights: dict[str, Tensor] = {}
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
+            for name, tensor in zip(wanted, threads.map(read, wanted), strict=True):
+                weights[name] = tensor
+                if progress is not None:
+                    progress(len(weights), len(wanted))
+    return weights
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight of a model, in the order of the forward pass."""
+    hidden, vocab, mlp = config.hidden_size, config.vocab_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "q": (q, hidden),
+        "k": (kv, hidden),
+        "v": (kv, hidden),
+        "o": (hidden, q),
+        "mlp_norm": (hidden,),
+        "gate": (mlp, hidden),
+        "up": (mlp, hidden),
+        "down": (hidden, mlp),
+    }
+    if config.attention_bias:
+        layer |= {f"{name}_bias": layer[name][:1] for name in ("q", "k", "v", "o")}
+    layers = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
+    head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
+    return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
+
+
+class DummyWeights:
+    """Normal numbers that depend on the seed and the tensor's name only; norms are ones, biases zeros."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self._shapes = shapes(config)
+        self._seed = seed
+
+    def __enter__(self) -> DummyWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith("_bias") else torch.ones(shape)
+        digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        std = EMBED_STD if name == "embed" else shape[1] ** -0.5
+        return torch.randn(shape, generator=random) * std
+
+
+def _open(source: ModelSource) -> AbstractContextManager[Reader]:
+    if source.format == "dummy":
+        return DummyWeights(source.config, source.seed)
+    if source.format == "gguf":
+        return GGUFWeights(source.path, source.config)
+    return SafetensorsWeights(source.files)
+
+
+def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """A weight we do not know would be left out of the mathematics: as wrong as one that is missing."""
+    if missing := [name for name in wanted if name not in found]:
+        raise ModelError(f"{source.name} lacks {len(missing)} weights: {', '.join(missing[:3])} ...")
+    unknown = [name for name in found if name not in wanted and not (name == "lm_head" and "lm_head" not in wanted)]
+    if unknown:
+        raise ModelError(f"{source.name} has {len(unknown)} weights of another architecture: {', '.join(unknown[:3])}")
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ModelError(f"{source.name}: {name} has shape {list(found[name])}, the config says {list(shape)}")
