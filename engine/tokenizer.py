@@ -71,8 +71,12 @@ class Tokenizer:
             raise ValueError("the text is not valid Unicode") from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out."""
-        return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out; ValueError for numbers that
+        cannot be ids."""
+        try:
+            return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        except OverflowError:
+            raise ValueError("token ids must be between 0 and 2^32 - 1") from None
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
@@ -100,7 +104,8 @@ class Tokenizer:
 
 
 class IncrementalDecoder:
-    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens."""
+    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens (only
+    for SentencePiece bytes that are not UTF-8, the number of U+FFFD can differ)."""
 
     def __init__(self, token_bytes: TokenBytes, skip_special_tokens: bool = True) -> None:
         self._bytes = token_bytes
