@@ -15,9 +15,32 @@ EMBEDDED_MODEL = "smollm2-135m-instruct"
 ROLES = ("prefill", "decode", "store")
 
 
-def flag(default: Any, group: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A Config field that becomes a command-line flag."""
-    return field(default=default, metadata={"group": group, "help": help, "choices": choices})
+def flag(
+    default: Any,
+    group: str,
+    help: str,
+    choices: tuple[str, ...] = (),
+    *,
+    unit: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    auto: int | None = None,
+) -> Any:
+    """A Config field that becomes a command-line flag.
+
+    `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
+    `auto` is the number that means "let engine.resolve choose"; on the command line it is spelt 'auto'.
+    """
+    metadata = {
+        "group": group,
+        "help": help,
+        "choices": choices,
+        "unit": unit,
+        "least": least,
+        "most": most,
+        "auto": auto,
+    }
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +52,20 @@ class Config:
         "mixed", "node", "what this node does: prefill, decode, store, or several joined by commas; mixed = all three"
     )
     host: str = flag("127.0.0.1", "node", "address to listen on, and the one peers are told to use")
-    port: int = flag(8000, "node", "TCP port of the HTTP API; 0 = any free port")
+    port: int = flag(8000, "node", "TCP port of the HTTP API; 0 = any free port", least=0, most=65535)
     control_port: int = flag(
-        0, "node", "port for node-to-node traffic (TCP: control and KV; UDP: gossip); 0 = any free port"
+        0,
+        "node",
+        "port for node-to-node traffic (TCP: control and KV; UDP: gossip); 0 = any free port",
+        unit="port",
+        least=0,
+        most=65535,
     )
-    join: str | None = flag(None, "node", "HOST:PORT of the HTTP API of any node of the cluster to join")
+    join: str | None = flag(
+        None, "node", "the HTTP API of any node of the cluster to join; none = start a new cluster", unit="host:port"
+    )
     node_id: str = flag("auto", "node", "name of this node in the cluster; auto = role and a random suffix")
-    net: str = flag("local", "node", "gossip timing preset", ("local", "lan", "wan"))
+    net: str = flag("local", "node", "gossip timing preset: one host, one rack, or far apart", ("local", "lan", "wan"))
     log_level: str = flag("info", "node", "how much to log", ("debug", "info", "warning", "error"))
 
     # --- model
@@ -49,45 +79,100 @@ class Config:
     load_format: str = flag(
         "auto",
         "model",
-        "auto, safetensors, gguf, or dummy (random weights by --seed from a config.json)",
+        "how weights are read; auto = by what --model is; dummy = random weights by --seed from a config.json",
         ("auto", "safetensors", "gguf", "dummy"),
     )
     dtype: str = flag(
         "auto",
         "model",
-        "compute and KV type; auto = bfloat16 where the hardware multiplies it natively, else float32",
+        "compute type; auto = the cluster's when joining, else bfloat16 where the hardware multiplies it, else float32",
         ("auto", "float32", "bfloat16", "float16"),
     )
-    max_model_len: int = flag(0, "model", "longest prompt + output in tokens; 0 = what the model allows")
-    seed: int = flag(0, "model", "seed of dummy weights and of requests that bring none")
+    max_model_len: int = flag(
+        0,
+        "model",
+        "longest prompt + output; auto = what the model and the KV arena allow",
+        unit="tokens",
+        least=1,
+        auto=0,
+    )
+    seed: int = flag(0, "model", "seed of dummy weights and of requests that bring none", least=0, most=2**63 - 1)
 
     # --- engine
-    max_num_seqs: int = flag(64, "engine", "requests in one step at most")
+    max_num_seqs: int = flag(64, "engine", "requests in one step at most", unit="requests", least=1)
     max_num_batched_tokens: int = flag(
-        1024, "engine", "token budget of one step; longer prompts are prefilled in chunks of what decodes leave"
+        1024,
+        "engine",
+        "token budget of one step; longer prompts are prefilled in chunks of what decodes leave",
+        unit="tokens",
+        least=1,
     )
-    max_waiting_requests: int = flag(256, "engine", "queued requests per node before new ones get 429")
-    device: str = flag("auto", "engine", "cuda or cpu; auto = cuda when a GPU is visible", ("auto", "cpu", "cuda"))
-    num_threads: int = flag(0, "engine", "CPU threads of the model; 0 = all cores of this process's affinity")
+    max_waiting_requests: int = flag(
+        256, "engine", "queued requests per node before new ones get 429", unit="requests", least=1
+    )
+    device: str = flag(
+        "auto", "engine", "where the model runs; auto = cuda when a GPU is visible", ("auto", "cpu", "cuda")
+    )
+    num_threads: int = flag(
+        0,
+        "engine",
+        "CPU threads of the model; auto = all cores this process may use",
+        unit="threads",
+        least=1,
+        most=4096,
+        auto=0,
+    )
     attention_backend: str = flag("auto", "engine", "attention implementation", ("auto", "reference", "torch"))
 
     # --- cache
-    block_size: int = flag(16, "cache", "tokens per KV block: unit of allocation, hashing, transfer and storage")
+    block_size: int = flag(
+        16,
+        "cache",
+        "tokens per KV block: unit of allocation, hashing, transfer and storage; equal in a cluster",
+        unit="tokens",
+        least=1,
+        most=4096,
+    )
     kv_cache_dtype: str = flag(
         "auto", "cache", "KV element type; auto = --dtype", ("auto", "float32", "bfloat16", "float16")
     )
-    kv_cache_bytes: int = flag(0, "cache", "bytes of the engine's KV arena (takes K, M, G); 0 = auto")
+    kv_cache_bytes: int = flag(
+        -1,
+        "cache",
+        "engine KV arena; auto = on a CPU 1/8 of free memory, 2G at most, else by --gpu-memory-utilization",
+        least=1,
+        auto=-1,
+    )
     gpu_memory_utilization: float = flag(
-        0.9, "cache", "share of GPU memory for weights and KV when kv_cache_bytes is 0"
+        0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
     )
     enable_prefix_caching: bool = flag(True, "cache", "reuse KV of equal prefixes, from any tier")
+    prefix_fetch: str = flag(
+        "auto",
+        "cache",
+        "load prefixes from lower tiers and other nodes: auto = when moving them beats computing them",
+        ("auto", "always", "never"),
+    )
     dram_bytes: int = flag(
         -1,
         "cache",
-        "this node's DRAM share of the pooled store (takes K, M, G); -1 = auto: 1G for a store or mixed node, else 0",
+        "DRAM share of the pooled store; auto = 1G (1/4 of free memory at most) with role store or --ssd-path, else 0",
+        least=0,
+        auto=-1,
     )
-    ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier; none = no SSD tier")
-    ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier (takes K, M, G)")
+    eviction_policy: str = flag(
+        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    )
+    ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
+    ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+
+    # --- scheduling
+    placement: str = flag(
+        "mooncake",
+        "scheduling",
+        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 of the paper",
+        ("mooncake", "random"),
+    )
 
     # --- transfer
     transport: str = flag(
@@ -95,8 +180,8 @@ class Config:
     )
 
     # --- api
-    api_key: str | None = flag(None, "api", "key that clients must send as 'Authorization: Bearer KEY'")
-    request_timeout_ms: int = flag(600_000, "api", "longest life of a request before it is aborted")
+    api_key: str | None = flag(None, "api", "clients must send it as 'Authorization: Bearer KEY'; none = open")
+    request_timeout_ms: int = flag(600_000, "api", "longest life of a request before it is aborted", least=1)
 
     @property
     def roles(self) -> tuple[str, ...]:

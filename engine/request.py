@@ -130,11 +130,14 @@ class Request:
     num_computed: int = 0  # tokens whose KV is in `block_ids`
     block_ids: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
-    num_published: int = 0  # full blocks already named in the prefix cache
+    num_named: int = 0  # full blocks already named in the prefix cache
     num_cached: int = 0  # prompt tokens that were not computed here: found in HBM, a lower tier or the pool
     looked_up: bool = False  # lower tiers and pool have been asked for the prefix
+    handover: bool = False  # decode happens on another node: end here after the first new token
+    handed_over: bool = False  # the prompt was computed on another node and pushed here
     num_preemptions: int = 0
     finish_reason: str | None = None
+    first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
 
     @property

@@ -1,0 +1,197 @@
+"""BlockPool: who uses which slot of an arena, and which content the unused ones still hold. Pure.
+
+A block has two lifetimes: references by requests and references by transfers in flight. It is out of the pool's
+hands while either is above zero. At zero it is free, or, when its content has a key, cached: it can be found by key
+and is evicted when room is needed.
+
+    free ──allocate──> held ──name──> held and named
+      ^                 │                │       ^
+      └─both counts 0───┘    both counts 0       acquire, hold
+      ^                                  v       │
+      └──────────evict, forget───────── cached ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+from cache.block import BlockKey
+from cache.policy import LRU, EvictionPolicy
+from cache.prefix import PrefixIndex
+
+
+class OutOfBlocks(Exception):
+    """More blocks were asked for than are free or evictable; nothing was allocated."""
+
+
+class IntegrityError(Exception):
+    """The pool's books disagree: a bug."""
+
+
+class BlockPool:
+    """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block.
+
+    `on_evict(key, block_id)` is called while the content is still whole, before the block is handed out again.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: EvictionPolicy | None = None,
+        on_evict: Callable[[BlockKey, int], None] | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_evictions = 0
+        self._request_refs = [0] * num_blocks
+        self._transfer_refs = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
+        self._index = PrefixIndex()
+        self._policy: EvictionPolicy = LRU() if policy is None else policy
+        self._on_evict = on_evict
+
+    # --- room
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now: free ones and cached ones that nobody references."""
+        return len(self._free) + len(self._policy)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one request reference each and undefined content; evicts by policy where needed.
+        Raises OutOfBlocks, and then nothing has changed."""
+        if count > self.num_free:
+            raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} of {self.num_blocks} can be had")
+        for _ in range(count - len(self._free)):
+            self._evict()
+        block_ids = [self._free.pop() for _ in range(count)]
+        for block_id in block_ids:
+            self._request_refs[block_id] = 1
+        return block_ids
+
+    def _evict(self) -> None:
+        block_id = cast(int, self._policy.victim())
+        key = self._index.key_of(block_id)
+        if key is None:
+            raise IntegrityError(f"block {block_id} is evictable but has no key")
+        if self._on_evict is not None:
+            self._on_evict(key, block_id)
+        self.num_evictions += 1
+        self.forget(key)
+
+    # --- references
+
+    def acquire(self, block_ids: Iterable[int]) -> None:
+        """One more request reference on each: they must be held already or cached (found by `match`)."""
+        self._take(self._request_refs, block_ids)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """One request reference less on each. The last block of a prefix becomes evictable first, so that what is
+        left of it is still a prefix."""
+        self._give(self._request_refs, reversed(block_ids))
+
+    def hold(self, block_ids: Iterable[int]) -> None:
+        """One more transfer reference on each: their memory stays theirs until `unhold`."""
+        self._take(self._transfer_refs, block_ids)
+
+    def unhold(self, block_ids: Sequence[int]) -> None:
+        """One transfer reference less on each."""
+        self._give(self._transfer_refs, reversed(block_ids))
+
+    def _take(self, refs: list[int], block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            if not self._held(block_id):
+                if self._index.key_of(block_id) is None:
+                    raise ValueError(f"block {block_id} is free: allocate it first")
+                self._policy.pinned(block_id)
+            refs[block_id] += 1
+
+    def _give(self, refs: list[int], block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            if refs[block_id] == 0:
+                raise ValueError(f"block {block_id} has no such reference to give back")
+            refs[block_id] -= 1
+            if self._held(block_id):
+                continue
+            if self._index.key_of(block_id) is None:
+                self._free.append(block_id)
+            else:
+                self._policy.unpinned(block_id)
+
+    def _held(self, block_id: int) -> bool:
+        return self._request_refs[block_id] > 0 or self._transfer_refs[block_id] > 0
+
+    # --- content
+
+    def name(self, block_id: int, key: BlockKey) -> bool:
+        """The content of the held block is complete and known as `key` from now on. False when another block
+        already has that key: this one stays unnamed and goes free at its last reference."""
+        if not self._held(block_id):
+            raise ValueError(f"block {block_id} is not held: its content is nobody's to name")
+        known = self._index.block_of(key)
+        if known is not None:
+            return known == block_id
+        self._index.add(key, block_id)
+        self._policy.added(block_id)
+        self._policy.pinned(block_id)
+        return True
+
+    def forget(self, key: BlockKey) -> bool:
+        """Nobody finds `key` here from now on; its block goes free when unreferenced. False when unknown."""
+        block_id = self._index.block_of(key)
+        if block_id is None:
+            return False
+        self._index.remove(block_id)
+        self._policy.removed(block_id)
+        if not self._held(block_id):
+            self._free.append(block_id)
+        return True
+
+    def match(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Blocks of the longest leading run of `keys`. Takes no reference: `acquire` before the next `allocate`."""
+        return self._index.match(keys)
+
+    def lookup(self, key: BlockKey) -> int | None:
+        return self._index.block_of(key)
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        return self._index.key_of(block_id)
+
+    # --- accounts
+
+    def usage(self) -> dict[str, int]:
+        """Blocks by state: free + cached + held = total."""
+        free, cached = len(self._free), len(self._policy)
+        return {
+            "total": self.num_blocks,
+            "free": free,
+            "cached": cached,
+            "held": self.num_blocks - free - cached,
+            "named": len(self._index),
+            "evictions": self.num_evictions,
+        }
+
+    def references(self) -> dict[str, int]:
+        """Sums of both counts, for leak checks: a node without work has zero and zero."""
+        return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
+
+    def check_integrity(self) -> None:
+        """Counts every block anew. Raises IntegrityError unless free + cached + held = total and all maps agree."""
+        free = set(self._free)
+        held = {b for b in range(self.num_blocks) if self._held(b)}
+        cached = {b for _, b in self._index.pairs() if b not in held}
+        problems = []
+        if min(self._request_refs + self._transfer_refs, default=0) < 0:
+            problems.append("a reference count is negative")
+        if len(free) != len(self._free):
+            problems.append("a block is in the free list twice")
+        if free & held or free & cached:
+            problems.append(f"free blocks are in use or cached: {sorted(free & (held | cached))}")
+        if len(free) + len(cached) + len(held) != self.num_blocks:
+            problems.append(f"free {len(free)} + cached {len(cached)} + held {len(held)} != total {self.num_blocks}")
+        if len(self._policy) != len(cached):
+            problems.append(f"the policy has {len(self._policy)} evictable blocks, the pool {len(cached)}")
+        if not self._index.consistent():
+            problems.append("key -> block and block -> key disagree")
+        if problems:
+            raise IntegrityError("; ".join(problems))

@@ -1,0 +1,58 @@
+"""PrefixIndex: which block holds the content of which key, and the longest match of a prompt. Pure.
+
+Keys are chained (cache/block.py), so a key stands for the whole prompt up to its block: the longest match is the
+leading run of a prompt's keys that are known, and no tree is needed to find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cache.block import BlockKey
+
+
+class PrefixIndex:
+    """A one-to-one map of block keys and block ids."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockKey, int] = {}
+        self._keys: dict[int, BlockKey] = {}
+
+    def add(self, key: BlockKey, block_id: int) -> None:
+        """`block_id` holds `key` from now on. Raises ValueError when either is taken."""
+        if key in self._blocks or block_id in self._keys:
+            raise ValueError(f"key {key.hex()} or block {block_id} already has its pair")
+        self._blocks[key] = block_id
+        self._keys[block_id] = key
+
+    def remove(self, block_id: int) -> BlockKey:
+        """Forget the pair of `block_id`; returns its key. Raises KeyError when it has none."""
+        key = self._keys.pop(block_id)
+        del self._blocks[key]
+        return key
+
+    def block_of(self, key: BlockKey) -> int | None:
+        return self._blocks.get(key)
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        return self._keys.get(block_id)
+
+    def match(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Block ids of the longest leading run of `keys`."""
+        run = []
+        for key in keys:
+            block_id = self._blocks.get(key)
+            if block_id is None:
+                break
+            run.append(block_id)
+        return run
+
+    def pairs(self) -> Iterator[tuple[BlockKey, int]]:
+        return iter(self._blocks.items())
+
+    def consistent(self) -> bool:
+        """Both directions say the same."""
+        return len(self._blocks) == len(self._keys) and all(self._keys.get(b) == k for k, b in self._blocks.items())
+
+    def __len__(self) -> int:
+        return len(self._blocks)

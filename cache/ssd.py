@@ -1,0 +1,222 @@
+"""SsdTier: blocks in one LMDB file of fixed size, found again after a restart.
+
+A block is two records written in one transaction: its bytes as they lie in the arena (one copy, made by LMDB without
+the GIL) and an index entry (checksum, length, sequence number of the write), so that a restart adopts what is there
+without touching the blocks. Reads verify the checksum; a damaged block is dropped and a miss.
+
+Room is made before the file is full: LMDB reuses freed pages two transactions later, and large blocks need runs.
+A thread syncs in the background, so that dirty pages do not pile up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from struct import Struct
+from typing import cast
+
+import lmdb
+import numpy as np
+
+from cache.arena import Buffer, checksum
+from cache.block import KEY_BYTES, BlockKey
+from cache.claim import SsdError
+from cache.policy import LRU, EvictionPolicy
+from cache.ssd_file import SsdFile
+
+__all__ = ["SsdError", "SsdTier"]
+
+log = logging.getLogger(__name__)
+
+FILL = 0.8  # share of the map that blocks may take
+SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
+TREE_BYTES = 256  # of both trees, per block: generous
+SYNC_PERIOD_S = 2.0
+ENTRY = Struct("<QQQ")  # index entry: checksum, length, sequence
+
+
+class SsdTier:
+    """Blocks of `slot_bytes` in `directory`, at most `map_bytes` on disk.
+
+    Everything blocks except `contains`, `touch` and `stats`, which any thread may call; the rest belongs to one
+    thread of the owner. Raises SsdError at construction; later trouble is counted, logged, and a miss.
+    """
+
+    def __init__(
+        self, directory: str | Path, slot_bytes: int, map_bytes: int, root: bytes, policy: EvictionPolicy | None = None
+    ) -> None:
+        self.directory = Path(directory)
+        self.slot_bytes = slot_bytes
+        self.map_bytes = map_bytes - map_bytes % os.sysconf("SC_PAGE_SIZE")
+        self.capacity = _capacity(slot_bytes, self.map_bytes)
+        if self.capacity < 1:
+            raise SsdError(f"--ssd-bytes {map_bytes} is too small for blocks of {slot_bytes} bytes: raise it")
+        self._policy: EvictionPolicy = LRU() if policy is None else policy
+        self._keys: set[BlockKey] = set()
+        self._lock = threading.Lock()  # over _keys and _policy, for moments only
+        self._sequence = 0
+        self._counts = dict.fromkeys(("hits", "misses", "writes", "evictions", "corrupt", "failures"), 0)
+        self._file = SsdFile(self.directory, self.map_bytes, slot_bytes, root)
+        self._env = self._file.env
+        self._adopt()
+        self._stop = threading.Event()
+        self._written = threading.Event()
+        self._syncer = threading.Thread(target=self._sync_loop, name="ssd-sync", daemon=True)
+        self._syncer.start()
+
+    def _adopt(self) -> None:
+        """Take over what earlier lives wrote, oldest first."""
+        with self._env.begin() as txn:
+            entries = [(ENTRY.unpack(entry)[2], key) for key, entry in txn.cursor(db=self._file.index)]
+        for sequence, key in sorted(entries):
+            self._keys.add(key)
+            self._policy.added(key)
+            self._sequence = sequence + 1
+
+    # --- blocks
+
+    def contains(self, key: BlockKey) -> bool:
+        return key in self._keys
+
+    def touch(self, key: BlockKey) -> None:
+        """A hit in a tier above: keep this copy from aging meanwhile."""
+        with self._lock:
+            if key in self._keys:
+                self._policy.touched(key)
+
+    def put(self, key: BlockKey, memory: Buffer, block_checksum: int) -> bool:
+        """Write one block of exactly `slot_bytes`; True when it is here afterwards. The memory must not change
+        meanwhile. The checksum is stored as given: a block that was already bad is found out at its next read."""
+        if len(memory) != self.slot_bytes:
+            raise ValueError(f"a block of {len(memory)} bytes, this tier has {self.slot_bytes}")
+        if key in self._keys:
+            return True
+        entry = ENTRY.pack(block_checksum, self.slot_bytes, self._sequence)
+        self._sequence += 1
+        for _ in range(1 + SPARE_BLOCKS):
+            try:
+                self._make_room(self.capacity - 1)
+                with self._env.begin(write=True) as txn:
+                    txn.put(key, memory, db=self._file.blocks)
+                    txn.put(key, entry, db=self._file.index)
+            except lmdb.MapFullError as error:
+                reason: Exception = error
+                self._make_room(len(self._keys) - 1)  # its pages come free a transaction later: try again
+            except (lmdb.Error, OSError) as error:
+                reason = error
+                break
+            else:
+                self._add(key)
+                return True
+        self._failed("write", reason)
+        return False
+
+    def get(self, key: BlockKey, into: Buffer) -> int | None:
+        """Copy a block into `into` (slot_bytes, writable) and return its checksum, verified there. None is a miss;
+        `into` may then hold anything."""
+        if key not in self._keys:
+            self._counts["misses"] += 1
+            return None
+        try:
+            with self._env.begin(buffers=True) as txn:
+                stored = txn.get(key, db=self._file.blocks)
+                entry = txn.get(key, db=self._file.index)
+                found = _copy_checked(stored, entry, into)
+        except (lmdb.Error, OSError) as error:
+            self._failed("read", error)
+            found = None
+        if found is None:
+            self._counts["corrupt"] += 1
+            log.warning("block %s in %s is damaged: dropped", key.hex(), self.directory)
+            self.delete(key)
+            return None
+        self._counts["hits"] += 1
+        self.touch(key)
+        return found
+
+    def delete(self, key: BlockKey) -> bool:
+        """False when it was not here."""
+        if key not in self._keys:
+            return False
+        with self._lock:
+            self._keys.discard(key)
+            self._policy.removed(key)
+        try:
+            with self._env.begin(write=True) as txn:
+                txn.delete(key, db=self._file.blocks)
+                txn.delete(key, db=self._file.index)
+        except (lmdb.Error, OSError) as error:
+            self._failed("delete", error)
+        return True
+
+    def _add(self, key: BlockKey) -> None:
+        self._counts["writes"] += 1
+        self._written.set()
+        with self._lock:
+            self._keys.add(key)
+            self._policy.added(key)
+
+    def _make_room(self, most: int) -> None:
+        while len(self._keys) > max(0, most):
+            with self._lock:
+                victim = cast(BlockKey, self._policy.victim())
+            self.delete(victim)
+            self._counts["evictions"] += 1
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Count it; log it at powers of two, so that a dead disk does not fill the log."""
+        self._counts["failures"] = count = self._counts["failures"] + 1
+        if count & (count - 1) == 0:
+            log.warning("SSD tier %s: %s failed (%d failures so far): %s", self.directory, what, count, error)
+
+    # --- life
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "blocks": len(self._keys),
+            "capacity": self.capacity,
+            "bytes": len(self._keys) * self.slot_bytes,
+            "map_bytes": self.map_bytes,
+        } | self._counts
+
+    def _sync_loop(self) -> None:
+        while not self._stop.wait(SYNC_PERIOD_S):
+            if self._written.is_set():
+                self._written.clear()
+                try:
+                    self._env.sync(True)
+                except lmdb.Error as error:
+                    self._failed("sync", error)
+
+    def close(self) -> None:
+        """Sync and give the directory back. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._syncer.join()
+        self._file.close()
+
+
+def _capacity(slot_bytes: int, map_bytes: int) -> int:
+    """How many blocks fit safely."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    if slot_bytes < page // 2:
+        cost = 2 * (slot_bytes + KEY_BYTES) + TREE_BYTES  # inside the leaves, which are half full at worst
+    else:
+        cost = -(-(slot_bytes + 16) // page) * page + TREE_BYTES  # a run of pages behind a 16-byte header
+    usable = map_bytes - 16 * page
+    return min(int(FILL * usable) // cost, usable // cost - SPARE_BLOCKS)
+
+
+def _copy_checked(stored: Buffer | None, entry: Buffer | None, into: Buffer) -> int | None:
+    """Copy through numpy, which releases the GIL; verify the copy, so that what is used is what was checked."""
+    if stored is None or entry is None or len(entry) != ENTRY.size:
+        return None
+    wanted, length, _ = ENTRY.unpack(entry)
+    target = np.frombuffer(into, np.uint8)
+    if not len(stored) == length == len(target):
+        return None
+    target[:] = np.frombuffer(stored, np.uint8)
+    return cast(int, wanted) if checksum(memoryview(into)) == wanted else None

@@ -1,0 +1,260 @@
+"""LocalStore: one node's share of the pooled store. DRAM first, SSD behind it.
+
+A block enters in two steps (reserve, commit), because its bytes arrive in between. Once committed it is written behind
+to the SSD tier and may leave DRAM only after that, so what was acknowledged is not lost to eviction while the
+SSD has room. The SSD tier is inclusive: a block found only there is promoted into DRAM to be read, and hits in DRAM
+keep its copy below from aging.
+
+Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so eviction can't touch
+it. All LMDB work runs in one executor thread, in order; the event loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from cache.arena import Arena, checksum
+from cache.block import BlockKey
+from cache.policy import EvictionPolicy
+from cache.pool import BlockPool, OutOfBlocks
+from cache.ssd import SsdTier
+
+T = TypeVar("T")
+
+
+class NoSpace(Exception):
+    """Every slot is in use, reserved, or waits for its SSD write."""
+
+
+class Pin(NamedTuple):
+    """A block that stays where it is until `unpin`."""
+
+    slot: int
+    checksum: int
+    tier: str  # where it was found: dram or ssd
+
+
+@dataclass(slots=True)
+class Promotion:
+    """A block on its way from SSD into `slot`; the task returns whether it arrived whole."""
+
+    slot: int
+    task: asyncio.Task[bool]
+
+
+class LocalStore:
+    """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region.
+    Lives on one event loop. Raises ValueError when an SSD tier has no DRAM to be read through."""
+
+    def __init__(self, arena: Arena | None, ssd: SsdTier | None, policy: EvictionPolicy | None = None) -> None:
+        if ssd is not None and (arena is None or arena.slot_bytes != ssd.slot_bytes):
+            raise ValueError("an SSD tier is read through DRAM slots of its block size: give --dram-bytes")
+        self.arena = arena
+        self.ssd = ssd
+        num_slots = arena.num_slots if arena is not None else 0
+        self._pool = BlockPool(num_slots, policy)
+        self._checksums = [0] * num_slots
+        self._reserved: dict[int, BlockKey] = {}
+        self._incoming: set[BlockKey] = set()  # the values of _reserved
+        self._promotions: dict[BlockKey, Promotion] = {}
+        self._writes: set[asyncio.Task[None]] = set()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiers")
+        self._counts = dict.fromkeys(("hits", "misses", "writes", "corrupt"), 0)
+
+    # --- what is here
+
+    def contains(self, key: BlockKey) -> str | None:
+        """The tier that `key` is read from now: 'dram', 'ssd' or None. A reserved block is not here yet."""
+        if self._pool.lookup(key) is not None:
+            return "dram"
+        if key in self._promotions or (self.ssd is not None and self.ssd.contains(key)):
+            return "ssd"
+        return None
+
+    def count_leading(self, keys: Sequence[BlockKey]) -> int:
+        """Length of the leading run of `keys` that is here."""
+        for count, key in enumerate(keys):
+            if self.contains(key) is None:
+                return count
+        return len(keys)
+
+    # --- reading
+
+    async def pin(self, keys: Sequence[BlockKey]) -> list[Pin]:
+        """The leading run of `keys` that is here, each block with one transfer reference. It ends at a block that is
+        missing or damaged, or for which no slot is free to promote it into."""
+        hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
+        self._pool.hold(hits)  # and at once back: now they are the youngest, so promotions evict others first
+        self._pool.unhold(hits)
+        pins: list[Pin] = []
+        promotions: dict[int, asyncio.Task[bool]] = {}
+        for key in keys:
+            slot, tier = self._pool.lookup(key), "dram"
+            if slot is None:
+                promotion = self._promote(key)
+                if promotion is None:
+                    break
+                slot, tier = promotion.slot, "ssd"
+                promotions[len(pins)] = promotion.task
+            elif self.ssd is not None:
+                self.ssd.touch(key)
+            self._pool.hold([slot])
+            pins.append(Pin(slot, self._checksums[slot], tier))
+        self._counts["hits"] += len(pins) - len(promotions)
+        self._counts["misses"] += len(promotions) + (len(pins) < len(keys))
+        return await self._arrived(pins, promotions)
+
+    async def _arrived(self, pins: list[Pin], promotions: dict[int, asyncio.Task[bool]]) -> list[Pin]:
+        """`pins` once their promotions (by position) are over, cut before the first that failed."""
+        run = len(pins)
+        try:
+            if promotions:
+                await asyncio.wait(promotions.values())
+            for position in sorted(promotions):
+                if not promotions[position].result():
+                    run = position
+                    break
+                pins[position] = pins[position]._replace(checksum=self._checksums[pins[position].slot])
+        except BaseException:  # the caller gave up: it gets no pins to give back
+            run = 0
+            raise
+        finally:
+            self.unpin([pin.slot for pin in pins[run:]])
+        return pins[:run]
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        """Give back one reference on each."""
+        self._pool.unhold(slots)
+
+    def _promote(self, key: BlockKey) -> Promotion | None:
+        """The promotion of `key` under way, or a new one."""
+        if key in self._promotions:
+            return self._promotions[key]
+        if self.ssd is None or self.arena is None or not self.ssd.contains(key):
+            return None
+        try:
+            (slot,) = self._pool.allocate(1)
+        except OutOfBlocks:
+            return None
+        task = asyncio.create_task(self._load(self.ssd, key, slot, self.arena.memory(slot)))
+        self._promotions[key] = promotion = Promotion(slot, task)
+        return promotion
+
+    async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
+        try:
+            found = await self._blocking(lambda: ssd.get(key, memory))
+            if found is None:
+                return False
+            self._checksums[slot] = found
+            return self._pool.name(slot, key)
+        finally:
+            del self._promotions[key]
+            self._pool.release([slot])
+
+    async def verify(self, key: BlockKey) -> bool:
+        """Somebody read other bytes than the checksum says: look whether they are wrong here. A damaged block leaves
+        DRAM; its copy on SSD, if any, answers from then on."""
+        slot = self._pool.lookup(key)
+        if slot is None or self.arena is None:
+            return False
+        memory = self.arena.memory(slot)
+        self._pool.hold([slot])
+        try:
+            good = await self._blocking(lambda: checksum(memory)) == self._checksums[slot]
+            if not good and self._pool.lookup(key) == slot:
+                self._counts["corrupt"] += 1
+                self._pool.forget(key)
+            return good
+        finally:
+            self._pool.unhold([slot])
+
+    # --- writing
+
+    def reserve(self, key: BlockKey) -> int | None:
+        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another.
+        Raises NoSpace; `wait_for_room` may help."""
+        if key in self._incoming or self.contains(key) is not None:
+            return None
+        try:
+            (slot,) = self._pool.allocate(1)
+        except OutOfBlocks as error:
+            raise NoSpace(str(error)) from None
+        self._reserved[slot] = key
+        self._incoming.add(key)
+        return slot
+
+    def commit(self, key: BlockKey, slot: int, block_checksum: int) -> None:
+        """The bytes are in the reserved slot: found under `key` from now on. Raises ValueError without reservation."""
+        if self._reserved.get(slot) != key:
+            raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
+        self._checksums[slot] = block_checksum
+        self._pool.name(slot, key)
+        self._counts["writes"] += 1
+        if self.ssd is not None and self.arena is not None:
+            self._pool.hold([slot])
+            write = asyncio.create_task(self._write_behind(self.ssd, key, slot, self.arena.memory(slot)))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+        self.abandon(slot)
+
+    def abandon(self, slot: int) -> None:
+        """Give the reservation of `slot` back. Raises KeyError without one."""
+        self._incoming.remove(self._reserved.pop(slot))
+        self._pool.release([slot])
+
+    async def _write_behind(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> None:
+        try:
+            await self._blocking(lambda: ssd.put(key, memory, self._checksums[slot]))  # counts its own failures
+        finally:
+            self._pool.unhold([slot])
+
+    async def wait_for_room(self, timeout_s: float) -> bool:
+        """Back pressure: wait until a write-behind has freed a slot. False: time is up, or none is under way."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_s
+        while self._pool.num_free == 0 and now() < deadline:  # another waiter may have taken what was freed
+            pending = [write for write in self._writes if not write.done()]
+            if not pending:
+                break
+            await asyncio.wait(pending, timeout=deadline - now(), return_when=asyncio.FIRST_COMPLETED)
+        return self._pool.num_free > 0
+
+    async def _blocking(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    # --- accounts and life
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD."""
+        usage = self._pool.usage()
+        slot_bytes = self.arena.slot_bytes if self.arena is not None else 0
+        dram = self._counts | {
+            "blocks": usage["named"],
+            "bytes": usage["named"] * slot_bytes,
+            "capacity": usage["total"],
+            "evictions": usage["evictions"],
+            "held": usage["held"],
+            "reserved": len(self._reserved),
+        }
+        return {"dram": dram} | ({"ssd": self.ssd.stats()} if self.ssd is not None else {})
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when the books of the DRAM tier disagree."""
+        self._pool.check_integrity()
+
+    async def drain(self) -> None:
+        """Until all promotions and writes to SSD that are under way now are done."""
+        tasks = [*self._writes, *(promotion.task for promotion in self._promotions.values())]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Finish what is under way, then close the SSD tier; the arena may go afterwards. Idempotent."""
+        await self.drain()
+        if self.ssd is not None:
+            await asyncio.to_thread(self.ssd.close)
+        self._executor.shutdown(wait=True)

@@ -1,0 +1,32 @@
+"""What this node's steps cost, learnt from the steps themselves."""
+
+from __future__ import annotations
+
+from engine.batcher import Step
+from engine.request import Request
+from sched.cost import DecodeModel, PrefillModel, prefill_features
+
+
+class StepCosts:
+    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither: their time has two
+    causes."""
+
+    def __init__(self) -> None:
+        self.prefill = PrefillModel()
+        self.decode = DecodeModel()
+
+    def observe(self, step: Step, seconds: float) -> None:
+        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens > 1]
+        contexts = [row.start + 1 for row in step.rows if row.num_tokens == 1]
+        if not contexts:
+            features = [prefill_features(tokens, context) for tokens, context in chunks]
+            self.prefill.regression.observe((1.0, sum(f[1] for f in features), sum(f[2] for f in features)), seconds)
+        elif not chunks:
+            self.decode.observe(len(contexts), sum(contexts), seconds)
+
+    def prefill_left(self, request: Request, chunk_tokens: int) -> float:
+        """Seconds of prefill that `request` still needs on this node."""
+        left = request.num_tokens - request.num_computed
+        if left <= 1:
+            return 0.0
+        return self.prefill.estimate(left, request.num_computed, chunks=-(-left // chunk_tokens))

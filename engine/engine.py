@@ -1,0 +1,131 @@
+"""The engine of a prefill, decode or mixed node: KV arena, batcher, model loop, and the service that offers them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cache.block import BlockGeometry
+from cache.policy import policies
+from cache.pool import BlockPool
+from cache.store import Store
+from engine.batcher import Batcher
+from engine.config import Config
+from engine.costs import StepCosts
+from engine.loading import LoadedModel
+from engine.request import RequestState
+from engine.reuse import PrefixLoader, Publisher
+from engine.service import KV_REGION, EngineService
+from engine.worker import Worker
+from net.channel import Channel
+from net.metrics import Metrics
+from net.transfer import TransferEngine
+from sched.cost import TransferModel
+from sched.state import NodeRecord
+
+
+class Engine:
+    """Owns the KV arena and everything that works on it."""
+
+    def __init__(
+        self,
+        config: Config,
+        geometry: BlockGeometry,
+        loaded: LoadedModel,
+        channel: Channel,
+        transfer: TransferEngine,
+        store: Store,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._transfer = transfer
+        self.region = loaded.region
+        transfer.register(self.region)
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.batcher = Batcher(
+            self.pool,
+            config.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_model_len,
+            loaded.eos_token_ids,
+            config.enable_prefix_caching,
+        )
+        self.costs = StepCosts()
+        self.network = TransferModel()
+        reused = store if config.enable_prefix_caching else None
+        self.publisher = Publisher(reused, self.pool, KV_REGION, geometry)
+        loader = PrefixLoader(
+            self.batcher, reused, KV_REGION, geometry, self.costs, self.network, config.prefix_fetch, metrics
+        )
+        self.worker = Worker(self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics)
+        self.service = EngineService(
+            config.node_id, channel, transfer, self.worker, geometry, config.max_waiting_requests, self.load, metrics
+        )
+        self.worker.on_emissions = self.service.on_emissions
+
+    def start(self) -> None:
+        self.publisher.start()
+        self.worker.start()
+
+    async def close(self) -> None:
+        await self.service.close()
+        await self.worker.close()
+        await self.publisher.close()
+        self._transfer.unregister(self.region.name)
+
+    # --- what others are told
+
+    def record(self) -> NodeRecord:
+        """This node's load, for gossip."""
+        usage, requests = self.pool.usage(), self.batcher.requests.values()
+        a0, a1, a2 = self.costs.prefill.coefficients
+        decoding = [r.num_tokens for r in self.batcher.running]
+        return NodeRecord(
+            running=len(self.batcher.running),
+            waiting=sum(r.state is not RequestState.RUNNING for r in requests),
+            max_running=self._config.max_num_seqs,
+            queued_tokens=sum(r.num_tokens - r.num_computed for r in self._queued()),
+            blocks_used=usage["held"],
+            blocks_total=usage["total"],
+            work_s=self._work_s(),
+            prefill_a0=a0,
+            prefill_a1=a1,
+            prefill_a2=a2,
+            decode_step_s=self.costs.decode.estimate(len(decoding) + 1, sum(decoding)),
+        )
+
+    def load(self) -> dict[str, Any]:
+        """The same, fresh, for a probe."""
+        return {"record": self.record().pack().hex()}
+
+    def _queued(self) -> list[Any]:
+        """Requests with prefill to do; those whose KV another node computes are not among them."""
+        return [
+            r
+            for r in self.batcher.requests.values()
+            if r.state is not RequestState.REMOTE and r.num_tokens - r.num_computed > 1
+        ]
+
+    def _work_s(self) -> float:
+        return sum(self.costs.prefill_left(r, self._config.max_num_batched_tokens) for r in self._queued())
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
+        return {
+            "blocks": self.pool.usage(),
+            "references": self.pool.references(),
+            "integrity": self._integrity(),
+            "held_for_requests": self.service.held(),
+            "waiting": len(self.batcher.waiting),
+            "running": len(self.batcher.running),
+            "preemptions": self.batcher.num_preemptions,
+            "publish_backlog": self.publisher.backlog,
+            "publish_dropped": self.publisher.num_dropped,
+        }
+
+    def _integrity(self) -> str | None:
+        try:
+            self.pool.check_integrity()
+        except Exception as error:
+            return str(error)
+        return None

@@ -1,0 +1,91 @@
+"""What this machine offers: the facts that `engine.resolve` settles every 'auto' with.
+
+Linux keeps them in /proc and /sys. torch is imported only to look for a GPU, and only when a model will run here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""CPU flags that mean bfloat16 products in hardware (the last one is Arm's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The GPU that torch would use."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    bfloat16: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Hardware as this process may use it: affinity and cgroup limits are already applied."""
+
+    num_cpus: int
+    free_bytes: int  # RAM that can be taken without swapping
+    bfloat16: bool  # the CPU multiplies bfloat16 natively
+    gpu: Gpu | None = None
+
+
+def survey(look_for_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
+    """Read the facts. `look_for_gpu` imports torch; `proc` and `cgroup` are arguments for the tests."""
+    quota = _cpu_quota(_read(cgroup / "cpu.max"))
+    cpus = len(os.sched_getaffinity(0))
+    free = _meminfo_free(_read(proc / "meminfo"))
+    limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return Machine(
+        num_cpus=max(1, min(cpus, quota or cpus)),
+        free_bytes=free,
+        bfloat16=bool(BF16_FLAGS & set(_cpu_flags(_read(proc / "cpuinfo")))),
+        gpu=_gpu() if look_for_gpu else None,
+    )
+
+
+def _gpu() -> Gpu | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.is_bf16_supported())
+
+
+def _read(path: Path) -> str:
+    """The file's text, or nothing where the kernel does not offer it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _cpu_flags(cpuinfo: str) -> Sequence[str]:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return value.split()
+    return ()
+
+
+def _meminfo_free(meminfo: str) -> int:
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_quota(cpu_max: str) -> int | None:
+    """cgroup v2 'quota period' in microseconds -> cores, rounded up; None = unlimited."""
+    parts = cpu_max.split()
+    if len(parts) != 2 or parts[0] == "max":
+        return None
+    return math.ceil(int(parts[0]) / int(parts[1]))

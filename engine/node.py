@@ -1,0 +1,267 @@
+"""One node, wired: channel and transfer engine, store share, gossip, HTTP API, engine.
+
+Read `start` as the order of things: what others may need early (the store share, membership, the answer to "are you
+ready?") comes before the slow part, loading weights. Nobody is sent here before the engine answers probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from cache.block import root_key
+from cache.store import Store
+from engine.acceptor import Acceptor
+from engine.config import Config
+from engine.flags import UsageError, as_dict, host_port
+from engine.frontend import ServingFrontend
+from engine.model_source import ModelSource
+from engine.placing import Placer
+from engine.resolve import disagreement, geometry
+from engine.share import open_share
+from engine.tokenizer import Tokenizer
+from net.channel import Channel, PeerRefused
+from net.gossip import Gossip, JoinRefused
+from net.http.server import HttpServer
+from net.metrics import Metrics
+from net.transfer import TransferEngine
+from sched.admission import Limits
+from sched.member import Member, presets
+from sched.placement import placements
+from sched.state import NodeRecord
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+log = logging.getLogger("mooncake.node")
+
+TRANSPORTS = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
+
+
+class Node:
+    """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
+    to join answered (None: this node starts a cluster)."""
+
+    def __init__(
+        self, config: Config, source: ModelSource, http_socket: socket.socket, cluster: dict[str, Any] | None
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.geometry = geometry(config, source.config, config.kv_cache_dtype)
+        self.root = root_key(source.fingerprint, self.geometry)
+        if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
+            raise UsageError(f"--join {config.join}: {reason}")
+        self.metrics = Metrics(config.served_model_name, config.node_id)
+        self.channel = Channel(config.node_id, self._identity(), self._check_peer)
+        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
+        self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
+        self.store = Store(config.node_id, self.channel, self.transfer, self.share, self._homes)
+        self.engine: Engine | None = None
+        self._cluster = cluster
+        self._http_socket = http_socket
+        self._rng = random.Random()
+        self._gossip: Gossip | None = None
+        self._http: HttpServer | None = None
+        self._loading: str | None = "starting"
+        self._percent = 0
+
+    # --- life
+
+    async def start(self) -> None:
+        """Returns when this node serves. Raises UsageError when the cluster refuses it."""
+        config = self.config
+        host, port = await self.channel.start(config.host, config.control_port)
+        self._gossip = Gossip(self._member((host, port)), presets[config.net], self._rng, self._record)
+        self._gossip.on_up(self._member_up)
+        self._gossip.on_down(self._member_down)
+        self.channel.on_lost(self._gossip.suspect)
+        await self._gossip.start(host, port)
+        tokenizer = Tokenizer.load(self.source, config.tokenizer)
+        acceptor = self._acceptor(tokenizer)
+        self._http = HttpServer(self._frontend(tokenizer, acceptor), api_key=config.api_key)
+        await self._http.start(self._http_socket)
+        if self._cluster is not None:
+            await self._join(self._cluster)
+        if "prefill" in config.roles or "decode" in config.roles:
+            self.engine = await self._load_engine()
+            self.engine.start()
+        self._loading = None
+        log.info("ready")
+
+    async def stop(self) -> None:
+        """Leave the cluster and give everything back, in reverse order."""
+        if self._http is not None:
+            await self._http.close()
+        if self._gossip is not None:
+            await self._gossip.leave()
+        if self.engine is not None:
+            await self.engine.close()
+        if self._gossip is not None:
+            self._gossip.close()
+        await self.store.close()
+        await self.transfer.close()
+        await self.channel.close()
+        if self.share is not None:
+            await self.share.close()
+
+    async def _join(self, cluster: dict[str, Any]) -> None:
+        address = tuple(cluster["control"])
+        try:
+            await self.channel.connect(address)
+            await self._gossip.join(address)
+        except (PeerRefused, JoinRefused) as error:
+            raise UsageError(f"--join {self.config.join}: {error}") from None
+        except (OSError, TimeoutError) as error:
+            raise UsageError(
+                f"--join {self.config.join}: the node answers HTTP, but not on its control port {address[1]} "
+                f"({error or type(error).__name__}); open that port for TCP and UDP, or fix it by --control-port"
+            ) from None
+
+    async def _load_engine(self) -> Engine:
+        """torch is imported here: a store node never pays for it."""
+        from engine.engine import Engine
+        from engine.loading import load_model
+
+        self._loading = "loading weights"
+        begin = time.monotonic()
+        loaded = await asyncio.to_thread(load_model, self.config, self.geometry, self.source, self._progress)
+        log.info("weights loaded in %.1f s", time.monotonic() - begin)
+        return Engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+
+    def _progress(self, done: int, total: int) -> None:
+        """Called from the loading thread; ten lines at most."""
+        percent = 100 * done // max(1, total)
+        if percent // 10 > self._percent // 10:
+            log.info("loading weights: %d %%", percent)
+        self._percent = percent
+
+    # --- rooms
+
+    def _acceptor(self, tokenizer: Tokenizer) -> Acceptor:
+        config = self.config
+        policy = placements[config.placement](Limits(config.max_waiting_requests), self._rng)
+        placer = Placer(policy, self.channel, self._gossip, self.store, self.geometry, config.enable_prefix_caching)
+        return Acceptor(
+            config.node_id,
+            self.channel,
+            placer,
+            tokenizer,
+            self.root,
+            config.max_model_len,
+            config.request_timeout_ms / 1000,
+            self._rng,
+            self.metrics,
+        )
+
+    def _frontend(self, tokenizer: Tokenizer, acceptor: Acceptor) -> ServingFrontend:
+        return ServingFrontend(
+            self.config.served_model_name,
+            self.config.model,
+            self.config.max_model_len,
+            tokenizer,
+            acceptor,
+            self.metrics,
+            self.cluster,
+            self.state,
+            lambda: self._loading,
+        )
+
+    # --- who we are, who they are
+
+    def _identity(self) -> dict[str, Any]:
+        """What nodes compare before they share KV."""
+        return {
+            "model": self.config.served_model_name,
+            "root": self.root.hex(),
+            "block_size": self.config.block_size,
+            "dtype": self.geometry.dtype,
+        }
+
+    def _check_peer(self, theirs: dict[str, Any]) -> str | None:
+        return disagreement(self.config, self.root.hex(), theirs)
+
+    def _member(self, control: tuple[str, int]) -> Member:
+        return Member(
+            node_id=self.config.node_id,
+            address=control,
+            http=self.http_address,
+            roles=self.config.roles,
+            info=self._identity() | {"share": self.config.dram_bytes + self._ssd_bytes},
+        )
+
+    @property
+    def _ssd_bytes(self) -> int:
+        return self.config.ssd_bytes if self.config.ssd_path is not None else 0
+
+    @property
+    def http_address(self) -> str:
+        host, port = self._http_socket.getsockname()[:2]
+        return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
+
+    def _homes(self) -> list[str]:
+        """Members that pooled blocks live on: those with a share of the store."""
+        return [member.node_id for member in self._gossip.alive() if member.info["share"] > 0]
+
+    def _member_up(self, member: Member) -> None:
+        log.info("%s joined: %s at %s", member.node_id, "+".join(member.roles), member.http)
+        self.channel.introduce(member.node_id, member.address)
+        self.metrics.set_members(len(self._gossip.alive()))
+
+    def _member_down(self, member: Member) -> None:
+        log.info("%s is gone", member.node_id)
+        self.channel.drop(member.node_id)
+        self.metrics.set_members(len(self._gossip.alive()))
+
+    def _record(self) -> NodeRecord:
+        """This node's load, for gossip."""
+        return self.engine.record() if self.engine is not None else NodeRecord()
+
+    # --- what it says of itself
+
+    def ready_line(self) -> dict[str, Any]:
+        """Printed on stdout for whoever started this process."""
+        me = self._gossip.me
+        return {
+            "event": "ready",
+            "node_id": me.node_id,
+            "roles": list(me.roles),
+            "url": f"http://{me.http}",
+            "control": list(me.address),
+        }
+
+    def cluster(self) -> dict[str, Any]:
+        """GET /cluster: what a joiner must know, and the members with the transport in use to each."""
+        paths = {path["peer"]: path["transport"] for path in self.transfer.snapshot()}
+        members = [
+            {
+                "node_id": member.node_id,
+                "roles": list(member.roles),
+                "http": f"http://{member.http}",
+                "status": member.status.name.lower(),
+                "transport": paths.get(member.node_id),
+            }
+            for member in self._gossip.alive()
+        ]
+        me = self._gossip.me
+        here = {"node_id": me.node_id, "control": list(me.address), "http": f"http://{me.http}"}
+        return here | self._identity() | {"members": members}
+
+    def state(self) -> dict[str, Any]:
+        """GET /debug/state."""
+        return {
+            "node_id": self.config.node_id,
+            "loading": self._loading,
+            "config": as_dict(self.config),
+            "engine": None if self.engine is None else self.engine.state(),
+            "store": None if self.share is None else self.share.stats(),
+            "paths": self.transfer.snapshot(),
+            "gossip": self._gossip.counters,
+            "records": {
+                node: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}
+                for node, record in self._gossip.view.records(time.monotonic()).items()
+            },
+        }

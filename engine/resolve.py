@@ -1,0 +1,166 @@
+"""'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
+
+Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Five fields may stay
+'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
+`attention_backend` (attention.choose), `transport` (chosen anew for every peer), `prefix_fetch` (for every prefix).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from cache.block import BlockGeometry, type_bytes
+from engine.config import Config
+from engine.flags import UsageError
+from engine.machine import Machine
+
+if TYPE_CHECKING:
+    from engine.model_config import ModelConfig
+
+MiB = 1 << 20
+GiB = 1 << 30
+
+CPU_KV_BYTES = 2 * GiB
+"""KV of ~90k tokens of the embedded model in bfloat16; more would starve a laptop's other programs."""
+
+DRAM_SHARE_BYTES = GiB
+
+GPU_RESERVE_BYTES = GiB
+"""Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
+
+
+def resolve(
+    config: Config,
+    model: ModelConfig,
+    machine: Machine,
+    suffix: str,
+    cluster: Mapping[str, Any] | None = None,
+) -> Config:
+    """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
+    of the node to join: a joiner adopts its dtype, because block keys are rooted in it. Raises UsageError."""
+    device = _device(config, machine)
+    dtype = _dtype(config, machine, device, cluster)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    block_bytes = geometry(config, model, kv_dtype).block_bytes
+    kv_bytes = _kv_cache_bytes(config, model, machine, device, dtype) // block_bytes * block_bytes
+    resolved = replace(
+        config,
+        node_id=f"{config.role.replace(',', '+')}-{suffix}" if config.node_id == "auto" else config.node_id,
+        served_model_name=_model_name(config),
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        num_threads=config.num_threads or machine.num_cpus,
+        kv_cache_bytes=kv_bytes,
+        dram_bytes=_dram_bytes(config, machine, block_bytes),
+    )
+    return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
+
+
+def geometry(config: Config, model: ModelConfig, kv_dtype: str) -> BlockGeometry:
+    """Shape of this node's KV blocks."""
+    return BlockGeometry(model.num_layers, model.num_kv_heads, model.head_size, config.block_size, kv_dtype)
+
+
+def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
+    """Why a resolved `config` with the root key `root` (hex) and a node that says `theirs` cannot share KV, with the
+    remedy; None if they can. `theirs` has model, block_size, dtype (of the KV) and root, as GET /cluster does."""
+    if theirs["block_size"] != config.block_size:
+        return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
+    if theirs["dtype"] != config.kv_cache_dtype:
+        return f"the cluster keeps KV in {theirs['dtype']}, not {config.kv_cache_dtype}; pass --dtype {theirs['dtype']}"
+    if theirs["root"] != root:
+        return (
+            f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
+            "start this node with the same model"
+        )
+    return None
+
+
+def _runs_model(config: Config) -> bool:
+    return "prefill" in config.roles or "decode" in config.roles
+
+
+def _device(config: Config, machine: Machine) -> str:
+    if config.device == "cuda" and machine.gpu is None and _runs_model(config):
+        raise UsageError("--device cuda: torch sees no NVIDIA GPU here; use --device cpu, or install a CUDA build")
+    if config.device == "auto":
+        return "cuda" if machine.gpu and _runs_model(config) else "cpu"
+    return config.device
+
+
+def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, Any] | None) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    if cluster is not None:
+        return str(cluster["dtype"])
+    native = machine.gpu.bfloat16 if device == "cuda" and machine.gpu else machine.bfloat16
+    return "bfloat16" if native else "float32"
+
+
+def _model_name(config: Config) -> str:
+    if config.served_model_name != "auto":
+        return config.served_model_name
+    path = PurePath(config.model)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device: str, dtype: str) -> int:
+    if not _runs_model(config):
+        return 0
+    if config.kv_cache_bytes != -1:
+        return config.kv_cache_bytes
+    if device == "cpu" or machine.gpu is None:
+        return min(CPU_KV_BYTES, machine.free_bytes // 8)
+    gpu, weights = machine.gpu, num_parameters(model) * type_bytes[dtype]
+    used = gpu.total_bytes - gpu.free_bytes
+    left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - GPU_RESERVE_BYTES
+    if left <= 0:
+        raise UsageError(
+            f"no GPU memory is left for KV: {gpu.total_bytes // MiB} MiB in all, {used // MiB} MiB in use, "
+            f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
+        )
+    return left
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Weights of a Llama-family model, norms and biases left out."""
+    attention = 2 * model.hidden_size * (model.num_heads + model.num_kv_heads) * model.head_size
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    total: int = model.num_layers * (attention + mlp) + embeddings
+    return total
+
+
+def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
+    """Whole blocks. The LMDB tier needs a DRAM share too: blocks are staged there on their way."""
+    wanted = config.dram_bytes
+    if wanted == -1:
+        shares = "store" in config.roles or config.ssd_path is not None
+        wanted = max(block_bytes, min(DRAM_SHARE_BYTES, machine.free_bytes // 4)) if shares else 0
+    if wanted < block_bytes and (wanted or config.ssd_path is not None or config.roles == ("store",)):
+        raise UsageError(
+            f"--dram-bytes {wanted} holds no block of {block_bytes} bytes, and a store node or --ssd-path "
+            "needs some; leave it on auto or give more"
+        )
+    return wanted // block_bytes * block_bytes
+
+
+def _max_model_len(config: Config, model: ModelConfig, block_bytes: int) -> int:
+    """At most what the model was made for, and what the KV arena of this node can hold."""
+    wanted, most = config.max_model_len, model.max_position_embeddings
+    if wanted > most:
+        raise UsageError(f"--max-model-len {wanted} exceeds the model's {most} tokens; give {most} or less")
+    if not _runs_model(config):
+        return wanted or most
+    held = config.kv_cache_bytes // block_bytes * config.block_size
+    if held < (wanted or 1):
+        blocks = -(-(wanted or 1) // config.block_size)
+        raise UsageError(
+            f"the KV arena holds {held} tokens, fewer than --max-model-len {wanted or 'auto'}; "
+            f"give --kv-cache-bytes {blocks * block_bytes} or more"
+        )
+    return wanted or min(most, held)

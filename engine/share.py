@@ -1,0 +1,24 @@
+"""This node's share of the pooled store: a DRAM arena, and an LMDB tier below it where a path was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cache.arena import Arena
+from cache.block import BlockGeometry, BlockKey
+from cache.policy import policies
+from cache.ssd import SsdTier
+from cache.tiers import LocalStore
+from engine.config import Config
+from net.memory import Region
+
+DRAM_REGION = "dram"
+
+
+def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
+    """Raises SsdError when the path cannot be used."""
+    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.block_bytes)
+    ssd = None
+    if config.ssd_path is not None:
+        ssd = SsdTier(Path(config.ssd_path), geometry.block_bytes, config.ssd_bytes, root)
+    return LocalStore(arena, ssd, policies[config.eviction_policy]())

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Mooncake: one command per node.
+
+    python mooncake.py                                             a one-node server with the embedded model
+    python mooncake.py --role prefill --port 8000                  the first node of a cluster
+    python mooncake.py --role decode  --port 8001 --join HOST:8000
+    python mooncake.py --role store   --port 8002 --join HOST:8000
+
+This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from engine.config import Config
+from engine.flags import UsageError, parse, show
+from engine.machine import survey
+from engine.model_error import ModelError
+from engine.model_source import ModelSource, describe
+from engine.node import Node
+from engine.resolve import resolve
+from net.http.client import ClusterError, fetch_cluster
+from net.sockets import ListenError, listen
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one node until SIGINT or SIGTERM. Returns the exit code; 2 = something the user must change."""
+    # libgomp's spinning threads starve every other process on the same cores; read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+        logging.basicConfig(
+            level=config.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        )
+        source = describe(config.model, config.load_format, config.seed)
+        return _run(serve(config, source))
+    except (UsageError, ModelError, ClusterError, ListenError) as error:
+        print(f"mooncake: {error}", file=sys.stderr)
+        return 2
+
+
+async def serve(config: Config, source: ModelSource) -> int:
+    """Resolve, join, serve."""
+    cluster = None if config.join is None else await fetch_cluster(config.join)
+    machine = survey(look_for_gpu=config.roles != ("store",) and config.device != "cpu")
+    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
+    print(show(config), file=sys.stderr, flush=True)
+    stop = _stop_on_signals()
+    with listen(config.host, config.port) as http_socket:
+        node = Node(config, source, http_socket, cluster)
+        try:
+            await _first(node.start(), stop.wait())
+            if not stop.is_set():
+                print(json.dumps(node.ready_line()), flush=True)
+                await stop.wait()
+        finally:
+            await node.stop()
+    return 0
+
+
+async def _first(*works: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the first to end and cancel the others; raises what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _run(work: Any) -> int:
+    """uvloop receives KV at the speed of plain sockets, asyncio's own loop at half of it."""
+    import uvloop
+
+    return int(uvloop.run(work))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Every route that generates nothing: models, tokens, health, metrics, and what the node knows."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from net.http.body import read_body
+from net.http.errors import ApiError, bad_request
+from net.http.frontend import Frontend
+from net.http.plan import check_ids, check_model, unhurried
+from net.http.schema import DetokenizeBody, TokenizeBody
+
+
+def json_response(data: Any, status: int = 200) -> web.Response:
+    body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS)
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+class Info:
+    """Handlers that read the node's state."""
+
+    def __init__(self, frontend: Frontend, version: str) -> None:
+        self._frontend = frontend
+        self._version = version
+        self._created = int(time.time())
+
+    async def models(self, request: web.Request) -> web.Response:
+        return json_response({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        check_model(self._frontend, request.match_info["model"])
+        return json_response(self._model())
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request, TokenizeBody)
+        frontend = self._frontend
+        check_model(frontend, body.model)
+        if body.messages is None:
+            text = body.prompt or ""
+            ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
+        else:
+            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+            size = sum(len(message.get("content") or "") for message in messages)
+            kwargs = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
+            try:
+                ids = await unhurried(size, partial(frontend.render_chat, messages, **kwargs))
+            except ValueError as error:
+                raise bad_request(f"messages: {error}", "messages") from error
+        strings = [frontend.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids, "token_strs": strings}
+        return json_response(answer)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request, DetokenizeBody)
+        check_model(self._frontend, body.model)
+        check_ids(self._frontend, body.tokens, "tokens")
+        return json_response({"prompt": self._frontend.decode(body.tokens)})
+
+    async def health(self, request: web.Request) -> web.Response:
+        reason = self._frontend.healthy()
+        if reason is not None:
+            raise ApiError(503, reason, code="unhealthy", headers={"Retry-After": "1"})
+        return json_response({"status": "ok"})
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": self._version})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._frontend.metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def state(self, request: web.Request) -> web.Response:
+        return json_response(self._frontend.state())
+
+    async def timeline(self, request: web.Request) -> web.Response:
+        """Takes the request id or the id of the response (cmpl-..., chatcmpl-...)."""
+        request_id = request.match_info["request_id"]
+        bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        found = self._frontend.timeline(request_id) or self._frontend.timeline(bare)
+        if found is None:
+            raise ApiError(404, f"request {request_id[:200]} is not known here: wrong id, or finished long ago")
+        return json_response(found)
+
+    async def cluster(self, request: web.Request) -> web.Response:
+        return json_response(self._frontend.cluster())
+
+    def _model(self) -> dict[str, Any]:
+        frontend = self._frontend
+        return {
+            "id": frontend.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "mooncake",
+            "root": frontend.model_root,
+            "parent": None,
+            "max_model_len": frontend.max_model_len,
+        }

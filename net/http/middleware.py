@@ -1,0 +1,66 @@
+"""What every request passes: an id, the key, and one place where exceptions become OpenAI errors."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from net.http.errors import ApiError, from_exception
+
+OPEN_PATHS = frozenset({"/health", "/metrics"})
+"""Probes and scrapers come without a key."""
+
+request_id_key = web.RequestKey("request_id", str)
+_sane_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def request_id_of(request: web.Request) -> str:
+    """The client's X-Request-Id when it is printable and short, else a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Outermost: names the request and turns every exception into an OpenAI error body."""
+    request_id = request[request_id_key] = request_id_of(request)
+    try:
+        return await handler(request)
+    except Exception as error:
+        return from_exception(error, request_id).response()
+
+
+async def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """on_response_prepare signal: streams too carry the id."""
+    if request_id_key in request:
+        response.headers["X-Request-Id"] = request[request_id_key]
+
+
+def require_key(api_key: str) -> Middleware:
+    """Clients must send 'Authorization: Bearer <api_key>'."""
+    # Digests have one length, so neither length nor content of the key shows in the time of the comparison.
+    expected = sha256(api_key.encode()).digest()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS:
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            same = hmac.compare_digest(sha256(given.strip().encode("utf-8", "surrogateescape")).digest(), expected)
+            if scheme.lower() != "bearer" or not same:
+                raise ApiError(
+                    401,
+                    "missing or wrong API key; send it as 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        return await handler(request)
+
+    return check

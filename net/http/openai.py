@@ -1,0 +1,120 @@
+"""The two completion routes, streamed and whole."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TypeVar
+
+import orjson
+from aiohttp import web
+
+from net.http.body import read_body
+from net.http.errors import ApiError, from_exception
+from net.http.frontend import Frontend
+from net.http.middleware import request_id_key
+from net.http.plan import Plan, plan_chat, plan_completion
+from net.http.render import ChatRenderer, CompletionRenderer, Json, Renderer
+from net.http.schema import SERVICE_CLASSES, ChatBody, CompletionBody, Generation
+from net.http.streams import Item, run
+
+CLASS_HEADER = "X-Mooncake-Class"
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx: pass events on at once
+}
+DONE = b"data: [DONE]\n\n"
+
+BodyT = TypeVar("BodyT", bound=Generation)
+
+
+class OpenAI:
+    """Handlers of /v1/completions and /v1/chat/completions."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._in_flight: set[str] = set()
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, CompletionBody)
+        plan = await plan_completion(self._frontend, _with_class(request, body))
+        return await self._answer(request, body, plan, CompletionRenderer)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, ChatBody)
+        plan = await plan_chat(self._frontend, _with_class(request, body))
+        return await self._answer(request, body, plan, ChatRenderer)
+
+    async def _answer(
+        self, request: web.Request, body: Generation, plan: Plan, renderer_class: type[Renderer]
+    ) -> web.StreamResponse:
+        with self._unique_id(request[request_id_key]) as request_id:
+            renderer = renderer_class(self._frontend, plan, request_id, int(time.time()), body.return_token_ids)
+            # The server cancels this task when the client hangs up; `aclosing` then closes every generation.
+            async with aclosing(run(self._frontend, plan, request_id)) as items:
+                if body.stream:
+                    return await _stream(request, body, renderer, items)
+                async for choice, output in items:
+                    renderer.collect(choice, output)
+            return web.Response(body=orjson.dumps(renderer.whole()), content_type="application/json")
+
+    @contextmanager
+    def _unique_id(self, request_id: str) -> Iterator[str]:
+        """A client may send one X-Request-Id twice at the same time (a retry); generations need different names."""
+        if request_id in self._in_flight:
+            request_id = f"{request_id}-{secrets.token_hex(4)}"
+        self._in_flight.add(request_id)
+        try:
+            yield request_id
+        finally:
+            self._in_flight.discard(request_id)
+
+
+async def _stream(
+    request: web.Request, body: Generation, renderer: Renderer, items: AsyncGenerator[Item, None]
+) -> web.StreamResponse:
+    """Server-sent events. Until the first token an error still has its own HTTP status."""
+    with_usage = body.stream_options.include_usage
+    continuous = body.stream_options.continuous_usage_stats
+    choice, output = await anext(items)
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    await response.prepare(request)
+    try:
+        chunk = renderer.chunk(choice, output)
+        while True:
+            if continuous:
+                chunk["usage"] = renderer.usage.json()
+            elif with_usage:
+                chunk["usage"] = None
+            await response.write(_event(chunk))
+            try:
+                choice, output = await anext(items)
+            except StopAsyncIteration:
+                break
+            chunk = renderer.chunk(choice, output)
+        tail = _event(renderer.usage_chunk()) + DONE if with_usage else DONE
+        await response.write(tail)
+    except Exception as error:
+        if request.transport is None or request.transport.is_closing():
+            return response  # the client is gone; nobody is left to tell
+        await response.write(_event(from_exception(error, request[request_id_key]).body()))
+    await response.write_eof()
+    return response
+
+
+def _event(data: Json) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def _with_class(request: web.Request, body: BodyT) -> BodyT:
+    """The header wins over the body, so that a gateway can set the class."""
+    wanted = request.headers.get(CLASS_HEADER)
+    if wanted is None:
+        return body
+    if wanted not in SERVICE_CLASSES:
+        choices = ", ".join(SERVICE_CLASSES)
+        raise ApiError(400, f"header {CLASS_HEADER} must be one of {choices}, got {wanted[:40]!r}", param=CLASS_HEADER)
+    return body.model_copy(update={"service_class": wanted})

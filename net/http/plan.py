@@ -1,0 +1,146 @@
+"""From a valid body to what the frontend is asked: token ids, sampling fields, one entry per choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from net.http.errors import ApiError, bad_request
+from net.http.frontend import Frontend
+from net.http.schema import ChatBody, CompletionBody, Generation
+
+DEFAULT_COMPLETION_TOKENS = 16
+LONG_TEXT_CHARS = 50_000
+"""Longer texts are tokenised in a thread, so that other requests' tokens keep flowing."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    echo: str  # text to send before the generated one; "" = none
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One HTTP request: choice i continues prompts[i // n] with choices[i]."""
+
+    prompts: list[Prompt]
+    n: int
+    choices: list[dict[str, Any]]  # sampling fields
+    service_class: str
+    cache_salt: str
+
+    def prompt_of(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.n]
+
+
+def check_model(frontend: Frontend, model: str) -> None:
+    """Raises 404 unless `model` is empty or the served one."""
+    if model and model != frontend.model_name:
+        message = f"The model `{model[:200]}` does not exist; this server has `{frontend.model_name}`"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def check_ids(frontend: Frontend, token_ids: Collection[int], param: str) -> None:
+    """Raises 400 for an id outside the vocabulary."""
+    for bad in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= bad < frontend.vocab_size:
+            raise bad_request(f"{param}: token id {bad} is not in the vocabulary (0..{frontend.vocab_size - 1})", param)
+
+
+async def unhurried(size: int, work: Callable[[], T]) -> T:
+    """work(), in a thread when its input of `size` characters is long."""
+    return work() if size < LONG_TEXT_CHARS else await asyncio.to_thread(work)
+
+
+async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
+    """Tokenise and check. Raises ApiError 400 or 404."""
+    check_model(frontend, body.model)
+    prompts = []
+    for prompt in body.prompt:
+        if isinstance(prompt, str):
+            text, ids = prompt, await unhurried(len(prompt), partial(frontend.encode, prompt, body.add_special_tokens))
+        else:
+            _check_length(frontend, prompt, "prompt")  # before looking at every id
+            check_ids(frontend, prompt, "prompt")
+            text, ids = frontend.decode(prompt) if body.echo else "", prompt
+        prompts.append(Prompt(ids, text if body.echo else ""))
+    limit = body.max_tokens
+    return _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
+
+
+async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
+    """Render, tokenise and check. Raises ApiError 400 or 404."""
+    check_model(frontend, body.model)
+    messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+    kwargs = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
+    size = sum(len(message.get("content") or "") for message in messages)
+    try:
+        ids = await unhurried(size, partial(frontend.render_chat, messages, **kwargs))
+    except ValueError as error:
+        raise bad_request(f"messages: {error}", "messages") from error
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = body.top_logprobs if body.logprobs else None
+    return _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+
+
+def _plan(
+    frontend: Frontend,
+    body: Generation,
+    prompts: list[Prompt],
+    param: str,
+    max_tokens: int | None,
+    default_tokens: int,
+    logprobs: int | None,
+) -> Plan:
+    check_ids(frontend, body.stop_token_ids, "stop_token_ids")
+    check_ids(frontend, [int(key) for key in body.logit_bias], "logit_bias")
+    choices = []
+    for prompt in prompts:
+        room = _check_length(frontend, prompt.token_ids, param)
+        if max_tokens is not None and max_tokens > room:
+            used = len(prompt.token_ids)
+            raise _too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
+        limit = min(default_tokens, room) if max_tokens is None else max_tokens
+        choices += [_sampling(body, limit, logprobs, offset) for offset in range(body.n)]
+    return Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
+
+
+def _check_length(frontend: Frontend, token_ids: list[int], param: str) -> int:
+    """How many tokens may follow the prompt: at least one, else 400."""
+    if not token_ids:
+        raise bad_request(f"{param} is empty", param)
+    if len(token_ids) >= frontend.max_model_len:
+        raise _too_long(frontend, f"a {param} of {len(token_ids)} and at least one to generate", param)
+    return frontend.max_model_len - len(token_ids)
+
+
+def _too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
+    message = f"This model's maximum context length is {frontend.max_model_len} tokens; you asked for {wanted}."
+    return bad_request(message, param, "context_length_exceeded")
+
+
+def _sampling(body: Generation, max_tokens: int, logprobs: int | None, offset: int) -> dict[str, Any]:
+    """Fields of SamplingParams; the choices of one prompt draw from different streams."""
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": body.min_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "seed": None if body.seed is None else body.seed + offset,
+        "stop": tuple(body.stop),
+        "stop_token_ids": tuple(body.stop_token_ids),
+        "ignore_eos": body.ignore_eos,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": {int(key): value for key, value in body.logit_bias.items()},
+        "logprobs": logprobs,
+    }

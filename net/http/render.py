@@ -1,0 +1,190 @@
+"""Outputs as OpenAI JSON: choices of completions and chats, whole and in pieces, logprobs and usage.
+
+Plain dicts all the way to orjson: this runs once per token and request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from net.http.frontend import Frontend, LogprobItem, Output
+from net.http.plan import Plan
+
+Json = dict[str, Any]
+
+MIN_LOGPROB = -9999.0
+"""JSON has no -inf; OpenAI's value for 'very unlikely'."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one HTTP request: every prompt once, every choice's output."""
+
+    n: int
+    prompt_tokens: dict[int, int] = field(default_factory=dict)  # by prompt
+    cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt: what its first choice found
+    completion_tokens: int = 0
+
+    def add(self, choice: int, output: Output) -> None:
+        self.completion_tokens += len(output.token_ids)
+        self.prompt_tokens[choice // self.n] = output.num_prompt_tokens
+        if choice % self.n == 0:
+            self.cached_tokens[choice // self.n] = output.num_cached_tokens
+
+    def json(self) -> Json:
+        prompt_tokens = sum(self.prompt_tokens.values())
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens.values())},
+        }
+
+
+class Renderer:
+    """One request's outputs as JSON. Subclasses say how a choice looks whole and as a chunk."""
+
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+
+    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+        """created: Unix time in seconds; token_ids: add token ids to every choice and chunk."""
+        self.frontend = frontend
+        self.plan = plan
+        self.token_ids = token_ids
+        self.usage = Usage(plan.n)
+        self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
+        self._outputs: list[list[Output]] = [[] for _ in plan.choices]
+        self._started: set[int] = set()
+        self._offsets = [len(plan.prompt_of(choice).echo) for choice in range(len(plan.choices))]
+
+    def collect(self, choice: int, output: Output) -> None:
+        """Keep an output for `whole`."""
+        self.usage.add(choice, output)
+        self._outputs[choice].append(output)
+
+    def whole(self) -> Json:
+        """The response without streaming, once every choice is finished."""
+        choices = [self._whole_choice(choice, _joined(outputs)) for choice, outputs in enumerate(self._outputs)]
+        return self._head | {"object": self.kind, "choices": choices, "usage": self.usage.json()}
+
+    def chunk(self, choice: int, output: Output) -> Json:
+        """One event of a stream."""
+        self.usage.add(choice, output)
+        first = choice not in self._started
+        self._started.add(choice)
+        rendered = self._chunk_choice(choice, output, first)
+        if self.token_ids:
+            rendered["token_ids"] = output.token_ids
+        return self._head | {"object": self.chunk_kind, "choices": [rendered]}
+
+    def usage_chunk(self) -> Json:
+        """The event after the last choice's end."""
+        return self._head | {"object": self.chunk_kind, "choices": [], "usage": self.usage.json()}
+
+    def _whole_choice(self, choice: int, output: Output) -> Json:
+        rendered = self._choice(choice, output)
+        rendered["stop_reason"] = output.stop_reason
+        if self.token_ids:
+            rendered["token_ids"] = output.token_ids
+            rendered["prompt_token_ids"] = self.plan.prompt_of(choice).token_ids
+        return rendered
+
+    def _choice(self, choice: int, output: Output) -> Json:
+        raise NotImplementedError
+
+    def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        raise NotImplementedError
+
+
+class CompletionRenderer(Renderer):
+    """/v1/completions: chunks look like whole choices."""
+
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def _choice(self, choice: int, output: Output) -> Json:
+        return self._chunk_choice(choice, output, True)
+
+    def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        return {
+            "index": choice,
+            "text": self.plan.prompt_of(choice).echo + output.text if first else output.text,
+            "logprobs": self._logprobs(choice, output.logprobs),
+            "finish_reason": output.finish_reason,
+        }
+
+    def _logprobs(self, choice: int, items: list[LogprobItem] | None) -> Json | None:
+        wanted = self.plan.choices[choice]["logprobs"]
+        if wanted is None or items is None:
+            return None
+        text_of = self.frontend.token_text
+        tokens = [text_of(item.token_id) for item in items]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[choice])
+            self._offsets[choice] += len(token)
+        tops = []
+        for token, item in zip(tokens, items, strict=True):
+            # Reversed, so that of two ids with one text the likelier wins; the chosen token is always there.
+            top = {text_of(token_id): _finite(logprob) for token_id, logprob in reversed(item.top[:wanted])}
+            tops.append(dict(reversed(top.items())) | {token: _finite(item.logprob)})
+        logprobs = [_finite(item.logprob) for item in items]
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+class ChatRenderer(Renderer):
+    """/v1/chat/completions: a message, or deltas of one."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def _choice(self, choice: int, output: Output) -> Json:
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        return self._around(choice, output, "message", message)
+
+    def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        # The role travels with the first token: an event of its own would count as a token in clients that
+        # measure the gaps between events.
+        delta = {"role": "assistant", "content": output.text} if first else {"content": output.text}
+        return self._around(choice, output, "delta", delta)
+
+    def _around(self, choice: int, output: Output, name: str, message: Json) -> Json:
+        logprobs = self._logprobs(choice, output.logprobs)
+        return {"index": choice, name: message, "logprobs": logprobs, "finish_reason": output.finish_reason}
+
+    def _logprobs(self, choice: int, items: list[LogprobItem] | None) -> Json | None:
+        wanted = self.plan.choices[choice]["logprobs"]
+        if wanted is None or items is None:
+            return None
+        content = []
+        for item in items:
+            top = [self._token(token_id, logprob) for token_id, logprob in item.top[:wanted]]
+            content.append(self._token(item.token_id, item.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        text, raw = self.frontend.token_text(token_id), self.frontend.token_bytes(token_id)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
+
+
+def _joined(outputs: list[Output]) -> Output:
+    """The sum of all deltas; counts and reasons of the last."""
+    last = outputs[-1]
+    logprobs = [item for output in outputs for item in output.logprobs or ()]
+    return Output(
+        text="".join(output.text for output in outputs),
+        token_ids=[token for output in outputs for token in output.token_ids],
+        logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
+        finish_reason=last.finish_reason,
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
+        stop_reason=last.stop_reason,
+    )

@@ -1,0 +1,235 @@
+"""Request bodies: the fields we serve, their types, and what happens to fields we do not serve.
+
+Every field of a body is one of
+- served: a field of a model below;
+- ignored: harmless to leave out (IGNORED), accepted so that stock clients work;
+- neutral: known but not served (NEUTRAL), accepted only with values that ask for nothing;
+- unknown: refused with 400 naming the field.
+A null means the same as an absent field, as at OpenAI.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+SERVICE_CLASSES = ("interactive", "standard", "batch")
+
+# fmt: off
+IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "reasoning_effort", "verbosity", "parallel_tool_calls",
+})
+# fmt: on
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+}
+
+MAX_STOP_STRINGS = 16
+MAX_CHOICES = 1024
+"""Prompts times n in one request."""
+
+ShortText = Annotated[str, Field(max_length=256)]
+TokenIds = list[int]
+
+
+def served_fields(body: dict[str, Any]) -> dict[str, Any]:
+    """`body` without nulls, ignored and neutral fields. Raises ValueError for a field known but not served."""
+    served = {}
+    for name, value in body.items():
+        if value is None or name in IGNORED:
+            continue
+        if name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                raise ValueError(f"{name} is not supported by this server; leave it out")
+            continue
+        served[name] = value
+    return served
+
+
+class Body(BaseModel):
+    """Strict: no string is taken for a number, no number for a bool."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: Any) -> Any:
+        return served_fields(body) if isinstance(body, dict) else body
+
+
+class StreamOptions(Body):
+    include_usage: bool = False  # one last chunk with the usage of the whole request
+    continuous_usage_stats: bool = False  # the usage so far in every chunk (vLLM)
+
+
+class Generation(Body):
+    """What both kinds of completion share. Ranges of sampling fields are checked by the engine's SamplingParams."""
+
+    model: str = ""  # "" = the served one
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: TokenIds = []
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False  # vLLM: token ids beside the text
+    cache_salt: ShortText = ""
+    service_class: Literal["interactive", "standard", "batch"] | None = None
+    priority: int = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_list(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: list[str]) -> list[str]:
+        if len(stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stop)}")
+        return stop
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bias_of_ids(cls, bias: dict[str, float]) -> dict[str, float]:
+        for key, value in bias.items():
+            if not key.isascii() or not key.isdecimal() or len(key) > 10:
+                raise ValueError(f"keys must be token ids, got {key[:40]!r}")
+            if not -100 <= value <= 100:
+                raise ValueError(f"values must be in [-100, 100], got {value}")
+        return bias
+
+    @property
+    def wanted_class(self) -> str:
+        by_priority = "interactive" if self.priority < 0 else "batch" if self.priority > 0 else "standard"
+        return self.service_class or by_priority
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions"""
+
+    prompt: list[str | TokenIds]  # after validation always a list of prompts
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_special_tokens: bool = True
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _list_of_prompts(cls, prompt: Any) -> Any:
+        """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+        prompts = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and _all(prompt, int)) else prompt
+        if not isinstance(prompts, list) or not (
+            _all(prompts, str) or all(isinstance(p, list) and _all(p, int) for p in prompts)
+        ):
+            raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
+        if not prompts or not all(prompts):
+            raise ValueError("must not be empty")
+        return prompts
+
+    @model_validator(mode="after")
+    def _servable(self) -> CompletionBody:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("logprobs together with echo (log probabilities of the prompt) is not supported")
+        if len(self.prompt) * self.n > MAX_CHOICES:
+            raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
+        return self
+
+
+class Message(BaseModel):
+    """One chat message; fields beside role and content go to the template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[Any] | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _text_only(cls, content: str | list[Any] | None) -> str | None:
+        """Content parts become one string: templates of text models expect a string."""
+        if not isinstance(content, list):
+            return content
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError('every content part must be {"type": "text", "text": "..."}')
+        return "\n".join(part["text"] for part in content)
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _no_reserved(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        for name in ("messages", "add_generation_prompt"):
+            if name in kwargs:
+                raise ValueError(f"{name} has its own field")
+        return kwargs
+
+    @model_validator(mode="after")
+    def _needs_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or chat messages"""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: send either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    model: str = ""
+    tokens: TokenIds
+
+
+def _all(values: list[Any], kind: type) -> bool:
+    """Are all values exactly of `kind` (a bool is no int)? False for an empty list. Quick for long lists."""
+    return set(map(type, values)) == {kind}

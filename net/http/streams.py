@@ -1,0 +1,82 @@
+"""Running the choices of one request at the same time: several generations in, one stream of (choice, Output)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from net.http.errors import naming
+from net.http.frontend import Frontend, Output
+from net.http.plan import Plan
+
+Item = tuple[int, Output]
+
+
+async def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
+    """All choices of the plan, interleaved as they come; ends when every choice has its finish_reason.
+
+    Closing it closes every generation. The first error of any choice closes the others and is raised.
+    """
+    generations = [_generation(frontend, plan, request_id, choice) for choice in range(len(plan.choices))]
+    merged = _tagged(0, generations[0]) if len(generations) == 1 else _merge(generations)
+    async with aclosing(merged):
+        async for item in merged:
+            yield item
+
+
+async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Output, None]:
+    """One choice. Raises ApiError 400 for what the frontend calls invalid, RuntimeError for an end without reason."""
+    name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
+    stream = frontend.generate(
+        plan.prompt_of(choice).token_ids,
+        plan.choices[choice],
+        request_id=name,
+        service_class=plan.service_class,
+        cache_salt=plan.cache_salt,
+    )
+    try:
+        async with aclosing(stream):
+            async for output in stream:
+                yield output
+                if output.finish_reason is not None:
+                    return
+    except ValueError as error:
+        raise naming(str(error)) from error
+    raise RuntimeError(f"generation {name} ended without a finish_reason")
+
+
+async def _tagged(choice: int, stream: AsyncGenerator[Output, None]) -> AsyncGenerator[Item, None]:
+    async with aclosing(stream):
+        async for output in stream:
+            yield choice, output
+
+
+async def _merge(streams: Sequence[AsyncGenerator[Output, None]]) -> AsyncGenerator[Item, None]:
+    # One slot per stream keeps the memory bounded when the client reads slowly: producers wait in put().
+    queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(choice: int, stream: AsyncGenerator[Output, None]) -> None:
+        try:
+            async with aclosing(_tagged(choice, stream)) as items:
+                async for item in items:
+                    await queue.put(item)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(choice, stream)) for choice, stream in enumerate(streams)]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                open_streams -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

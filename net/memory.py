@@ -1,0 +1,92 @@
+"""Region: one named span of memory that transfers read and write.
+
+A shared region is a memfd mapped into this process. Its file descriptor can be passed to another process of the host,
+which maps the same pages: that is the shared-memory transport. The size is sealed, so a peer can never be killed by
+the owner truncating the file under its mapping.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+from typing import Self
+
+
+class Region:
+    """Writable memory with a name, the unit of registration with the transfer engine.
+
+    Make one with `shared`, `private` or `attach`; it is a context manager.
+    """
+
+    def __init__(self, name: str, mapping: mmap.mmap, memfd: int | None) -> None:
+        self.name = name
+        self.nbytes = len(mapping)
+        self.memory = memoryview(mapping)  # format B, writable
+        self.memfd = memfd  # None: cannot be shared with another process
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))  # for ctypes.memmove
+        self.closed = False
+        self._mapping = mapping
+
+    @classmethod
+    def shared(cls, name: str, nbytes: int) -> Region:
+        """New zeroed memory in a memfd. Raises ValueError unless nbytes > 0, OSError when memory is refused."""
+        _check_size(name, nbytes)
+        memfd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memfd, nbytes)
+            fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(name, mmap.mmap(memfd, nbytes), memfd)
+        except BaseException:
+            os.close(memfd)
+            raise
+
+    @classmethod
+    def private(cls, name: str, nbytes: int) -> Region:
+        """New zeroed memory of this process alone: peers reach it over TCP only."""
+        _check_size(name, nbytes)
+        return cls(name, mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), None)
+
+    @classmethod
+    def attach(cls, name: str, memfd: int, nbytes: int) -> Region:
+        """Map another process's region. The region owns `memfd` from here on, also when this raises ValueError
+        because the file is smaller than `nbytes` or may still shrink (OSError: it is no memfd)."""
+        try:
+            _check_size(name, nbytes)
+            if os.fstat(memfd).st_size < nbytes:
+                raise ValueError(f"region {name!r}: its file has fewer than {nbytes} bytes")
+            if not fcntl.fcntl(memfd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError(f"region {name!r}: its file may shrink; make it with Region.shared")
+            return cls(name, mmap.mmap(memfd, nbytes), memfd)
+        except BaseException:
+            os.close(memfd)
+            raise
+
+    def close(self) -> None:
+        """Give the memory back. While a view of `memory` is alive elsewhere (a copy in flight, a torch tensor), the
+        pages stay mapped until the last view is gone; nothing new can be done through this region. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        with suppress(BufferError):  # views are alive: the mapping is freed with the last of them
+            self.memory.release()
+            self._mapping.close()
+        if self.memfd is not None:
+            os.close(self.memfd)
+            self.memfd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Region({self.name!r}, {self.nbytes} bytes, {'private' if self.memfd is None else 'shared'})"
+
+
+def _check_size(name: str, nbytes: int) -> None:
+    if nbytes <= 0:
+        raise ValueError(f"region {name!r} needs at least one byte, got {nbytes}")

@@ -1,0 +1,38 @@
+"""The HTTP listening socket, taken before anything slow happens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+
+class ListenError(Exception):
+    """The address cannot be listened on. The message is one line and names the remedy."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes any free one. Raises ListenError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        sock = socket.socket(family, kind)
+    except OSError as error:
+        raise ListenError(f"--host {host} is not an address of this machine: {error.strerror or error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ListenError(_remedy(host, port, error)) from None
+    return sock
+
+
+def _remedy(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; give another --port, or 0 for any free one"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs privileges; give a --port above 1023"
+    return f"cannot listen on --host {host} --port {port}: {error.strerror}"

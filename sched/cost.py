@@ -1,0 +1,186 @@
+"""How long a prefill, a decode step or a transfer takes: small regressions fitted online from what was measured.
+
+    prefill   t = a0 + a1 n + a2 n (n + 2 ctx)      n new tokens behind ctx known ones; attention sees n (n + 2 ctx) / 2
+    decode    t = d0 + d1 batch + d2 sum ctx        one step
+    transfer  t = latency + bytes / bandwidth
+
+n (n + 2 ctx) adds up over the chunks of a prompt, so a chunked prefill costs the same plus one a0 per chunk.
+
+Coefficients are never negative. Errors are relative and symmetric (half and double are equally wrong), so short steps
+matter as much as long ones; single outliers, a hiccup of the machine, count little. The prior gives the shape until
+data speak: the first observation only scales it, later ones bend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+WINDOW = 128
+"""Observations that count: a machine that changed is believed after half as many."""
+
+PRIOR_WEIGHT = 0.3
+"""The scaled prior weighs as much as so many observations."""
+
+OUTLIER = 0.3
+"""Relative error from which an observation pulls with constant force (Huber)."""
+
+ROUNDS = 4
+"""Reweighted least-squares rounds per fit; coefficients move by less than noise after that."""
+
+
+class Regression:
+    """t = sum c_i x_i with c >= 0, robust least squares of relative errors over a window."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        """`prior`: coefficients to start from, all > 0; only their ratios matter once something was observed."""
+        if not all(c > 0 for c in prior):
+            raise ValueError(f"prior coefficients must be positive, got {list(prior)}")
+        self.observations = 0
+        self.error = 0.0  # moving average of |predicted - measured| / measured, before learning from it
+        self._prior: Vector = np.asarray(prior, dtype=np.float64)
+        self._coefficients = tuple(float(c) for c in prior)
+        self._features: Vector = np.zeros((WINDOW, len(prior)))
+        self._seconds: Vector = np.zeros(WINDOW)
+        self._unseen = 0  # observations since the last fit
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """One measurement. Raises ValueError unless seconds > 0, the features are >= 0 and one is > 0."""
+        if not seconds > 0 or not min(features) >= 0 or not max(features) > 0:
+            raise ValueError(f"cannot learn from {seconds} s for {list(features)}")
+        miss = abs(self.estimate(features) - seconds) / seconds
+        row = self.observations % WINDOW
+        self._features[row], self._seconds[row] = features, seconds
+        self.observations += 1
+        self._unseen += 1
+        self.error += (miss - self.error) / min(self.observations, 32)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Fitted anew when they are asked for and an eighth of the window's observations (16 at most) is unseen."""
+        if self._unseen > min(self.observations, WINDOW) // 8:
+            self._coefficients, self._unseen = tuple(float(c) for c in self._fit()), 0
+        return self._coefficients
+
+    def estimate(self, features: Sequence[float]) -> float:
+        """Seconds."""
+        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+
+    def _fit(self) -> Vector:
+        """Minimise sum of (x c - t)^2 / (t t') with t' the last round's estimate, plus the pull of the prior.
+
+        The pull is measured in what it changes of the predictions, so a prior that is wrong by orders of magnitude
+        in a term that matters cannot hold out against data.
+        """
+        count = min(self.observations, WINDOW)
+        x, t = self._features[:count], self._seconds[:count]
+        prior = self._prior * float(np.median(t / (x @ self._prior)))
+        c = prior
+        for _ in range(ROUNDS):
+            estimate = np.clip(x @ c, t / 100, t * 100)
+            miss = np.abs(estimate - t) / np.sqrt(estimate * t)
+            weight = np.minimum(1.0, OUTLIER / np.maximum(miss, 1e-9)) / (estimate * t)
+            a = (x.T * weight) @ x
+            pull = PRIOR_WEIGHT / count * np.diag(a)
+            pull = np.where(pull > 0, pull, 1e-30)  # a feature never seen keeps its scaled prior
+            c = _nonnegative(a + np.diag(pull), x.T @ (weight * t) + pull * prior)
+        return c
+
+
+def _nonnegative(a: Vector, b: Vector) -> Vector:
+    """argmin of c^T a c - 2 b^T c over c >= 0, by trying the few sets of coefficients that may be positive."""
+    size = len(b)
+    best, best_value = np.zeros(size), 0.0
+    for count in range(size, 0, -1):
+        for chosen in combinations(range(size), count):
+            index = np.array(chosen)
+            part = a[np.ix_(index, index)]
+            unit = np.sqrt(np.diag(part))  # features differ by many orders of magnitude
+            c = np.linalg.solve(part / np.outer(unit, unit), b[index] / unit) / unit
+            value = -float(b[index] @ c)
+            if np.all(c >= 0) and value < best_value:
+                best, best_value = np.zeros(size), value
+                best[index] = c
+        if count == size and best_value < 0:
+            break  # the free minimum is allowed
+    return best
+
+
+class PrefillModel:
+    """Time of one prefill step or of a whole prompt."""
+
+    def __init__(self, prior: Sequence[float] = (2e-3, 1e-3, 1e-8)) -> None:
+        """Prior: seconds, seconds per token, seconds per attended pair of tokens. The default is a small CPU model."""
+        self.regression = Regression(prior)
+
+    def observe(self, tokens: int, context: int, seconds: float) -> None:
+        """A step computed `tokens` prompt tokens behind `context` known ones."""
+        self.regression.observe(prefill_features(tokens, context), seconds)
+
+    def estimate(self, tokens: int, context: int = 0, chunks: int = 1) -> float:
+        return prefill_seconds(self.coefficients, tokens, context, chunks)
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        a0, a1, a2 = self.regression.coefficients
+        return a0, a1, a2
+
+
+def prefill_features(tokens: int, context: int, chunks: int = 1) -> tuple[float, float, float]:
+    return float(chunks), float(tokens), float(tokens) * (tokens + 2 * context)
+
+
+def prefill_seconds(coefficients: Sequence[float], tokens: int, context: int = 0, chunks: int = 1) -> float:
+    """Time of a prefill by a model known only through its coefficients; 0 for nothing to compute."""
+    if tokens <= 0:
+        return 0.0
+    return sum(c * x for c, x in zip(coefficients, prefill_features(tokens, context, chunks), strict=True))
+
+
+class DecodeModel:
+    """Time of one decode step."""
+
+    def __init__(self, prior: Sequence[float] = (1e-2, 1e-3, 1e-7)) -> None:
+        """Prior: seconds, seconds per request, seconds per token of context."""
+        self.regression = Regression(prior)
+
+    def observe(self, batch: int, context_sum: int, seconds: float) -> None:
+        """A step made one token for each of `batch` requests with `context_sum` tokens of context together."""
+        self.regression.observe((1.0, batch, context_sum), seconds)
+
+    def estimate(self, batch: int, context_sum: int) -> float:
+        return self.regression.estimate((1.0, batch, context_sum))
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        d0, d1, d2 = self.regression.coefficients
+        return d0, d1, d2
+
+
+class TransferModel:
+    """Time of one transfer over one path."""
+
+    def __init__(self, latency_s: float = 5e-4, bytes_per_s: float = 1e9) -> None:
+        self.regression = Regression((latency_s, 1 / bytes_per_s))
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        self.regression.observe((1.0, nbytes), seconds)
+
+    def estimate(self, nbytes: int) -> float:
+        """0 for nothing to move."""
+        return self.regression.estimate((1.0, nbytes)) if nbytes > 0 else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        return self.regression.coefficients[0]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of a long transfer; infinite when no cost per byte could be seen."""
+        per_byte = self.regression.coefficients[1]
+        return 1 / per_byte if per_byte > 0 else float("inf")

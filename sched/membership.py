@@ -1,0 +1,304 @@
+"""SWIM membership: who is in the cluster, without a centre and without a clock of its own.
+
+`Membership.handle(now, event)` returns effects; `wake_at()` says when the next Tick is due. `now` is any steady clock
+of this node: no time of one node is ever compared with another's.
+
+- Each period one node is probed; without a direct answer others are asked to try. A failed probe makes a suspect, and
+  the suspect is told at once: it refutes by raising its incarnation. Without refutation it is dead after
+  `Preset.suspicion_s`.
+- News travel as rumours on every message, each told a bounded number of times; a periodic exchange of the whole list
+  (`sync`) repairs what loss left over, and also calls on the dead, which heals partitions.
+- A node that notices that it stood still itself moves its deadlines: its own pause is not the others' silence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from sched.events import (
+    Datagram,
+    Effect,
+    Event,
+    GiveUp,
+    Join,
+    Joined,
+    Leave,
+    MemberDown,
+    MemberUp,
+    Refused,
+    Suspect,
+    Tick,
+)
+from sched.joining import Joining, obstacle
+from sched.member import Address, Member, Preset, Rng, Status, Verdict
+from sched.outbox import Outbox
+from sched.packet import UPDATE_BYTES, Kind, Message, PacketError, decode_message, encode_update, tag_of, unseal
+from sched.probe import Prober
+from sched.roster import Change, Roster
+
+BURST = 64
+"""Most nodes told directly when this node refutes a suspicion or leaves; rumours reach the rest."""
+
+
+class Membership:
+    """The cluster as this node sees it. `rng` must differ between processes (it also draws `me.life`).
+
+    Raises ValueError when `me` cannot be told in one packet or has a name that peers would not accept.
+    """
+
+    def __init__(self, now: float, me: Member, preset: Preset, rng: Rng) -> None:
+        if len(encode_update(me)) > UPDATE_BYTES:
+            raise ValueError(f"node {me.node_id}: id, http, roles and info are too long for one gossip packet")
+        Member.from_wire(me.to_wire())
+        self.me = replace(me, life=rng.getrandbits(32))
+        self.counters: Counter[str] = Counter()  # refutations, failed_probes, pauses, dropped_<why> ...
+        self._preset, self._rng = preset, rng
+        self._roster = Roster()
+        self._out = Outbox(tag_of(me), preset)
+        self._prober = Prober(now, preset, rng)
+        self._suspicions: dict[str, float] = {}  # node id -> when it is given up
+        self._joining: Joining | None = None
+        self._last = now
+        self._gossip_at = now + rng.random() * preset.gossip_period_s
+        self._sync_at = now + rng.random() * preset.sync_period_s
+        self._pull_at = now
+
+    # --- what is known
+
+    def alive(self) -> list[Member]:
+        """This node and all others not known to be dead, in one order everywhere. A suspect still counts here (homes
+        must not move for a hiccup); give it no new work: see `status`."""
+        here = self._roster.here() if self.me.here else []
+        return sorted([self.me, *here], key=lambda member: member.node_id)
+
+    def get(self, node_id: str) -> Member | None:
+        return self.me if node_id == self.me.node_id else self._roster.get(node_id)
+
+    def wake_at(self) -> float:
+        """When the next Tick is due; late Ticks are harmless."""
+        times = [self._gossip_at, self._sync_at, self._prober.wake_at(), *self._suspicions.values()]
+        if self._joining is not None:
+            times.append(self._joining.retry_at)
+        return min(times)
+
+    # --- events
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Never raises for anything that came from outside."""
+        self._sign()
+        self._forgive_pause(now)
+        match event:
+            case Tick():
+                self._tick(now)
+            case Datagram(source, payload):
+                self._receive(now, source, payload)
+            case Join(address):
+                self._joining = Joining(address, now)
+                self._tick(now)
+            case GiveUp():
+                self._joining = None
+            case Suspect(node_id):
+                self._suspect(now, node_id)
+            case Leave():
+                self._leave()
+        return self._out.collect()
+
+    def _forgive_pause(self, now: float) -> None:
+        gap, self._last = now - self._last, now
+        if gap > self._preset.gossip_period_s + self._preset.probe_timeout_s:
+            self.counters["pauses"] += 1
+            self._prober.shift(gap)
+            self._suspicions = {node_id: deadline + gap for node_id, deadline in self._suspicions.items()}
+
+    def _tick(self, now: float) -> None:
+        if not self.me.here:
+            self._gossip_at = self._sync_at = self._prober.next_at = now + self._preset.sync_period_s
+            return
+        self._give_up_suspects(now)
+        self._probe(now)
+        if now >= self._gossip_at:
+            self._gossip_at = now + self._preset.gossip_period_s
+            for member in self._some(self._preset.fanout):
+                self._out.gossip(member.address)
+        if now >= self._sync_at:
+            self._sync_at = now + self._preset.sync_period_s
+            self._roster.forget_before(now - self._preset.dead_keep_s)
+            lost = [member for member in self._roster.gone() if not self._roster.at(member.address)]
+            for member in [*self._some(1), *lost[-BURST:]]:
+                self._send_list("sync", member.address)
+        if self._joining is not None and now >= self._joining.retry_at:
+            self._joining.retry_at = now + self._preset.probe_timeout_s
+            self._out.send(self._joining.address, "join", updates=(self.me,))
+
+    # --- failure detection
+
+    def _probe(self, now: float) -> None:
+        prober = self._prober
+        if now >= prober.next_at:
+            if prober.current is not None:
+                self.counters["failed_probes"] += 1
+                self._suspect(now, prober.current.node_id)
+            probe = prober.start(now, {member.node_id for member in self._roster.here()})
+            if probe is not None:
+                self._out.send(self._address_of(probe.node_id), "ping", seq=probe.seq, target=probe.node_id)
+        elif prober.current is not None and not prober.current.asked and now >= prober.current.ask_at:
+            probe = prober.current
+            probe.asked = True
+            for helper in self._some(self._preset.indirect_probes, but=probe.node_id):
+                address = self._address_of(probe.node_id)
+                self._out.send(helper.address, "ask", seq=probe.seq, target=probe.node_id, at=address)
+
+    def _suspect(self, now: float, node_id: str) -> None:
+        member = self._roster.get(node_id)
+        if member is not None and member.status is Status.ALIVE:
+            self._learn(now, Verdict(node_id, member.incarnation, Status.SUSPECT, self.me.node_id))
+
+    def _give_up_suspects(self, now: float) -> None:
+        for node_id, deadline in list(self._suspicions.items()):
+            member = self._roster.get(node_id)
+            if now >= deadline and member is not None:
+                self._learn(now, Verdict(node_id, member.incarnation, Status.DEAD, self.me.node_id))
+
+    # --- statements
+
+    def _learn(self, now: float, statement: Member | Verdict) -> None:
+        """Merge a statement; if it is news, act on it and pass it on."""
+        if statement.node_id == self.me.node_id:
+            self._hear_of_me(statement)
+        elif (change := self._roster.merge(now, statement)) is not None:
+            self._out.tell(statement)
+            self._follow(now, change, statement)
+
+    def _follow(self, now: float, change: Change, statement: Member | Verdict) -> None:
+        before, after = change.before, change.after
+        if after.status is Status.SUSPECT:
+            self._suspicions[after.node_id] = now + self._preset.suspicion_s(len(self.alive()))
+            verdict = Verdict(after.node_id, after.incarnation, Status.SUSPECT, self.me.node_id)
+            self._out.send(after.address, "gossip", updates=(verdict,))  # the sooner it knows, the sooner it refutes
+        else:
+            self._suspicions.pop(after.node_id, None)
+        if before is not None and before.here and (change.restarted or not after.here):
+            self._out.effect(MemberDown(before, _cause(change, statement)))
+        if after.here and (before is None or not before.here or change.restarted):
+            self._out.effect(MemberUp(after))
+
+    def _hear_of_me(self, statement: Member | Verdict) -> None:
+        """Someone holds something else than the truth about this node: outbid it."""
+        mine = isinstance(statement, Member) and statement.life == self.me.life and statement.status is Status.ALIVE
+        known = (statement.incarnation, statement.status)
+        if not self.me.here or known < self.me.order or (mine and known == self.me.order):
+            return
+        self.counters["refutations"] += 1
+        self.me = replace(self.me, incarnation=min(statement.incarnation + 1, 2**32 - 1))
+        self._sign()
+        self._out.tell(self.me)
+        for member in self._some(BURST):
+            self._out.send(member.address, "gossip", updates=(self.me,))
+
+    def _leave(self) -> None:
+        self.me = replace(self.me, status=Status.LEFT)
+        self._joining = None
+        farewell = Verdict(self.me.node_id, self.me.incarnation, Status.LEFT, self.me.node_id)
+        for member in self._some(BURST):
+            self._out.send(member.address, "gossip", updates=(farewell,))
+
+    # --- messages
+
+    def _receive(self, now: float, source: Address, payload: bytes) -> None:
+        try:
+            kind, tag, body = unseal(payload)
+            if kind is not Kind.SWIM:
+                raise PacketError("kind")
+            message = decode_message(body)
+            if tag != self._out.tag and message.kind not in ("join", "refuse"):
+                raise PacketError("foreign")
+        except PacketError as error:
+            self.counters[f"dropped_{error}"] += 1
+            return
+        if not self.me.here or (message.sender == self.me.node_id and message.kind != "join"):
+            return
+        if message.kind == "join":
+            self._admit(now, source, message)
+        elif message.kind == "refuse":
+            self._give_way(message)
+        else:
+            self._correct(now, source, message)
+            for update in message.updates:
+                self._learn(now, update)
+            self._answer(now, source, message)
+
+    def _answer(self, now: float, source: Address, message: Message) -> None:
+        if message.kind == "ping" and message.target == self.me.node_id:
+            self._out.send(source, "ack", seq=message.seq)
+        elif message.kind == "ask" and message.address is not None:
+            seq = self._prober.relay(now, source, message.seq)
+            self._out.send(message.address, "ping", seq=seq, target=message.target)
+        elif message.kind == "ack" and (relay := self._prober.answered(message.seq)) is not None:
+            self._out.send(relay.origin, "ack", seq=relay.seq)
+        elif message.kind == "sync" and message.page == 0:
+            self._send_list("synced", source)
+        elif message.kind == "welcome" and self._joining is not None and self._joining.got(message.page, message.pages):
+            self._joining = None
+            self._out.tell(self.me)
+            self._out.effect(Joined())
+
+    def _correct(self, now: float, source: Address, message: Message) -> None:
+        """The sender is unknown here: exchange lists. It is held for suspect or dead: let it refute."""
+        held = self._roster.get(message.sender)
+        if held is None:
+            if now >= self._pull_at and message.kind not in ("welcome", "synced"):
+                self._pull_at = now + self._preset.gossip_period_s
+                self._send_list("sync", source)
+        elif held.status in (Status.SUSPECT, Status.DEAD) and held.incarnation >= message.incarnation:
+            verdict = Verdict(held.node_id, held.incarnation, held.status, self.me.node_id)
+            self._out.send(source, "gossip", updates=(verdict,))
+
+    # --- joining
+
+    def _admit(self, now: float, source: Address, message: Message) -> None:
+        """Answer a join: welcome with the member list, or refuse with the reason."""
+        joiner = message.updates[0] if message.updates else None
+        if not isinstance(joiner, Member) or joiner.node_id != message.sender:
+            self.counters["dropped_malformed"] += 1
+            return
+        reason = obstacle(self.me, self.get(joiner.node_id), joiner)
+        if reason is not None:
+            self.counters["refused_joins"] += 1
+            self._out.effect(Refused(joiner.node_id, reason))
+            self._out.send(source, "refuse", target=joiner.node_id, reason=reason)
+            return
+        for former in self._roster.at(joiner.address):
+            if former.node_id != joiner.node_id:  # the address has a new owner: the former one is no more
+                self._learn(now, Verdict(former.node_id, former.incarnation, Status.DEAD, self.me.node_id))
+        self._learn(now, joiner)
+        self._send_list("welcome", source)
+
+    def _give_way(self, message: Message) -> None:
+        if self._joining is not None and message.target == self.me.node_id:
+            self._joining = None
+            self._out.effect(Refused(self.me.node_id, message.reason))
+
+    def _sign(self) -> None:
+        self._out.address(self.me, len(self._roster.here()) + 1)
+
+    def _send_list(self, kind: str, address: Address) -> None:
+        self._out.send_pages(kind, address, [self.me, *self._roster.all()])
+
+    def _some(self, count: int, but: str = "") -> list[Member]:
+        """Up to `count` random other nodes that are here."""
+        others = [member for member in self._roster.here() if member.node_id != but]
+        return self._rng.sample(others, min(count, len(others)))
+
+    def _address_of(self, node_id: str) -> Address:
+        member = self._roster.get(node_id)
+        assert member is not None, f"{node_id} is probed but unknown"
+        return member.address
+
+
+def _cause(change: Change, statement: Member | Verdict) -> str:
+    if change.restarted:
+        return "restarted"
+    if change.after.status is Status.LEFT:
+        return "left"
+    source = statement.source if isinstance(statement, Verdict) else "the cluster"
+    return f"dead: found by {source}"

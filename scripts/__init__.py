@@ -1,0 +1,1 @@
+"""Set-up, launch, benchmarks: thin command lines over the packages."""

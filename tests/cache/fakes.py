@@ -1,0 +1,110 @@
+"""In-memory Channel and TransferEngine: the contract of net/ without sockets, with faults on demand."""
+
+import asyncio
+from types import SimpleNamespace
+
+import orjson
+
+from net.errors import PeerLost, RemoteError, TransferError
+from net.transfer import Op
+
+
+class Hub:
+    """The network: all nodes, who is dead, who hangs."""
+
+    def __init__(self) -> None:
+        self.channels = {}
+        self.transfers = {}
+        self.dead = set()
+        self.hanging = set()
+        self.calls = []  # (from, to, kind)
+
+    def node(self, node_id):
+        self.channels[node_id] = FakeChannel(node_id, self)
+        self.transfers[node_id] = FakeTransfer(node_id, self)
+        return self.channels[node_id], self.transfers[node_id]
+
+    def kill(self, node_id):
+        """The node is gone and its peers notice."""
+        self.dead.add(node_id)
+        for peer, channel in self.channels.items():
+            if peer not in self.dead:
+                for callback in channel.lost_callbacks:
+                    callback(node_id)
+
+
+class FakeChannel:
+    def __init__(self, node_id, hub) -> None:
+        self.node_id = node_id
+        self.hub = hub
+        self.handlers = {}
+        self.lost_callbacks = []
+        self.tasks = set()
+
+    def handle(self, kind, handler):
+        self.handlers[kind] = handler
+
+    def on_lost(self, callback):
+        self.lost_callbacks.append(callback)
+
+    async def call(self, peer_id, kind, body, data=(), timeout_s=10.0):
+        self.hub.calls.append((self.node_id, peer_id, kind))
+        if {peer_id, self.node_id} & self.hub.dead or peer_id not in self.hub.channels:
+            raise PeerLost(peer_id)
+        work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
+        self.tasks.add(work)
+        work.add_done_callback(self.tasks.discard)
+        async with asyncio.timeout(timeout_s):
+            if peer_id in self.hub.hanging:
+                await asyncio.Event().wait()
+            return await asyncio.shield(work), memoryview(b"")
+
+    async def serve(self, from_id, kind, body, data):
+        if kind not in self.handlers:
+            raise RemoteError(f"no handler for {kind}", "unknown")
+        sent = orjson.loads(orjson.dumps(body))  # only what JSON carries arrives
+        reply = await self.handlers[kind](from_id, sent, memoryview(b"".join(data)))
+        return orjson.loads(orjson.dumps(reply or {}))
+
+    def post(self, peer_id, kind, body, data=()):
+        self.hub.calls.append((self.node_id, peer_id, kind))
+        if not {peer_id, self.node_id} & self.hub.dead:
+            work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
+            self.tasks.add(work)
+            work.add_done_callback(self.tasks.discard)
+
+
+class FakeTransfer:
+    def __init__(self, node_id, hub) -> None:
+        self.node_id = node_id
+        self.hub = hub
+        self.regions = {}
+        self.gate = asyncio.Event()  # transfers wait for it
+        self.gate.set()
+        self.started = asyncio.Event()
+        self.error = None  # raised instead of a transfer
+        self.flip = None  # (remote offset): one byte of a READ that arrives wrong
+
+    def register(self, region):
+        self.regions[region.name] = region
+
+    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0):
+        self.started.set()
+        await asyncio.sleep(0)
+        await asyncio.wait_for(self.gate.wait(), timeout_s)
+        if self.error is not None:
+            raise self.error
+        if {peer_id, self.node_id} & self.hub.dead:
+            raise PeerLost(peer_id)
+        ours, theirs = self.regions[local].memory, self.hub.transfers[peer_id].regions[remote].memory
+        for at, there, length in spans:
+            if at + length > len(ours) or there + length > len(theirs):
+                raise TransferError("span outside the region")
+            if op is Op.READ:
+                ours[at : at + length] = theirs[there : there + length]
+                if self.flip == there:
+                    ours[at + length // 2] ^= 1
+            else:
+                theirs[there : there + length] = ours[at : at + length]
+        transport = "local" if peer_id == self.node_id else "fake"
+        return SimpleNamespace(nbytes=sum(span[2] for span in spans), seconds=0.0, transport=transport)

@@ -1,0 +1,100 @@
+"""Real clusters: node processes of this repository on free ports of 127.0.0.1, stopped when their test module ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import rest
+from scripts.cluster import LocalCluster
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 49152,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+"""A Llama that loads at once; its tokens mean nothing, but they are the same on every node."""
+
+Start = Callable[..., AbstractContextManager[LocalCluster]]
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """start("prefill=1,decode=1", "--flag", ...) -> a running LocalCluster as a context manager; its logs are printed
+    when the test fails inside it."""
+
+    @contextmanager
+    def cluster(nodes: str, *flags: str, **options: Any) -> Iterator[LocalCluster]:
+        run_dir = tmp_path_factory.mktemp("cluster")
+        with LocalCluster(nodes, flags, run_dir=run_dir, **options) as running:
+            try:
+                yield running
+            except BaseException:
+                for node in running.nodes:
+                    print(f"--- {node.name}\n" + "\n".join(node.last_lines(40)))
+                raise
+
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags that make a node serve a tiny random model with the embedded model's tokenizer."""
+    from engine.model_source import describe
+    from engine.tokenizer import Tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    Tokenizer.load(describe("smollm2-135m-instruct"), "auto").save(folder / "tokenizer.json")
+    return ["--model", str(folder), "--load-format", "dummy", "--dtype", "float32"]
+
+
+def complete(url: str, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> dict[str, Any]:
+    """One greedy completion; the answer's body with its request id under "id"."""
+    body = {"model": model_of(url), "prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | body
+    return rest.post(f"{url}/v1/completions", body, timeout_s=120)
+
+
+def model_of(url: str) -> str:
+    return rest.get(f"{url}/v1/models")["data"][0]["id"]
+
+
+def timeline(url: str, request_id: str) -> dict[str, Any]:
+    return rest.get(f"{url}/debug/requests/{request_id}")
+
+
+def settled(cluster: LocalCluster, within_s: float = 20.0) -> dict[str, dict[str, Any]]:
+    """State of every living node once nothing is held for requests or transfers any more; fails after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while True:
+        states = {node.name: rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.alive}
+        busy = {name: _work(state) for name, state in states.items() if _work(state)}
+        if not busy:
+            return states
+        assert time.monotonic() < deadline, f"still held: {busy}"
+        time.sleep(0.1)
+
+
+def _work(state: dict[str, Any]) -> dict[str, Any]:
+    """What an idle node must not have."""
+    engine = state["engine"]
+    if engine is None:
+        return {}
+    assert engine["integrity"] is None
+    held = {**engine["references"], **engine["held_for_requests"], "blocks": engine["blocks"]["held"]}
+    held["publish_backlog"] = engine["publish_backlog"]
+    return {name: count for name, count in held.items() if count}

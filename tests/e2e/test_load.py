@@ -1,0 +1,121 @@
+"""Many requests at once, clients that hang up, nodes that die: afterwards every block is accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.conftest import Start, complete, model_of, settled
+
+SEED = 20261121
+
+
+async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any], hang_up_after: int | None) -> str:
+    """Text of one streamed completion; hangs up after so many events (0: before the first)."""
+    text = ""
+    async with session.post(f"{url}/v1/completions", json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        events = 0
+        if hang_up_after == 0:
+            response.close()
+            return text
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                import orjson
+
+                event = orjson.loads(line[6:])
+                assert "error" not in event, event
+                text += event["choices"][0]["text"]
+                events += 1
+                if events == hang_up_after:
+                    response.close()
+                    break
+    return text
+
+
+@pytest.mark.parametrize("nodes", ["prefill=1,decode=1,store=1", "mixed=1"])
+def test_sixty_four_streams_with_random_aborts_leave_nothing_behind(start: Start, tiny_model, nodes):
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    # Room for some 700 tokens of KV at once: far less than 64 requests want, so they queue and are preempted.
+    with start(nodes, *tiny_model, "--kv-cache-bytes", "2M", "--max-model-len", "512") as cluster:
+        urls = [node.url for node in cluster.nodes]
+        shared = [rng.randrange(3, 40000) for _ in range(100)]
+
+        async def run() -> list[Any]:
+            async with aiohttp.ClientSession() as session:
+                works = []
+                for i in range(64):
+                    prompt = shared[: rng.randrange(0, 100)] + [
+                        rng.randrange(3, 40000) for _ in range(rng.randrange(1, 60))
+                    ]
+                    body = {
+                        "model": model_of(urls[0]),
+                        "prompt": prompt,
+                        "max_tokens": rng.randrange(1, 60),
+                        "temperature": rng.choice([0, 1]),
+                        "ignore_eos": True,
+                    }
+                    hang_up = rng.choice([None, None, 0, 1, 5, 20])
+                    works.append(stream(session, urls[i % len(urls)], body, hang_up))
+                return await asyncio.gather(*works)
+
+        texts = asyncio.run(run())
+        assert sum(bool(text) for text in texts) > 32
+        settled(cluster)
+        again = complete(urls[0], shared, 8)
+        assert again["usage"]["completion_tokens"] == 8
+
+
+def test_death_of_a_decode_node_is_a_pause(start: Start, tiny_model):
+    """kill -9 of the node that decodes: the stream goes on elsewhere with the same tokens."""
+    with start("prefill=1,decode=2,store=1", *tiny_model) as cluster:
+        url = cluster["store-0"].url
+        prompt, length = list(range(1000, 1100)), 300
+        body = {"model": model_of(url), "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True}
+        alone = complete(url, prompt, length, ignore_eos=True)["choices"][0]["text"]
+        assert asyncio.run(stream_and_kill(cluster, url, body, "decode")) == alone
+        cluster_left = settled(cluster)
+        assert len(cluster_left) == 3
+
+
+def test_death_of_a_prefill_node_is_a_pause(start: Start, tiny_model):
+    with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "64") as cluster:
+        url = cluster["store-0"].url
+        prompt = [3 + i * 7 % 40000 for i in range(1500)]
+        alone = complete(url, prompt, 8)["choices"][0]["text"]
+        other = [5 + i * 11 % 40000 for i in range(1500)]
+        expected = complete(url, other, 8)["choices"][0]["text"]
+        cluster.kill("prefill-0", signal.SIGKILL)
+        assert complete(url, prompt, 8)["choices"][0]["text"] == alone
+        assert complete(url, other, 8)["choices"][0]["text"] == expected
+        settled(cluster)
+
+
+async def stream_and_kill(cluster: Any, url: str, body: dict[str, Any], role: str) -> str:
+    """Stream; after 20 events kill the node that plays `role` for this request; the whole text."""
+    import orjson
+
+    text, events = "", 0
+    headers = {"X-Request-Id": "doomed"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", json=body | {"stream": True}, headers=headers) as response,
+    ):
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = orjson.loads(line[6:])
+            assert "error" not in event, event
+            text += event["choices"][0]["text"]
+            events += 1
+            if events == 20:
+                async with session.get(f"{url}/debug/requests/doomed") as answer:
+                    node = (await answer.json())["summary"]["nodes"][role]
+                cluster.kill(node, signal.SIGKILL)
+    return text

@@ -1,0 +1,88 @@
+"""The same greedy tokens however the work is spread: the embedded model in float32 against transformers.
+
+One cluster at a time; what is compared is the text of token-id prompts, so nothing hides in re-tokenising.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Start, complete, settled, timeline
+
+STORY = (
+    "In a small harbour town the tide comes in twice a day, and twice a day the old clock on the customs house is "
+    "wound by whoever happens to pass. Nobody remembers who began this, but the clock has never stopped. "
+)
+PROMPTS = {
+    "word": "Hello",
+    "question": "The capital of France is",
+    "code": "def fibonacci(n):\n    '''Return the n-th Fibonacci number.'''\n",
+    "page": STORY * 6 + "One morning",
+    "chapter": STORY * 16 + "The end of the story is that",
+}
+NEW_TOKENS = 16
+F32 = ("--dtype", "float32", "--max-model-len", "2048", "--kv-cache-bytes", "400M")
+
+
+@pytest.fixture(scope="module")
+def prompts(embedded_tokenizer: Any) -> dict[str, list[int]]:
+    return {name: embedded_tokenizer.encode(text) for name, text in PROMPTS.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: dict[str, list[int]], embedded_tokenizer: Any, transformers_greedy: Any) -> dict[str, str]:
+    return {
+        name: embedded_tokenizer.decode(transformers_greedy(ids, NEW_TOKENS), skip_special_tokens=True)
+        for name, ids in prompts.items()
+    }
+
+
+def answers(url: str, prompts: dict[str, list[int]]) -> dict[str, str]:
+    return {name: complete(url, ids, NEW_TOKENS)["choices"][0]["text"] for name, ids in prompts.items()}
+
+
+@pytest.mark.parametrize(
+    "flags", [("--block-size", "32", "--max-num-batched-tokens", "200"), ("--no-enable-prefix-caching",)]
+)
+def test_mixed_node(start: Start, prompts, expected, flags):
+    with start("mixed=1", *F32, *flags) as cluster:
+        url = cluster.nodes[0].url
+        assert answers(url, prompts) == expected
+        assert answers(url, prompts) == expected  # once more: from the prefix cache, or without it
+        cached = complete(url, prompts["page"], 1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert (cached > 0) == ("--no-enable-prefix-caching" not in flags)
+        settled(cluster)
+
+
+def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, tmp_path):
+    """Disaggregated; then the prefix from the store's DRAM, and from its LMDB after a restart."""
+    ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
+    with start("prefill=1,decode=1,store=1", *F32, role_flags=ssd) as cluster:
+        assert answers(cluster["decode-0"].url, prompts) == expected
+        settled(cluster)
+        first = complete(cluster["store-0"].url, prompts["page"], NEW_TOKENS)
+        summary = timeline(cluster["store-0"].url, first["id"])["summary"]
+        assert summary["nodes"] == {"acceptor": "store-0", "prefill": "prefill-0", "decode": "decode-0"}
+
+        cluster.restart("prefill-0")  # its arena is empty now; the pool is not
+        tiers = fetched(cluster, prompts["page"], expected["page"])
+        assert tiers == {"dram": (len(prompts["page"]) - 1) // 16}
+
+        cluster.restart("store-0")  # its DRAM is empty too: what is left is in LMDB
+        cluster.restart("prefill-0")
+        tiers = fetched(cluster, prompts["chapter"], expected["chapter"])
+        assert tiers == {"ssd": (len(prompts["chapter"]) - 1) // 16}
+        settled(cluster)
+
+
+def fetched(cluster: Any, prompt: list[int], text: str) -> dict[str, int]:
+    """Ask, check the text, and return how many blocks of the prefix came from which tier."""
+    url = cluster["decode-0"].url
+    answer = complete(url, prompt, NEW_TOKENS)
+    assert answer["choices"][0]["text"] == text
+    events = timeline(url, answer["id"])["events"]
+    loads = [event["detail"]["tiers"] for event in events if event["event"] == "prefix_fetched"]
+    assert len(loads) == 1, events
+    return loads[0]

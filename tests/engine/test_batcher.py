@@ -1,0 +1,260 @@
+"""The batcher against a toy model: every request ends with the tokens it would get alone, whatever runs beside it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.block import BlockGeometry, root_key
+from cache.pool import BlockPool, OutOfBlocks
+from engine.batcher import Batcher, Step
+from engine.request import Request, RequestState, SamplingParams
+
+ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
+EOS = 0
+
+
+def batcher(blocks=16, block_size=4, seqs=4, budget=16, max_len=1000, caching=True) -> Batcher:
+    return Batcher(BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, caching)
+
+
+def request(name: str, prompt: list[int], arrival=0.0, **sampling) -> Request:
+    params = SamplingParams(**({"max_tokens": 4} | sampling))
+    return Request(name, list(prompt), len(prompt), params, arrival, ROOT)
+
+
+def next_token(tokens: list[int]) -> int:
+    """The toy model: depends on the whole context, never EOS."""
+    return 1 + (sum(tokens) * 31 + len(tokens)) % 50
+
+
+def run_step(b: Batcher, now: float, step: Step):
+    sampled = [next_token(row.request.token_ids) if row.samples else None for row in step.rows]
+    return b.commit(now, step, sampled)
+
+
+def run_dry(b: Batcher, limit=500) -> None:
+    for now in range(limit):
+        for r in b.loads(now, 4):
+            b.loaded(now, r)
+        step = b.schedule(now)
+        if step is None:
+            return
+        run_step(b, now, step)
+    raise AssertionError(f"not dry after {limit} steps: {b.requests}")
+
+
+def alone(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def test_decodes_come_first_and_chunks_fill_the_budget():
+    b = batcher(blocks=64, budget=16)
+    a = request("a", [1] * 5, max_tokens=10)
+    b.add(0, a)
+    run_step(b, 0, b.schedule(0))
+    long = request("long", [2] * 40)
+    b.add(1, long)
+    step = b.schedule(1)
+    assert [(row.request.request_id, row.num_tokens, row.samples) for row in step.rows] == [
+        ("a", 1, True),
+        ("long", 12, False),  # 15 are left, 12 ends at a block border
+    ]
+
+
+def test_unaligned_budget_smaller_than_a_block_still_makes_progress():
+    b = batcher(blocks=64, block_size=8, budget=3, seqs=2)
+    r = request("a", list(range(1, 21)), max_tokens=2)
+    b.add(0, r)
+    run_dry(b)
+    assert list(r.output_ids) == alone(list(range(1, 21)), 2)
+
+
+def test_prefix_is_reused_but_never_the_last_token():
+    b = batcher()
+    first = request("first", list(range(1, 9)), max_tokens=1)
+    b.add(0, first)
+    run_dry(b)
+    again = request("again", list(range(1, 9)), max_tokens=1)
+    b.add(1, again)
+    step = b.schedule(1)
+    assert again.num_cached == 4  # 8 tokens = 2 full blocks, but one token must be computed
+    assert step.rows[0].num_tokens == 4
+    b.commit(1, step, [5])
+    b.check_integrity()
+
+
+def test_prefix_caching_off_reuses_nothing():
+    b = batcher(caching=False)
+    for name in ("first", "again"):
+        r = request(name, list(range(1, 13)), max_tokens=1)
+        b.add(0, r)
+        run_dry(b)
+        assert r.num_cached == 0
+    assert b.pool.usage()["cached"] == 0
+
+
+def test_preempted_request_resumes_and_keeps_its_tokens():
+    b = batcher(blocks=6, block_size=4, seqs=4, budget=64)
+    requests = [request(str(i), [i + 1] * 8, arrival=i, max_tokens=12, ignore_eos=True) for i in range(3)]
+    for r in requests:
+        b.add(r.arrival, r)
+    run_dry(b)
+    assert b.num_preemptions > 0
+    for i, r in enumerate(requests):
+        assert list(r.output_ids) == alone([i + 1] * 8, 12)
+    assert b.pool.usage()["held"] == 0
+    b.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "token", "reason"),
+    [
+        ({}, EOS, "stop"),
+        ({"ignore_eos": True}, EOS, None),
+        ({"stop_token_ids": (7,)}, 7, "stop"),
+        ({"max_tokens": 1}, 9, "length"),
+        ({"min_tokens": 2}, EOS, None),
+    ],
+)
+def test_why_a_request_ends(sampling, token, reason):
+    b = batcher()
+    r = request("a", [1, 2, 3], **sampling)
+    b.add(0, r)
+    b.commit(0, b.schedule(0), [token])
+    assert r.finish_reason == reason
+    assert r.finished == (reason is not None)
+
+
+def test_context_limit_ends_with_length():
+    b = batcher(max_len=6)
+    r = request("a", [1, 2, 3, 4], max_tokens=100)
+    b.add(0, r)
+    run_dry(b)
+    assert (r.finish_reason, r.num_tokens) == ("length", 6)
+
+
+def test_abort_in_a_running_step_keeps_the_blocks_until_commit():
+    b = batcher()
+    r = request("a", [1, 2, 3])
+    b.add(0, r)
+    step = b.schedule(0)
+    b.abort(0, "a")
+    assert b.pool.usage()["held"] == 1
+    assert b.commit(1, step, [5]).emitted == []
+    assert b.pool.usage()["held"] == 0
+    assert not b.requests
+
+
+def test_failed_step_ends_its_requests_and_frees_their_blocks():
+    b = batcher()
+    for name in "ab":
+        b.add(0, request(name, [1, 2, 3]))
+    step = b.schedule(0)
+    b.abort(0, "a")
+    assert [r.request_id for r in b.fail(0, step)] == ["b"]
+    assert b.pool.usage()["held"] == 0
+    assert b.schedule(1) is None
+
+
+def test_reserved_request_decodes_after_its_kv_arrived():
+    b = batcher()
+    r = request("a", list(range(1, 11)), max_tokens=4)
+    assert b.reserve(0, r) == 0
+    assert b.schedule(0) is None
+    first = alone(list(range(1, 11)), 1)[0]
+    b.arrived(1, r, first)
+    run_dry(b)
+    assert list(r.output_ids) == alone(list(range(1, 11)), 4)
+    again = request("b", list(range(1, 11)))
+    assert b.reserve(2, again) == 2  # its full blocks were named on arrival
+    b.abort(3, "b")
+    assert b.pool.usage()["held"] == 0
+
+
+def test_reservation_without_room_has_no_side_effects():
+    b = batcher(blocks=2)
+    b.add(0, request("a", [1] * 4, max_tokens=4))
+    b.schedule(0)
+    before = b.pool.usage()
+    with pytest.raises(OutOfBlocks):
+        b.reserve(0, request("big", [2] * 12))
+    assert b.pool.usage() == before
+    assert "big" not in b.requests
+
+
+def test_handover_ends_after_one_token():
+    b = batcher()
+    r = request("a", [1, 2, 3], max_tokens=10)
+    r.handover = True
+    b.add(0, r)
+    b.commit(0, b.schedule(0), [5])
+    assert r.finish_reason == "handover"
+
+
+def test_same_request_id_twice_is_refused():
+    b = batcher()
+    b.add(0, request("a", [1]))
+    with pytest.raises(ValueError, match="already running"):
+        b.add(0, request("a", [1]))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_random_load_with_aborts(seed: int):
+    """Arrivals, shared prefixes, loads, remote reservations, aborts at any moment, few blocks."""
+    rng = random.Random(seed)
+    size, budget = rng.choice([2, 4]), rng.choice([3, 8, 32])
+    b = batcher(rng.randint(10, 24), size, rng.randint(1, min(5, budget)), budget, 10 * size, rng.random() < 0.8)
+    prefixes = [[rng.randint(1, 9) for _ in range(3 * size)] for _ in range(3)]
+    live: dict[str, tuple[Request, list[int]]] = {}
+    remote: list[tuple[Request, list[int]]] = []  # with the blocks that a transfer writes to
+    aborted: set[str] = set()
+    for now in range(400):
+        if now < 60 and rng.random() < 0.5:
+            prompt = rng.choice(prefixes)[: rng.randint(1, 3 * size)] + [rng.randint(1, 9)] * rng.randint(0, 3)
+            r = request(str(now), prompt, arrival=now, max_tokens=rng.randint(1, 2 * size))
+            try:
+                if rng.random() < 0.3:
+                    b.reserve(now, r)
+                    b.pool.hold(r.block_ids)
+                    remote.append((r, list(r.block_ids)))
+                else:
+                    b.add(now, r)
+                live[r.request_id] = (r, prompt)
+            except OutOfBlocks:
+                pass
+        loading = b.loads(now, 2)
+        step = b.schedule(now)
+        if rng.random() < 0.1 and live:
+            victim = rng.choice(sorted(live))
+            if b.abort(now, victim):
+                aborted.add(victim)
+        for r in loading:
+            b.loaded(now, r)
+        if step:
+            assert step.num_tokens <= budget
+            assert len(b.running) <= b.max_num_seqs
+            for row in step.rows:
+                assert row.request.finished or len(row.request.block_ids) * size >= row.start + row.num_tokens
+            run_step(b, now, step)
+        if remote and (rng.random() < 0.5 or now >= 60):
+            r, blocks = remote.pop(0)
+            b.pool.unhold(blocks)
+            if not r.finished:
+                b.arrived(now, r, next_token(r.token_ids))
+        b.check_integrity()
+        if now > 60 and not b.requests and not remote:
+            break
+    assert b.pool.usage()["held"] == 0, f"seed {seed}"
+    for name, (r, prompt) in live.items():
+        assert r.state is RequestState.FINISHED, f"seed {seed}"
+        if name not in aborted:
+            assert list(r.output_ids) == alone(prompt, r.num_output_tokens), f"seed {seed}"
+            assert r.num_output_tokens == r.sampling.max_tokens or r.num_tokens == b.max_model_len

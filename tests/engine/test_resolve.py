@@ -1,0 +1,149 @@
+"""'auto' becomes values, from the machine, the model and the cluster; and the machine is read right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from engine.config import Config
+from engine.flags import UsageError, parse
+from engine.machine import Gpu, Machine, survey
+from engine.resolve import GiB, disagreement, geometry, num_parameters, resolve
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The part of ModelConfig that resolve reads: SmolLM2-135M."""
+
+    num_layers: int = 30
+    hidden_size: int = 576
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_size: int = 64
+    intermediate_size: int = 1536
+    vocab_size: int = 49152
+    tie_word_embeddings: bool = True
+    max_position_embeddings: int = 8192
+
+
+MODEL = Sizes()
+LAPTOP = Machine(num_cpus=4, free_bytes=8 * GiB, bfloat16=False)
+H100 = replace(LAPTOP, gpu=Gpu("H100", 80 * GiB, 79 * GiB, True))
+
+
+def settle(*argv: str, machine=LAPTOP, model=MODEL, cluster=None) -> Config:
+    return resolve(parse(argv), model, machine, "ab12", cluster)
+
+
+def test_a_laptop():
+    config = settle()
+    block = geometry(config, MODEL, "float32").block_bytes
+    assert (config.device, config.dtype, config.kv_cache_dtype) == ("cpu", "float32", "float32")
+    assert config.num_threads == 4
+    assert config.kv_cache_bytes == GiB // block * block
+    assert config.dram_bytes == GiB // block * block
+    assert config.node_id == "mixed-ab12"
+    assert config.served_model_name == "smollm2-135m-instruct"
+    assert config.max_model_len == 8192
+    policies = {"tokenizer", "load_format", "attention_backend", "transport", "prefix_fetch"}
+    assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
+
+
+def test_resolving_twice_changes_nothing():
+    config = settle("--role", "prefill")
+    assert resolve(config, MODEL, H100, "other") == config
+
+
+def test_bfloat16_where_the_hardware_has_it():
+    assert settle(machine=replace(LAPTOP, bfloat16=True)).dtype == "bfloat16"
+    assert settle("--dtype", "float32", machine=replace(LAPTOP, bfloat16=True)).dtype == "float32"
+
+
+def test_a_joiner_adopts_the_clusters_dtype():
+    assert settle(machine=replace(LAPTOP, bfloat16=True), cluster={"dtype": "float32"}).dtype == "float32"
+
+
+def test_a_store_node_has_dram_but_no_engine():
+    config = settle("--role", "store", machine=H100)
+    assert (config.device, config.kv_cache_bytes, config.max_model_len) == ("cpu", 0, 8192)
+    assert config.dram_bytes > 0
+
+
+def test_an_engine_node_gives_no_dram_unless_it_has_an_ssd():
+    assert settle("--role", "prefill,decode").dram_bytes == 0
+    assert settle("--role", "prefill", "--ssd-path", "x").dram_bytes > 0
+    assert settle("--role", "prefill,decode").node_id == "prefill+decode-ab12"
+
+
+def test_a_gpu_gives_its_memory_less_weights():
+    config = settle(machine=H100)
+    assert (config.device, config.dtype) == ("cuda", "bfloat16")
+    left = int(0.9 * 80 * GiB) - GiB - num_parameters(MODEL) * 2 - GiB
+    assert 0 <= left - config.kv_cache_bytes < geometry(config, MODEL, "bfloat16").block_bytes
+
+
+def test_number_of_parameters_of_the_embedded_model():
+    assert num_parameters(MODEL) / 1e6 == pytest.approx(134.5, abs=0.1)
+
+
+def test_model_name_is_the_last_part():
+    assert settle("--model", "/models/SmolLM2-135M.Q4_1.gguf").served_model_name == "SmolLM2-135M.Q4_1"
+    assert settle("--model", "HuggingFaceTB/SmolLM2-1.7B").served_model_name == "SmolLM2-1.7B"
+
+
+def test_a_small_arena_shortens_auto_and_refuses_an_explicit_length():
+    assert settle("--kv-cache-bytes", "32M").max_model_len == 45 * 16  # whole blocks of 46,080 B per token
+    with pytest.raises(UsageError, match="give --kv-cache-bytes"):
+        settle("--kv-cache-bytes", "32M", "--max-model-len", "8192")
+
+
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (["--max-model-len", "9000"], "8192 or less"),
+        (["--device", "cuda"], "use --device cpu"),
+        (["--kv-cache-bytes", "1K"], "give --kv-cache-bytes"),
+        (["--role", "store", "--dram-bytes", "0"], "leave it on auto"),
+        (["--role", "decode", "--dram-bytes", "0", "--ssd-path", "x"], "leave it on auto"),
+    ],
+)
+def test_impossible_wishes_name_the_remedy(argv, remedy):
+    with pytest.raises(UsageError, match=remedy):
+        settle(*argv)
+
+
+def test_a_full_gpu_is_refused():
+    full = replace(LAPTOP, gpu=Gpu("H100", 80 * GiB, GiB, True))
+    with pytest.raises(UsageError, match="--gpu-memory-utilization"):
+        settle(machine=full)
+
+
+def test_peers_must_agree_on_what_kv_means():
+    config = settle()
+    same = {"model": "m", "block_size": 16, "dtype": "float32", "root": "aa"}
+    assert disagreement(config, "aa", same) is None
+    assert "--block-size 32" in str(disagreement(config, "aa", same | {"block_size": 32}))
+    assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
+    assert "same model" in str(disagreement(config, "bb", same))
+
+
+def test_survey_reads_proc_and_cgroup(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx512_bf16 sse\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  8388608 kB\n")
+    machine = survey(False, proc=tmp_path, cgroup=tmp_path)
+    assert machine.bfloat16
+    assert machine.free_bytes == 8 * GiB
+    (tmp_path / "memory.max").write_text(f"{4 * GiB}\n")
+    (tmp_path / "memory.current").write_text(f"{GiB}\n")
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    machine = survey(False, proc=tmp_path, cgroup=tmp_path)
+    assert machine.free_bytes == 3 * GiB
+    assert machine.num_cpus == 1
+
+
+def test_survey_of_this_machine_without_torch():
+    machine = survey(look_for_gpu=False)
+    assert machine.num_cpus >= 1
+    assert machine.free_bytes > 0
+    assert machine.gpu is None

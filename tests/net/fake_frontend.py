@@ -1,0 +1,128 @@
+"""A deterministic frontend without a model: it echoes the prompt's bytes, one token per byte.
+
+Prompts that start with one of the words in `generate` make it fail in a known way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from net.http import HttpServer, LogprobItem, Output, Overloaded, Unavailable, create_app
+
+
+class FakeFrontend:
+    """Ids 0..255 are bytes, 256 is a special token. Remembers its calls and which requests are open."""
+
+    model_name = "fake"
+    model_root = "fake/root"
+    max_model_len = 2000
+    vocab_size = 257
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.calls: list[dict[str, Any]] = []
+        self.open: set[str] = set()
+        self.started = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.sick: str | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", "replace")
+
+    def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        if any(message["role"] == "nobody" for message in messages):
+            raise ValueError("the template knows no role 'nobody'")
+        return self.encode("".join(message.get("content") or "" for message in messages))
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<special>"
+
+    async def generate(
+        self, prompt: list[int], sampling: dict[str, Any], *, request_id: str, service_class: str, cache_salt: str
+    ) -> AsyncGenerator[Output, None]:
+        call = {"prompt": prompt, "sampling": sampling, "request_id": request_id}
+        self.calls.append(call | {"service_class": service_class, "cache_salt": cache_salt})
+        assert request_id not in self.open
+        self.open.add(request_id)
+        self.started.set()
+        self.idle.clear()
+        try:
+            async for output in self._generate(prompt, sampling):
+                yield output
+        finally:
+            self.open.discard(request_id)
+            if not self.open:
+                self.idle.set()
+
+    async def _generate(self, prompt: list[int], sampling: dict[str, Any]) -> AsyncGenerator[Output, None]:
+        word, _, rest = self.decode(prompt).partition(" ")
+        match word:
+            case "!overloaded":
+                raise Overloaded("the queue is full", 1.2)
+            case "!unavailable":
+                raise Unavailable("no decode node is alive", 3)
+            case "!invalid":
+                raise ValueError("top_p must be in (0, 1], got 2")
+            case "!crash":
+                raise RuntimeError("secret of the inside")
+            case "!hang":
+                await asyncio.Event().wait()
+        cached = len(prompt) // 2
+        stops = sampling["stop"]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        sent = ""
+        for position in range(sampling["max_tokens"]):
+            await asyncio.sleep(self.delay_s)
+            if position == 2 and word == "!late":
+                raise Unavailable("the decode node died", 1) if rest == "death" else RuntimeError("late secret")
+            if position == 2 and word == "!hang-later":
+                await asyncio.Event().wait()
+            if position == 2 and word == "!silent-end":
+                return
+            token = prompt[position % len(prompt)]
+            text = decoder.decode(self.token_bytes(token))
+            sent += text
+            stop = next((s for s in stops if s in sent), None)
+            reason = "stop" if stop else "length" if position + 1 == sampling["max_tokens"] else None
+            logprobs = None
+            if sampling["logprobs"] is not None:
+                logprobs = [LogprobItem(token, -0.5, [(token, -0.5), (65, -1.5), (66, float("-inf"))])]
+            yield Output(text, [token], logprobs, reason, len(prompt), cached, stop)
+            if reason:
+                return
+
+    def cluster(self) -> dict[str, Any]:
+        return {"members": []}
+
+    def state(self) -> dict[str, Any]:
+        return {"running": len(self.open)}
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        return {"request_id": request_id} if request_id in {call["request_id"] for call in self.calls} else None
+
+    def healthy(self) -> str | None:
+        return self.sick
+
+    def metrics(self) -> bytes:
+        return b"# fake\n"
+
+
+@asynccontextmanager
+async def serving(frontend: FakeFrontend, **options: Any) -> AsyncIterator[str]:
+    """The frontend behind a real server on a free port; yields its base URL."""
+    server = HttpServer(create_app(frontend, **options), shutdown_timeout_s=0.1)
+    host, port = await server.start("127.0.0.1")
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await server.close()

@@ -1,0 +1,176 @@
+"""Bad input, keys, limits, and failures behind the API: every one gets its status and an OpenAI body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from fake_frontend import FakeFrontend, serving
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+USER = [{"role": "user", "content": "hi"}]
+
+
+def completion(**fields: Any) -> bytes:
+    return orjson.dumps({"prompt": "ab", "max_tokens": 2} | fields)
+
+
+def chat(**fields: Any) -> bytes:
+    return orjson.dumps({"messages": USER, "max_tokens": 2} | fields)
+
+
+@pytest.fixture
+async def api():
+    async with serving(FakeFrontend(), max_body_bytes=1 << 20) as url, aiohttp.ClientSession(url) as session:
+        yield session
+
+
+BAD = {
+    "malformed json": (COMPLETIONS, b'{"prompt": "ab"', 400, None),
+    "no body": (COMPLETIONS, b"", 400, None),
+    "not an object": (COMPLETIONS, b"[1, 2]", 400, None),
+    "invalid utf-8": (COMPLETIONS, b'{"prompt": "\xff\xfe"}', 400, None),
+    "lone surrogate": (COMPLETIONS, b'{"prompt": "\\ud800"}', 400, None),
+    "deep nesting": (COMPLETIONS, b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, None),
+    "nan": (COMPLETIONS, b'{"prompt": "a", "temperature": NaN}', 400, None),
+    "huge number": (COMPLETIONS, b'{"prompt": "a", "seed": 123456789012345678901234567890}', 400, "seed"),
+    "no prompt": (COMPLETIONS, b"{}", 400, "prompt"),
+    "null prompt": (COMPLETIONS, completion(prompt=None), 400, "prompt"),
+    "empty prompt": (COMPLETIONS, completion(prompt=""), 400, "prompt"),
+    "empty list": (COMPLETIONS, completion(prompt=[]), 400, "prompt"),
+    "empty string in list": (COMPLETIONS, completion(prompt=["a", ""]), 400, "prompt"),
+    "empty ids": (COMPLETIONS, completion(prompt=[[]]), 400, "prompt"),
+    "mixed prompt": (COMPLETIONS, completion(prompt=["a", 1]), 400, "prompt"),
+    "float ids": (COMPLETIONS, completion(prompt=[1.5]), 400, "prompt"),
+    "bool ids": (COMPLETIONS, completion(prompt=[True]), 400, "prompt"),
+    "object prompt": (COMPLETIONS, completion(prompt={"a": 1}), 400, "prompt"),
+    "unknown id": (COMPLETIONS, completion(prompt=[5, 257]), 400, "prompt"),
+    "negative id": (COMPLETIONS, completion(prompt=[5, -1]), 400, "prompt"),
+    "too long": (COMPLETIONS, completion(prompt="a" * 2000), 400, "prompt"),
+    "too long with output": (COMPLETIONS, completion(prompt="a" * 1999), 400, "prompt"),
+    "unknown field": (COMPLETIONS, completion(wibble=1), 400, "wibble"),
+    "unknown nested field": (COMPLETIONS, completion(stream_options={"x": 1}), 400, "stream_options.x"),
+    "string for a number": (COMPLETIONS, completion(temperature="hot"), 400, "temperature"),
+    "digits for a number": (COMPLETIONS, completion(max_tokens="5"), 400, "max_tokens"),
+    "bool for a number": (COMPLETIONS, completion(max_tokens=True), 400, "max_tokens"),
+    "number for a bool": (COMPLETIONS, completion(stream=1), 400, "stream"),
+    "n = 0": (COMPLETIONS, completion(n=0), 400, "n"),
+    "too many choices": (COMPLETIONS, completion(prompt=["a"] * 20, n=100), 400, "prompt"),
+    "too many stops": (COMPLETIONS, completion(stop=["x"] * 17), 400, "stop"),
+    "wrong stop": (COMPLETIONS, completion(stop=[1]), 400, "stop"),
+    "unknown stop id": (COMPLETIONS, completion(stop_token_ids=[999]), 400, "stop_token_ids"),
+    "bias of no id": (COMPLETIONS, completion(logit_bias={"a": 1}), 400, "logit_bias"),
+    "bias of unknown id": (COMPLETIONS, completion(logit_bias={"999": 1}), 400, "logit_bias"),
+    "bias out of range": (COMPLETIONS, completion(logit_bias={"1": 101}), 400, "logit_bias"),
+    "echo with logprobs": (COMPLETIONS, completion(echo=True, logprobs=1), 400, None),
+    "logprobs out of range": (COMPLETIONS, completion(logprobs=21), 400, "logprobs"),
+    "suffix": (COMPLETIONS, completion(suffix="end"), 400, "suffix"),
+    "best_of": (COMPLETIONS, completion(best_of=3), 400, "best_of"),
+    "long salt": (COMPLETIONS, completion(cache_salt="x" * 300), 400, "cache_salt"),
+    "unknown class": (COMPLETIONS, completion(service_class="royal"), 400, "service_class"),
+    "refused by the engine": (COMPLETIONS, completion(prompt="!invalid"), 400, "top_p"),
+    "refused by the engine, stream": (COMPLETIONS, completion(prompt="!invalid", stream=True), 400, "top_p"),
+    "refused, one of two": (COMPLETIONS, completion(prompt=["!hang", "!invalid"], stream=True), 400, "top_p"),
+    "unknown model": (COMPLETIONS, completion(model="gpt-9"), 404, "model"),
+    "body too large": (COMPLETIONS, completion(prompt="a" * (10 << 20)), 413, None),
+    "overloaded": (COMPLETIONS, completion(prompt="!overloaded"), 429, None),
+    "overloaded, stream": (COMPLETIONS, completion(prompt="!overloaded", stream=True), 429, None),
+    "unavailable": (COMPLETIONS, completion(prompt="!unavailable"), 503, None),
+    "crash": (COMPLETIONS, completion(prompt="!crash"), 500, None),
+    "crash, stream": (COMPLETIONS, completion(prompt="!crash", stream=True), 500, None),
+    "late crash, whole": (COMPLETIONS, completion(prompt="!late", max_tokens=9), 500, None),
+    "end without reason": (COMPLETIONS, completion(prompt="!silent-end", max_tokens=9), 500, None),
+    "no messages": (CHAT, b"{}", 400, "messages"),
+    "empty messages": (CHAT, chat(messages=[]), 400, "messages"),
+    "message without role": (CHAT, chat(messages=[{"content": "x"}]), 400, "messages.0.role"),
+    "message of a wrong type": (CHAT, chat(messages=["x"]), 400, "messages"),
+    "content of a wrong type": (CHAT, chat(messages=[{"role": "user", "content": 5}]), 400, "messages"),
+    "image": (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages"),
+    "nothing to say": (CHAT, chat(messages=[{"role": "user", "content": ""}]), 400, "messages"),
+    "role the template refuses": (CHAT, chat(messages=[{"role": "nobody", "content": "x"}]), 400, "messages"),
+    "top_logprobs alone": (CHAT, chat(top_logprobs=2), 400, "top_logprobs"),
+    "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools"),
+    "json mode": (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format"),
+    "reserved template argument": (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
+    "tokenize nothing": ("/tokenize", b"{}", 400, "prompt"),
+    "detokenize unknown id": ("/detokenize", b'{"tokens": [999]}', 400, "tokens"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_bad_input(api, case):
+    path, body, status, param = BAD[case]
+    async with api.post(path, data=body, headers=JSON) as response:
+        answer = await response.json()
+        assert response.status == status, answer
+        error = answer["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"] and len(error["message"]) <= 1000
+        assert error["param"] == param
+        assert "secret" not in error["message"] and "Traceback" not in error["message"]
+        assert response.headers["X-Request-Id"]
+        if status in (429, 503):
+            assert int(response.headers["Retry-After"]) >= 1
+        if status == 500:
+            assert response.headers["X-Request-Id"] in error["message"]
+    async with api.post(COMPLETIONS, data=completion(), headers=JSON) as response:
+        assert response.status == 200, "the server must live on"
+
+
+async def test_nulls_and_harmless_fields_are_accepted(api):
+    fields = {"logprobs": None, "stop": None, "best_of": 1, "suffix": None, "user": "x", "metadata": {"a": "b"}}
+    async with api.post(COMPLETIONS, data=completion(**fields), headers=JSON) as response:
+        assert response.status == 200
+    async with api.post(CHAT, data=chat(response_format={"type": "text"}, tools=[]), headers=JSON) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_other_content_types(api, kind):
+    async with api.post(COMPLETIONS, data=completion(), headers={"Content-Type": kind}) as response:
+        assert response.status == 415
+        assert "application/json" in (await response.json())["error"]["message"]
+
+
+async def test_broken_compression(api):
+    headers = JSON | {"Content-Encoding": "gzip"}
+    async with api.post(COMPLETIONS, data=b"this is no gzip", headers=headers, compress=False) as response:
+        assert response.status == 400
+
+
+async def test_unknown_route_and_wrong_method(api):
+    async with api.get("/v2/nothing") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["type"] == "not_found_error"
+    async with api.get(COMPLETIONS) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert "POST" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(("prompt", "message"), [("!late death", "the decode node died"), ("!late", "request id")])
+async def test_error_after_the_first_token_is_an_event(api, prompt, message):
+    body = completion(prompt=prompt, max_tokens=9, stream=True)
+    async with api.post(COMPLETIONS, data=body, headers=JSON) as response:
+        assert response.status == 200
+        events = (await response.read()).decode().strip().split("\n\n")
+    assert len(events) == 3
+    assert message in orjson.loads(events[-1].removeprefix("data: "))["error"]["message"]
+    assert "secret" not in events[-1]
+
+
+async def test_api_key():
+    async with serving(FakeFrontend(), api_key="s3cret") as url, aiohttp.ClientSession(url) as session:
+        for path, status in {"/health": 200, "/metrics": 200, "/v1/models": 401, "/nowhere": 401}.items():
+            async with session.get(path) as response:
+                assert response.status == status, path
+        for header in ("Bearer wrong", "Basic s3cret", "s3cret", "Bearer s3crétt", "Bearer "):
+            async with session.get("/v1/models", headers={"Authorization": header}) as response:
+                assert response.status == 401
+                error = (await response.json())["error"]
+                assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+        async with session.get("/v1/models", headers={"Authorization": "Bearer s3cret"}) as response:
+            assert response.status == 200

@@ -1,0 +1,183 @@
+"""Hang-ups, ids, and the routes that generate nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import orjson
+import pytest
+from fake_frontend import FakeFrontend, serving
+
+from engine.request import CLASSES, SamplingParams
+from net.http.schema import SERVICE_CLASSES
+
+
+@pytest.fixture
+async def frontend():
+    return FakeFrontend()
+
+
+@pytest.fixture
+async def api(frontend):
+    async with serving(frontend) as url, aiohttp.ClientSession(url) as session:
+        yield session
+
+
+async def test_words_agree_with_the_engine(api, frontend):
+    assert SERVICE_CLASSES == CLASSES
+    async with api.post("/v1/completions", json={"prompt": "ab", "stop": "x", "logit_bias": {"1": 2}}) as response:
+        assert response.status == 200
+    sampling = SamplingParams(**frontend.calls[0]["sampling"])
+    assert SamplingParams.from_wire(sampling.to_wire()) == sampling
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["!hang", "!hang-later", ["!hang", "!hang-later", "ab"]])
+async def test_a_hang_up_closes_every_generation(api, frontend, prompt, stream):
+    body = {"prompt": prompt, "stream": stream, "max_tokens": 9}
+    request = asyncio.create_task(api.post("/v1/completions", json=body))
+    await frontend.started.wait()
+    await asyncio.sleep(0)
+    if stream and prompt == "!hang-later":
+        response = await request
+        await response.content.readany()
+        response.close()
+    else:
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    async with asyncio.timeout(10):
+        await frontend.idle.wait()
+    assert not frontend.open
+
+
+async def test_a_failing_choice_closes_the_others(api, frontend):
+    async with api.post("/v1/completions", json={"prompt": ["!hang", "!overloaded"]}) as response:
+        assert response.status == 429
+    assert not frontend.open
+
+
+async def test_closing_the_server_ends_generations(frontend):
+    async with aiohttp.ClientSession() as session:
+        async with serving(frontend) as url:
+            request = asyncio.create_task(session.post(f"{url}/v1/completions", json={"prompt": "!hang"}))
+            await frontend.started.wait()
+        assert not frontend.open
+        with pytest.raises(aiohttp.ClientError):
+            await request
+
+
+async def test_request_id(api, frontend):
+    body = {"prompt": "ab", "max_tokens": 1}
+    async with api.post("/v1/completions", json=body, headers={"X-Request-Id": "my-id.1"}) as response:
+        assert response.headers["X-Request-Id"] == "my-id.1"
+        assert (await response.json())["id"] == "cmpl-my-id.1"
+    assert frontend.calls[0]["request_id"] == "my-id.1"
+    async with api.post("/v1/completions", json=body | {"stream": True}, headers={"X-Request-Id": "s"}) as response:
+        assert response.headers["X-Request-Id"] == "s"
+    for unfit in ("a b", "x" * 200, "<script>"):
+        async with api.post("/v1/completions", json=body, headers={"X-Request-Id": unfit}) as response:
+            assert response.headers["X-Request-Id"] != unfit
+    async with api.get("/debug/requests/cmpl-my-id.1") as response:
+        assert await response.json() == {"request_id": "my-id.1"}
+    async with api.get("/debug/requests/unheard-of") as response:
+        assert response.status == 404
+
+
+async def test_equal_request_ids_at_the_same_time(api, frontend):
+    headers = {"X-Request-Id": "twice"}
+    hanging = asyncio.create_task(api.post("/v1/completions", json={"prompt": "!hang"}, headers=headers))
+    await frontend.started.wait()
+    async with api.post("/v1/completions", json={"prompt": "ab"}, headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["X-Request-Id"] == "twice"
+    hanging.cancel()
+    assert frontend.calls[1]["request_id"].startswith("twice-")
+
+
+async def test_class_header(api, frontend):
+    url, body = "/v1/completions", {"prompt": "ab", "service_class": "interactive"}
+    async with api.post(url, json=body, headers={"X-Mooncake-Class": "batch"}) as response:
+        assert response.status == 200
+    async with api.post(url, json={"prompt": "ab", "priority": -1}) as response:
+        assert response.status == 200
+    async with api.post(url, json=body, headers={"X-Mooncake-Class": "royal"}) as response:
+        assert response.status == 400
+    assert [call["service_class"] for call in frontend.calls] == ["batch", "interactive"]
+
+
+async def test_events_on_the_wire(api):
+    body = {"prompt": "ab", "max_tokens": 2, "stream": True, "return_token_ids": True}
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async with api.post("/v1/completions", json=body | options) as response:
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        raw = await response.read()
+    events = raw.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""]
+    chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 2]
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks[:2]] == [[97], [98]]
+
+
+async def test_token_ids_of_a_whole_answer(api):
+    async with api.post(
+        "/v1/completions", json={"prompt": "ab", "max_tokens": 3, "return_token_ids": True}
+    ) as response:
+        choice = (await response.json())["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([97, 98, 97], [97, 98])
+
+
+async def test_long_texts_are_tokenized_aside(frontend):
+    frontend.max_model_len = 200_000
+    async with serving(frontend) as url, aiohttp.ClientSession(url) as session:
+        body = {"prompt": "a" * 100_000, "max_tokens": 1}
+        async with session.post("/v1/completions", json=body) as response:
+            assert (await response.json())["usage"]["prompt_tokens"] == 100_000
+
+
+async def test_tokens(api):
+    async with api.post("/tokenize", json={"prompt": "ab", "return_token_strs": True}) as response:
+        assert await response.json() == {
+            "count": 2,
+            "max_model_len": 2000,
+            "tokens": [97, 98],
+            "token_strs": ["a", "b"],
+        }
+    async with api.post("/tokenize", json={"messages": [{"role": "user", "content": "abc"}]}) as response:
+        assert (await response.json())["count"] == 3
+    async with api.post("/detokenize", json={"tokens": [97, 98]}) as response:
+        assert await response.json() == {"prompt": "ab"}
+
+
+async def test_models_carry_root_and_length(api):
+    async with api.get("/v1/models") as response:
+        model = (await response.json())["data"][0]
+    assert (model["id"], model["root"], model["max_model_len"]) == ("fake", "fake/root", 2000)
+    async with api.get("/v1/models/other") as response:
+        assert response.status == 404
+
+
+async def test_state_routes(api, frontend):
+    for path, answer in {"/cluster": {"members": []}, "/debug/state": {"running": 0}}.items():
+        async with api.get(path) as response:
+            assert await response.json() == answer
+    async with api.get("/version") as response:
+        assert await response.json() == {"version": "unknown"}
+    async with api.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert await response.read() == b"# fake\n"
+    async with api.get("/health") as response:
+        assert response.status == 200
+    frontend.sick = "leaving the cluster"
+    async with api.get("/health") as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["message"] == "leaving the cluster"
+
+
+async def test_a_port_in_use_is_an_oserror(frontend):
+    async with serving(frontend) as url:
+        from net.http import HttpServer, create_app
+
+        server = HttpServer(create_app(frontend))
+        with pytest.raises(OSError):
+            await server.start("127.0.0.1", int(url.rpartition(":")[2]))

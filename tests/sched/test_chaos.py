@@ -1,0 +1,69 @@
+"""Random schedules of every fault at once: whatever happened, the cluster agrees again afterwards.
+
+CHAOS_SEEDS=1000 runs as many seeds; a failing one is in the test's name and replays exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from sched.events import MemberDown, MemberUp
+
+import pytest
+
+from tests.sched.virtual import VirtualNet, VirtualNode
+
+
+@pytest.mark.parametrize("number", range(int(os.environ.get("CHAOS_SEEDS", "15"))))
+def test_the_cluster_agrees_after_any_faults(number):
+    net = VirtualNet(number, loss=number % 4 * 0.1, duplicate=0.05, delay_s=(0.0002, 0.02))
+    net.cluster(net.rng.randrange(3, 9))
+    assert net.run_until(net.converged, 60.0) is not None
+    for _ in range(12):
+        one_fault(net)
+        net.run(net.rng.uniform(0.05, 2.0))
+    net.heal()
+    net.loss = 0.0
+    net.run(5.0)  # suspicions raised by the faults run out; pauses end
+    for node in net.nodes.values():
+        if node.up and node.sees() == {node.name}:  # the node it joined through died first: its operator tries another
+            net.join(node.name, next(other.name for other in net.nodes.values() if other.up and other is not node))
+    assert net.run_until(net.converged, 60.0) is not None, {n.name: n.sees() for n in net.nodes.values() if n.up}
+    net.run(2.0)
+    assert net.converged()
+    for node in net.nodes.values():
+        check_alternation(node)
+
+
+def one_fault(net: VirtualNet) -> None:
+    up = [node.name for node in net.nodes.values() if node.up]
+    down = [node.name for node in net.nodes.values() if not node.up]
+    kind = net.rng.choice(["crash", "leave", "pause", "partition", "heal", "restart", "add"])
+    if kind in ("crash", "leave") and len(up) > 2:
+        getattr(net, kind)(net.rng.choice(up))
+    elif kind == "pause":
+        net.pause(net.rng.choice(up), net.rng.uniform(0.1, 5.0))
+    elif kind == "partition":
+        cut = net.rng.randrange(1, len(up)) if len(up) > 1 else 1
+        net.partition(up[:cut], up[cut:])
+    elif kind == "heal":
+        net.heal()
+    elif kind == "restart" and down:
+        name = net.rng.choice(down)
+        net.add(name, address=net.nodes[name].address)
+        net.join(name, net.rng.choice(up))
+    elif kind == "add":
+        name = f"n{len(net.nodes)}"
+        net.add(name)
+        net.join(name, net.rng.choice(up))
+
+
+def check_alternation(node: VirtualNode) -> None:
+    """A node is told up, down, up, down ... of every other one."""
+    here: set[str] = set()
+    for _, effect in node.log:
+        if isinstance(effect, MemberUp):
+            assert effect.member.node_id not in here
+            here.add(effect.member.node_id)
+        elif isinstance(effect, MemberDown):
+            here.remove(effect.node_id)
+    assert here == node.sees() - {node.name} or not node.up

@@ -1,0 +1,207 @@
+"""The rules of the house, read off the imports: dependencies point down, pure cores are pure, torch stays in its rooms.
+
+ARCHITECTURE.md rules 1 and 2. A rule is a line in a table here; a module that breaks it is named with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("engine", "attention", "cache", "net", "sched")
+
+# Which rooms a room may use. A longer name is a module with a rule of its own.
+USES = {
+    "attention": set(),
+    "sched": set(),
+    "net": set(),
+    "net.gossip": {"sched"},
+    "cache": {"net"},
+    "engine": {"attention", "cache", "net", "sched"},
+}
+
+# Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
+PURE = (
+    "engine.request",
+    "engine.batcher",
+    "engine.resolve",
+    "engine.timeline",
+    "cache.block",
+    "cache.pool",
+    "cache.prefix",
+    "cache.policy",
+    "cache.homes",
+    "net.wire",
+    "sched",
+)
+IMPURE_IMPORTS = {
+    "asyncio",
+    "socket",
+    "time",
+    "random",
+    "threading",
+    "os",
+    "selectors",
+    "subprocess",
+    "multiprocessing",
+}
+
+# torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
+TORCH = {"torch", "triton", "transformers"}
+MAY_TORCH = (
+    "attention",
+    "engine.gguf_weights",
+    "engine.loading",
+    "engine.model",
+    "engine.runner",
+    "engine.safetensors_weights",
+    "engine.sampler",
+    "engine.weights",
+)
+# ... these inside a function, for the roles that run a model ...
+LAZY_TORCH = ("engine.machine",)
+# ... and these are all that a store node imports at start.
+STORE_NODE = ("mooncake", "engine.node", "engine.tokenizer", "cache", "net", "sched")
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name -> file of every module of the house."""
+    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    top = ROOT / "mooncake.py"
+    return named | ({"mooncake": top} if top.exists() else {})
+
+
+MODULES = modules()
+
+
+def imports(source: str, package: str) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, inside a function) of every import, `if TYPE_CHECKING:` left out; relative ones made absolute."""
+
+    def walk(nodes: Iterable[ast.AST], lazy: bool) -> Iterator[tuple[str, int, bool]]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, node.lineno, lazy) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                parents = package.split(".")
+                base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+                module = ".".join(part for part in (base, node.module) if part)
+                yield module, node.lineno, lazy
+                yield from ((f"{module}.{alias.name}", node.lineno, lazy) for alias in node.names)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from walk(node.orelse, lazy)
+            else:
+                late = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from walk(ast.iter_child_nodes(node), late)
+
+    yield from walk(ast.parse(source).body, False)
+
+
+def imports_of(name: str) -> Iterator[tuple[str, int, bool]]:
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return imports(path.read_text(), package)
+
+
+def within(name: str, rules: tuple[str, ...]) -> bool:
+    return any(name == rule or name.startswith(rule + ".") for rule in rules)
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def most_specific(name: str) -> set[str]:
+    """The entry of USES with the longest name that covers `name`."""
+    return USES[max((rule for rule in USES if within(name, (rule,))), key=len)]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "mooncake"])
+def test_dependencies_point_down(name):
+    allowed = most_specific(name) | {top(name)}
+    wrong = [
+        f"{name}:{line} imports {module}"
+        for module, line, _ in imports_of(name)
+        if top(module) in {*ROOMS, "mooncake", "scripts", "tests"} - allowed
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if within(name, PURE)])
+def test_pure_cores_do_no_input_output_and_read_no_clock(name):
+    wrong = [f"{name}:{line} imports {module}" for module, line, _ in imports_of(name) if top(module) in IMPURE_IMPORTS]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not within(name, MAY_TORCH)])
+def test_torch_stays_in_its_rooms(name):
+    late = within(name, LAZY_TORCH)
+    wrong = [
+        f"{name}:{line} imports {module}"
+        for module, line, lazy in imports_of(name)
+        if top(module) in TORCH and not (lazy and late)
+    ]
+    assert not wrong, wrong
+
+
+def test_a_store_node_loads_no_torch():
+    """The same by running it: what the modules import may import torch in turn."""
+    names = [name for name in MODULES if within(name, STORE_NODE)]
+    code = f"import sys\nfor name in {names!r}: __import__(name)\nprint(*sorted({TORCH!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_our_sched_comes_before_the_standard_librarys():
+    """The console script starts with neither the checkout nor the caller's directory on sys.path."""
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('mooncake', {str(ROOT / 'mooncake.py')!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.main(['--version'])"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd="/", env=bare, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, f"mooncake {__version__}\n"), done.stderr
+
+
+def test_every_rule_names_something_that_exists():
+    stale = [
+        rule
+        for rule in (*USES, *PURE, *MAY_TORCH, *LAZY_TORCH, *STORE_NODE)
+        if not any(within(m, (rule,)) for m in MODULES)
+    ]
+    assert stale == []
+
+
+def test_the_import_reader_sees_every_kind():
+    source = (
+        "import a.b\nfrom c import d\nfrom . import e\nfrom ..f import g\n"
+        "if TYPE_CHECKING:\n    import h\nelse:\n    import i\n"
+        "def late():\n    import j\n"
+    )
+    seen = {module: lazy for module, _, lazy in imports(source, "x.y")}
+    assert seen == {
+        "a.b": False,
+        "c": False,
+        "c.d": False,
+        "x.y": False,
+        "x.y.e": False,
+        "x.f": False,
+        "x.f.g": False,
+        "i": False,
+        "j": True,
+    }
