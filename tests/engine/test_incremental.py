@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from engine.model_error import ModelError
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import IncrementalDecoder, Tokenizer
 
 IN_VOCABULARY = st.characters(max_codepoint=0x3FFFF, codec="utf-8", exclude_characters="\x04\x06\x13\x14\x16\x1d")
 """SmolLM2's vocabulary lacks 21 bytes: these control characters and what begins characters of unassigned planes."""
 
 
 def push_in_pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool = True) -> list[str]:
-    decoder = tokenizer.incremental(skip)
+    decoder = IncrementalDecoder(tokenizer, skip)
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     return [decoder.push(ids[a:b]) for a, b in pairwise(edges)] + [decoder.flush()]
 
@@ -38,7 +38,7 @@ def test_deltas_of_any_tokens_add_up(embedded_tokenizer, ids, cuts, skip):
 @given(text=st.text(IN_VOCABULARY, max_size=20))
 def test_text_never_shows_half_a_character(embedded_tokenizer, text):
     ids = embedded_tokenizer.encode(text)
-    decoder = embedded_tokenizer.incremental(skip_special_tokens=False)
+    decoder = IncrementalDecoder(embedded_tokenizer, skip_special_tokens=False)
     deltas = [decoder.push([token]) for token in ids]
     assert "".join(deltas) == text and decoder.flush() == ""
     assert "\ufffd" in text or not any("\ufffd" in delta for delta in deltas)
@@ -46,7 +46,7 @@ def test_text_never_shows_half_a_character(embedded_tokenizer, text):
 
 def test_flush_shows_what_stayed_incomplete(embedded_tokenizer):
     ids = embedded_tokenizer.encode("😀")
-    decoder = embedded_tokenizer.incremental()
+    decoder = IncrementalDecoder(embedded_tokenizer)
     assert len(ids) > 1 and decoder.push(ids[:-1]) == "" and decoder.flush() == "\ufffd"
 
 
