@@ -124,6 +124,9 @@ def rows_of(args: Namespace, bench: Benchmark) -> list[Row]:
     notes = [f"peer {name} is missing: {reason}" for name, reason in bench.missing.items()]
     if bench.left_out:
         notes.append(f"{bench.left_out} requests longer than the context were left out")
+    for name, runs in bench.runs.items():
+        if any(o.error is None and not o.usage_given for run in runs for o in run.outcomes):
+            notes.append(f"{name} sends no usage: its output tokens are counted as events")
     rows = []
     for metric, (value, unit) in summaries[OURS].items():
         peers = {name: summaries.get(name, {}).get(metric, (None, unit))[0] for name, _ in args.peer}

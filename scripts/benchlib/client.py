@@ -43,6 +43,7 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    usage_given: bool = False  # False: output_tokens counts events
     error: str | None = "not sent"  # None = success
 
 
@@ -146,7 +147,8 @@ class Client:
             return
         outcome.ttft_s = outcome.itl_s.pop(0)
         outcome.e2e_s = last - outcome.sent_s
-        outcome.output_tokens = outcome.output_tokens or events  # a server without usage: one token per event
+        if not outcome.usage_given:
+            outcome.output_tokens = events
         outcome.error = None
 
     def _request(self, spec: Spec) -> dict[str, Any]:
@@ -173,6 +175,7 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[float, d
 
 def _take_usage(outcome: Outcome, usage: dict[str, Any] | None) -> None:
     if usage:
+        outcome.usage_given = True
         outcome.prompt_tokens = usage.get("prompt_tokens") or outcome.prompt_tokens
         outcome.output_tokens = usage.get("completion_tokens") or 0
         outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -29,7 +29,7 @@ SOURCE = TokenSource(seed=1, vocab_size=2000)
 def outcome(ttft: float, gaps: list[float], sent: float = 0.0, tokens: int | None = None) -> Outcome:
     """Times in seconds."""
     count = len(gaps) + 1 if tokens is None else tokens
-    return Outcome(sent, 0.0, ttft, gaps, ttft + sum(gaps), 10, 4, count, None)
+    return Outcome(sent, 0.0, ttft, gaps, ttft + sum(gaps), 10, 4, count, True, None)
 
 
 def test_tokens_are_a_function_of_seed_and_name():
