@@ -23,6 +23,15 @@ class Change:
         """Another process under the same name, seen before the death of the first one was."""
         return self.before is not None and self.before.life != self.after.life
 
+    def cause(self, statement: Member | Verdict) -> str:
+        """Why the node went down, `statement` being what changed the entry."""
+        if self.restarted:
+            return "restarted"
+        if self.after.status is Status.LEFT:
+            return "left"
+        source = statement.source if isinstance(statement, Verdict) else "the cluster"
+        return f"dead: found by {source}"
+
 
 class Roster:
     """Entries of all other nodes, the dead included until they are forgotten."""
