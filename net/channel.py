@@ -40,7 +40,7 @@ class Channel:
         """`check` sees the hello of every peer before anything else is exchanged: a reason to refuse it, or None."""
         self.node_id = node_id
         self.links = Links(node_id, hello, check)
-        self.links.accept("control", self)
+        self.links.accept("control", self._opened)
         self.links.on_lost(self._fail_calls)
         self._handlers: dict[str, Handler] = {}
         self._calls: dict[int, tuple[str, asyncio.Future[Frame]]] = {}
@@ -135,11 +135,12 @@ class Channel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.links.close()
 
-    # --- net.connection.Receiver
-
-    def opened(self, connection: Connection) -> None:
+    def _opened(self, connection: Connection) -> Channel:
         for header, data in self._backlog.pop(connection.peer_id, ()):
             connection.send(header, data)
+        return self
+
+    # --- net.connection.Receiver
 
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
         return self._place(header, nbytes)

@@ -33,9 +33,6 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_K
 class Receiver(Protocol):
     """Who the frames of a connection are for. All methods run on the event loop and do not block."""
 
-    def opened(self, connection: Connection) -> None:
-        """Hellos are exchanged; frames will follow."""
-
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
         """Where the payload of the frame that begins with `header` goes: a net.wire.Place."""
 
@@ -56,10 +53,13 @@ class Greeter(Protocol):
         """A reason to refuse the peer that sent `hello`, or None."""
 
     def opened(self, connection: Connection) -> Receiver:
-        """The handshake is done."""
+        """The handshake is done: who gets the frames?"""
 
     def ended(self, connection: Connection, reason: str | None) -> None:
         """An open connection was closed (None) or broken by the other side."""
+
+    def left(self, connection: Connection) -> None:
+        """We closed or aborted it ourselves."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -133,11 +133,16 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_open and not self._ended:
             self._transport_or_raise().write(encode({"bye": True}))
         self._end()
+        self._greeter.left(self)
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Close now; nothing more is sent, and nothing received after this is looked at."""
+        self._cut()
+        self._greeter.left(self)
+
+    def _cut(self) -> None:
         self._end()
         if self._transport is not None:
             self._transport.abort()
@@ -147,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended:
             return
         opened, receiver = self.is_open, self._receiver
-        self.abort()
+        self._cut()
         if not self.ready.done():
             self.ready.set_exception(PeerLost(reason))
         if opened:

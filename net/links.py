@@ -58,7 +58,7 @@ class Links:
         self._hello = hello
         self._check = check
         self._peers: dict[str, Peer] = {}
-        self._receivers: dict[str, Receiver] = {}  # by purpose
+        self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._everyone: set[Connection] = set()  # also those still shaking hands
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -72,9 +72,9 @@ class Links:
         self.address = (host, self._server.sockets[0].getsockname()[1])
         return self.address
 
-    def accept(self, purpose: str, receiver: Receiver) -> None:
-        """Frames on connections of this purpose, dialed by either side, go to `receiver`."""
-        self._receivers[purpose] = receiver
+    def accept(self, purpose: str, acceptor: Callable[[Connection], Receiver]) -> None:
+        """Give every opened connection of this purpose, dialed by either side, the receiver of its frames."""
+        self._acceptors[purpose] = acceptor
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back, in order of registration, when a peer's connection broke."""
@@ -150,9 +150,9 @@ class Links:
             return
         log.info("%s lost %s: %s", self.node_id, peer_id, reason)
         peer.lost_because = reason
-        for connection in peer.connections:
+        connections, peer.connections = peer.connections, []
+        for connection in connections:
             connection.abort()
-        peer.connections.clear()
         self.report_lost(peer_id)
 
     def report_lost(self, peer_id: str) -> None:
@@ -245,7 +245,7 @@ class Links:
             return "this node is closing"
         if node == self.node_id:
             return "a node does not connect to itself" if instance == self.instance else _taken(self.node_id)
-        if purpose not in self._receivers:
+        if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
         return self._check(body)
 
@@ -258,8 +258,7 @@ class Links:
             peer.address = connection.peer_address or peer.address
         peer.instance, peer.hello = connection.instance, connection.hello
         peer.connections.append(connection)
-        receiver = self._receivers[connection.purpose]
-        receiver.opened(connection)
+        receiver = self._acceptors[connection.purpose](connection)
         if connection.purpose == "control":
             for waiter in peer.waiters:
                 if not waiter.done():
@@ -274,9 +273,14 @@ class Links:
         if reason is not None:
             self.drop(peer.peer_id, reason)
             return
-        peer.connections.remove(connection)
+        self.left(connection)
         if connection.purpose == "control" and peer.control() is None:
             _tell(self._on_closed, peer.peer_id)
+
+    def left(self, connection: Connection) -> None:
+        peer = self._peers.get(connection.peer_id)
+        if peer is not None and connection in peer.connections:
+            peer.connections.remove(connection)
 
 
 def _fail(peer: Peer, error: Exception) -> None:
