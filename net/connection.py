@@ -107,9 +107,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
             self._break("the peer does not read")
 
-    def send_views(self, header: Header, views: Sequence[memoryview]) -> None:
-        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`."""
-        self._write([head(header, sum(map(nbytes_of, views))), *views])
+    def send_views(self, header: Header, views: Sequence[memoryview], before: bytes = b"") -> None:
+        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`.
+        `before` is an encoded frame that leaves in the same segment."""
+        self._write([before + head(header, sum(map(nbytes_of, views))), *views])
 
     async def drain(self) -> None:
         """Wait until the peer keeps up again. Raises PeerLost."""

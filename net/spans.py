@@ -6,8 +6,11 @@ stream in the order of the list, and a Cursor hands that stream out in pieces of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from struct import Struct, unpack
+from collections.abc import Sequence
+from itertools import chain
+from operator import add, eq
+from struct import Struct
+from struct import pack as pack_struct
 
 from net.errors import TransferError
 
@@ -20,39 +23,45 @@ Run = tuple[int, int]
 _RUN = Struct("<2Q")
 
 
-def merged(spans: Iterable[Span], name: str, nbytes: int) -> tuple[list[Span], int]:
+def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span], int]:
     """The spans with neighbours joined where both sides continue, and their total length. Raises TransferError
     unless every one lies inside the local region `name` of `nbytes`."""
+    if not spans:
+        return (), 0
+    local, remote, lengths = zip(*spans, strict=True)
+    if min(min(local), min(remote), min(lengths)) < 0 or max(map(add, local, lengths)) > nbytes:
+        wrong = next(one for one in spans if min(one) < 0 or one[0] + one[2] > nbytes)
+        raise TransferError(f"span {tuple(wrong)} is outside region {name!r} of {nbytes} bytes")
+    if 0 in lengths or (_touch(local, lengths) and _touch(remote, lengths)):
+        spans = _join(spans)
+    return spans, sum(lengths)
+
+
+def runs(offsets: Sequence[int], lengths: Sequence[int]) -> list[Run]:
+    """One side of merged spans, neighbours joined."""
+    pairs = list(zip(offsets, lengths, strict=True))
+    if not _touch(offsets, lengths):
+        return pairs
+    return [(offset, length) for offset, _, length in _join([(offset, offset, length) for offset, length in pairs])]
+
+
+def _touch(offsets: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether any piece begins where the one before it ends: a check at C speed, as most lists have no such piece."""
+    return any(map(eq, map(add, offsets, lengths), offsets[1:]))
+
+
+def _join(spans: Sequence[Span]) -> list[Span]:
     out: list[Span] = []
-    first_local = first_remote = length_so_far = total = 0
+    first_local = first_remote = so_far = 0
     for local, remote, length in spans:
-        if local < 0 or remote < 0 or length < 0 or local + length > nbytes:
-            raise TransferError(f"span ({local}, {remote}, {length}) is outside region {name!r} of {nbytes} bytes")
-        total += length
-        if local == first_local + length_so_far and remote == first_remote + length_so_far:
-            length_so_far += length
+        if local == first_local + so_far and remote == first_remote + so_far:
+            so_far += length
             continue
-        if length_so_far:
-            out.append((first_local, first_remote, length_so_far))
-        first_local, first_remote, length_so_far = local, remote, length
-    if length_so_far:
-        out.append((first_local, first_remote, length_so_far))
-    return out, total
-
-
-def runs(pairs: Iterable[Run]) -> list[Run]:
-    """One side of the spans, neighbours joined."""
-    out: list[Run] = []
-    start = end = 0
-    for offset, length in pairs:
-        if offset == end:
-            end += length
-            continue
-        if end > start:
-            out.append((start, end - start))
-        start, end = offset, offset + length
-    if end > start:
-        out.append((start, end - start))
+        if so_far:
+            out.append((first_local, first_remote, so_far))
+        first_local, first_remote, so_far = local, remote, length
+    if so_far:
+        out.append((first_local, first_remote, so_far))
     return out
 
 
@@ -64,15 +73,14 @@ def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
 
 
 def pack(pairs: Sequence[Run]) -> bytes:
-    return b"".join([_RUN.pack(*run) for run in pairs])
+    return pack_struct(f"<{2 * len(pairs)}Q", *chain.from_iterable(pairs))
 
 
-def unpack_runs(data: memoryview) -> list[Run]:
+def unpack(data: memoryview) -> list[Run]:
     """Inverse of `pack`. Raises TransferError when the data is cut short."""
     if len(data) % _RUN.size:
         raise TransferError(f"a list of runs has {len(data)} bytes, which is no multiple of {_RUN.size}")
-    numbers = unpack(f"<{len(data) // 8}Q", data)
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+    return list(_RUN.iter_unpack(data))
 
 
 class Cursor:

@@ -25,7 +25,7 @@ from net.memory import Region
 from net.spans import Cursor, Span, pack, runs
 from net.tcp_server import Served, push
 from net.transport import Op
-from net.wire import Frame, FrameError, Header, nowhere
+from net.wire import Frame, FrameError, Header, encode, nowhere
 
 CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
 
@@ -67,8 +67,9 @@ class Tcp:
         rail = self._rails.get(peer_id)
         if rail is None:
             raise PeerLost(f"the data connection to {peer_id!r} is closed")
-        ours = Cursor(local.memory, runs((offset, length) for offset, _, length in spans))
-        theirs = runs((offset, length) for _, offset, length in spans)
+        here, there, lengths = zip(*spans, strict=True)
+        ours = Cursor(local.memory, runs(here, lengths))
+        theirs = runs(there, lengths)
         if op is Op.READ:
             await rail.read(ours, remote, theirs)
         else:
@@ -129,7 +130,7 @@ class _Rail:
     async def read(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.READ, ours)
         try:
-            self._request(transfer_id, transfer, region, theirs)
+            self.connection.send({"op": "read", "id": transfer_id, "region": region}, [pack(theirs)])
             await transfer.done
         except asyncio.CancelledError:
             incoming = self.connection.decoder.incoming
@@ -144,8 +145,8 @@ class _Rail:
     async def write(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            self._request(transfer_id, transfer, region, theirs)
-            await push(self.connection, transfer_id, ours, transfer.done.done)
+            request = encode({"op": "write", "id": transfer_id, "region": region}, [pack(theirs)])
+            await push(self.connection, transfer_id, ours, transfer.done.done, request)
             await transfer.done
         except asyncio.CancelledError:
             await self._stop(transfer_id, transfer)
@@ -174,9 +175,6 @@ class _Rail:
         transfer = _Transfer(op, ours, asyncio.get_running_loop().create_future())
         self._transfers[transfer_id] = transfer
         return transfer_id, transfer
-
-    def _request(self, transfer_id: int, transfer: _Transfer, region: str, theirs: Sequence[tuple[int, int]]) -> None:
-        self.connection.send({"op": transfer.op.value, "id": transfer_id, "region": region}, [pack(theirs)])
 
     def _finish(self, transfer_id: int) -> None:
         transfer = self._transfers.pop(transfer_id)

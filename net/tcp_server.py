@@ -9,18 +9,22 @@ from contextlib import suppress
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
 from net.memory import Region
-from net.spans import Cursor, check, unpack_runs
+from net.spans import Cursor, check, unpack
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
 FRAME = 1 << 20  # bytes of one data frame
 RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
 
 
-async def push(connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool]) -> None:
+async def push(
+    connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool], before: bytes = b""
+) -> None:
     """Send all of `source` as data frames, as fast as the peer reads and with a turn of the loop between frames.
-    Ends early when `stopped`. Raises PeerLost; a peer that stops reading is cut off by the connection."""
+    `before` is an encoded frame that goes first. Ends early when `stopped`. Raises PeerLost; a peer that stops
+    reading is cut off by the connection."""
     while source.left and not stopped():
-        connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)))
+        connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)), before)
+        before = b""
         if source.left:
             await asyncio.sleep(0)
             await connection.drain()
@@ -85,7 +89,7 @@ class Served:
         region = self._regions.get(name)
         if region is None or region.closed:
             raise TransferError(f"region {name!r} is not registered there")
-        wanted = unpack_runs(frame.data)
+        wanted = unpack(frame.data)
         check(wanted, name, region.nbytes)
         return Cursor(region.memory, wanted)
 

@@ -110,9 +110,9 @@ class TransferEngine:
             raise TransferError("the transfer engine is closed")
         if peer_id == self._channel.node_id:
             return _LOCAL
-        traffic = self._of(peer_id)
         if (path := self.path_of(peer_id)) is not None:
             return path
+        traffic = self._of(peer_id)
         async with traffic.opening:
             if (path := self.path_of(peer_id)) is None:
                 path = traffic.path = await self._find(peer_id)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from net.errors import TransferError
-from net.spans import Cursor, check, merged, pack, runs, unpack_runs
+from net.spans import Cursor, check, merged, pack, runs, unpack
 
 SIZE = 300
 spans = st.lists(
@@ -26,9 +26,9 @@ def test_merging_keeps_every_byte_in_order(given_spans):
     assert bytes_of(moves) == bytes_of(given_spans)
     assert total == len(bytes_of(given_spans))
     assert all(length > 0 for _, _, length in moves)
-    ours = runs((local, length) for local, _, length in moves)
+    ours = runs([local for local, _, _ in moves], [length for _, _, length in moves])
     assert [at + i for at, length in ours for i in range(length)] == [local for local, _ in bytes_of(given_spans)]
-    assert unpack_runs(memoryview(pack(ours))) == ours
+    assert unpack(memoryview(pack(ours))) == ours
 
 
 def test_neighbours_become_one():
@@ -60,4 +60,4 @@ def test_runs_outside_are_refused():
     with pytest.raises(TransferError, match="outside region 'x'"):
         check([(SIZE - 1, 2)], "x", SIZE)
     with pytest.raises(TransferError, match="multiple"):
-        unpack_runs(memoryview(b"123"))
+        unpack(memoryview(b"123"))

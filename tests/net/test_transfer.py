@@ -364,3 +364,71 @@ async def test_snapshot_and_closed_engine():
             await channel.call("b", "submit", body)
     with pytest.raises(ValueError, match="shm, tcp"):
         TransferEngine(Channel("x", {}), ["rdma"])
+
+
+@asynccontextmanager
+async def neighbours(order):
+    """Two nodes in this process: (engine, region) of 'a' and of 'b'."""
+    sides, made = [], []
+    for name in ("a", "b"):
+        channel = Channel(name, {})
+        engine = TransferEngine(channel, [order])
+        region = Region.shared(f"of-{name}", SIZE)
+        engine.register(region)
+        made.append((channel, await channel.start("127.0.0.1"), engine, region))
+        sides.append((engine, region))
+    made[0][0].introduce("b", made[1][1])
+    try:
+        yield sides
+    finally:
+        for channel, _, engine, region in made:
+            await engine.close()
+            await channel.close()
+            region.close()
+
+
+async def test_unregistering_ends_what_is_under_way():
+    async with neighbours("tcp") as ((a, _), (b, theirs)):
+        await a.open("b")
+        tasks = [asyncio.create_task(a.submit("b", op, "of-a", "of-b", [(0, 0, SIZE)])) for op in Op]
+        served = b._transports["tcp"]._served
+        await until(lambda: any(one._writes and one._reads for one in served))
+        b.unregister("of-b")
+        for task in tasks:
+            with pytest.raises(TransferError, match="was unregistered"):
+                await task
+        theirs.memory[:] = bytes(SIZE)
+        await a.fence("b")
+        assert not any(theirs.memory[::4096])
+
+
+async def test_closing_the_engine_ends_transfers_but_not_the_channel():
+    async with neighbours("tcp") as ((a, _), (b, _)):
+        await a.open("b")
+        task = asyncio.create_task(a.submit("b", Op.READ, "of-a", "of-b", [(0, 0, SIZE)]))
+        await asyncio.sleep(0)
+        await b.close()
+        with pytest.raises(PeerLost):
+            await task
+        with pytest.raises(TransferError, match="does not take part in transfers: its transfer engine is closed"):
+            await a.open("b")
+
+
+async def test_a_node_that_cannot_offer_its_memory_says_why(tmp_path, monkeypatch):
+    far = tmp_path / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(far))
+    before = open_fds()
+    async with neighbours("shm") as ((a, _), _):
+        with pytest.raises(TransferError, match=r"it cannot offer its memory: .*path too long"):
+            await a.open("b")
+    assert not list(far.iterdir())
+    assert open_fds() <= before + 1
+
+
+@both
+async def test_a_path_is_found_once_however_many_ask(order):
+    async with neighbours(order) as ((a, _), _):
+        paths = await asyncio.gather(*(a.open("b") for _ in range(10)))
+        assert len({id(path) for path in paths}) == 1
+        assert len(a._channel.links._everyone) == (2 if order == "tcp" else 1)
