@@ -34,10 +34,8 @@ log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
 INLINE_BYTES = 512 << 10  # more than this is checksummed off the event loop
-COUNTS = (
-    *("gets", "get_blocks", "get_bytes", "get_misses", "corrupt"),
-    *("puts", "put_blocks", "put_bytes", "put_no_room", "home_failures"),
-)
+GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
+PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
 
 
 class Shunned(Exception):
@@ -95,7 +93,7 @@ class Store:
         self._deadlines = deadlines or Deadlines()
         self._regions: dict[str, Region] = {}
         self._shunned: dict[str, float] = {}  # home -> until when
-        self._counts = Counter(dict.fromkeys(COUNTS, 0))
+        self._counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "home_failures"), 0))
         self._window = max(1, WINDOW_BYTES // block_bytes)
         self._share = None if local is None else Share(local, channel, self._deadlines)
         if local is not None and local.arena is not None:
