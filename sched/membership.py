@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+
 from sched.events import (
     Datagram,
     Effect,

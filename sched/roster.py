@@ -7,6 +7,7 @@ have heard the same statements, in any order and any number of times, hold the s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
 from sched.member import Member, Status, Verdict
 from sched.packet import encode_update
 

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+
 from tests.net.fake_frontend import FakeFrontend, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -6,6 +6,7 @@ import asyncio
 
 import openai
 import pytest
+
 from tests.net.fake_frontend import FakeFrontend, serving
 
 CHAT = [{"role": "user", "content": "hello"}]

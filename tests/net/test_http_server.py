@@ -7,10 +7,10 @@ import asyncio
 import aiohttp
 import orjson
 import pytest
-from tests.net.fake_frontend import FakeFrontend, serving
 
 from engine.request import CLASSES, SamplingParams
 from net.http.schema import SERVICE_CLASSES
+from tests.net.fake_frontend import FakeFrontend, serving
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ CHAOS_SEEDS=1000 runs as many seeds; a failing one is in the test's name and rep
 from __future__ import annotations
 
 import os
-from sched.events import MemberDown, MemberUp
 
 import pytest
 
+from sched.events import MemberDown, MemberUp
 from tests.sched.virtual import VirtualNet, VirtualNode
 
 

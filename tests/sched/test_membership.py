@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sched.events import Join, Joined, Refused, Suspect, Tick
-from sched.member import Member, Status, presets
-from sched.membership import Membership
 from typing import Any
 
 import pytest
 
+from sched.events import Join, Joined, Refused, Suspect, Tick
+from sched.member import Member, Status, presets
+from sched.membership import Membership
 from tests.sched.virtual import VirtualNet
 
 LOCAL = presets["local"]

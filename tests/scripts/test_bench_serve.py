@@ -9,11 +9,11 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
-from tests.net.fake_frontend import FakeFrontend, serving
 
 from scripts.benchlib.client import Client, Outcome, Server
 from scripts.benchlib.serve_flags import parse
 from scripts.benchlib.workload import Spec
+from tests.net.fake_frontend import FakeFrontend, serving
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_serve.py"
 SMALL = ["--vocab-size", "256", "--random-input-len", "20", "--random-output-len", "4", "--num-prompts", "6"]
