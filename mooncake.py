@@ -19,8 +19,13 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
+# The standard library has a module named sched, and the console script finds that one first otherwise.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from cache.claim import SsdError
 from engine.config import Config
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
@@ -45,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         source = describe(config.model, config.load_format, config.seed)
         return _run(serve(config, source))
-    except (UsageError, ModelError, ClusterError, ListenError) as error:
+    except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
 
 
 async def serve(config: Config, source: ModelSource) -> int:
     """Resolve, join, serve."""
-    cluster = None if config.join is None else await fetch_cluster(config.join)
+    cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
     machine = survey(look_for_gpu=config.roles != ("store",) and config.device != "cpu")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
     print(show(config), file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,8 @@ class Flight:
 
     @property
     def attempt_id(self) -> str:
-        return f"{self.request_id}#{self.attempt}"
+        """Name on the engine nodes: clients of two acceptors may choose the same request id."""
+        return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
 
     @property
     def num_output_tokens(self) -> int:
@@ -95,12 +96,13 @@ class Acceptor:
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.on_lost(self.node_lost)
+        channel.on_closed(self.node_lost)
 
     # --- a request, from prompt to last token
 
     async def generate(
         self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """Stream the answer. Raises ValueError, Overloaded or Unavailable before the first output; closing the
         iterator aborts the request on every node."""
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
@@ -140,7 +142,7 @@ class Acceptor:
             deadline=time.monotonic() + self._timeout_s,
         )
 
-    async def _outputs(self, flight: Flight) -> AsyncIterator[Output]:
+    async def _outputs(self, flight: Flight) -> AsyncGenerator[Output, None]:
         text = OutputText(self._tokenizer, flight)
         while True:
             try:
@@ -160,7 +162,7 @@ class Acceptor:
         flight.attempt += 1
         if flight.attempt >= MAX_ATTEMPTS:
             raise Unavailable(f"the request failed on {MAX_ATTEMPTS} placements, last: {reason}", retry_after_s=1.0)
-        self._metrics.request_resumed()
+        self._metrics.count_resumed()
 
     async def _start_or_wait(self, flight: Flight) -> None:
         """Start an attempt. A new request that finds no room is refused at once; one that already runs waits for it:
@@ -205,7 +207,7 @@ class Acceptor:
                     "block_ids": reply["blocks"],
                     "first_missing": reply["first_missing"],
                 }
-                flight.timeline.add(time.time(), self._node_id, "reserved", node=placement.decode)
+                flight.timeline.add(time.time(), self._node_id, "reserved", on=placement.decode)
             await self._channel.call(placement.prefill, messages.PREFILL, body | {"target": target}, data, left)
         except RemoteError as error:
             if error.code == "overloaded":
@@ -223,7 +225,7 @@ class Acceptor:
             attempt=flight.attempt,
         )  # fmt: skip
 
-    async def _attempt(self, flight: Flight, text: OutputText) -> AsyncIterator[Output]:
+    async def _attempt(self, flight: Flight, text: OutputText) -> AsyncGenerator[Output, None]:
         """Outputs until the end or AttemptFailed."""
         while True:
             try:

@@ -39,7 +39,7 @@ class Engine:
         self._config = config
         self._transfer = transfer
         self.region = loaded.region
-        transfer.register(self.region)
+        store.attach(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
         self.batcher = Batcher(
             self.pool,
@@ -53,7 +53,7 @@ class Engine:
         self.costs = StepCosts()
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
-        self.publisher = Publisher(reused, self.pool, KV_REGION, geometry)
+        self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
         loader = PrefixLoader(
             self.batcher, reused, KV_REGION, geometry, self.costs, self.network, config.prefix_fetch, metrics
         )

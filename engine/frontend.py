@@ -5,13 +5,12 @@ Implements net.http.frontend.Frontend; the HTTP layer knows nothing else of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from engine.acceptor import Acceptor
 from engine.tokenizer import Tokenizer
 from net.http.frontend import Output
-from net.metrics import Metrics
 
 
 class ServingFrontend:
@@ -24,21 +23,21 @@ class ServingFrontend:
         max_model_len: int,
         tokenizer: Tokenizer,
         acceptor: Acceptor,
-        metrics: Metrics,
         cluster: Callable[[], dict[str, Any]],
         state: Callable[[], dict[str, Any]],
         healthy: Callable[[], str | None],
+        metrics: Callable[[], bytes],
     ) -> None:
         self.model_name = model_name
         self.model_root = model_root
         self.max_model_len = max_model_len
         self.vocab_size = tokenizer.vocab_size
-        self.metrics = metrics
         self._tokenizer = tokenizer
         self._acceptor = acceptor
         self.cluster = cluster
         self.state = state
         self.healthy = healthy
+        self.metrics = metrics
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -49,12 +48,15 @@ class ServingFrontend:
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         return self._tokenizer.chat(messages, **kwargs)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
     def token_text(self, token_id: int) -> str:
         return self._tokenizer.token_str(token_id)
 
     def generate(
         self, prompt: list[int], sampling: dict[str, Any], *, request_id: str, service_class: str, cache_salt: str
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:

@@ -34,9 +34,8 @@ def load_model(
     """`progress(done, total)` in bytes of weights, called from this thread."""
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
-    device = torch.device(config.device)
-    weights = load(source, getattr(torch, config.dtype), device, progress)
-    model = Model(source.config, weights, choose(config.attention_backend, config.device), device)
+    weights = load(source, getattr(torch, config.dtype), config.device, progress)
+    model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
-    return LoadedModel(Runner(model, kv, geometry.block_size, device), region, source.config.eos_token_ids)
+    return LoadedModel(Runner(model, kv, geometry.block_size, config.device), region, source.config.eos_token_ids)

@@ -11,12 +11,14 @@ import logging
 import random
 import socket
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cache.block import root_key
 from cache.store import Store
+from engine import __version__
 from engine.acceptor import Acceptor
-from engine.config import Config
+from engine.config import ROLES, Config
 from engine.flags import UsageError, as_dict
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
@@ -26,7 +28,7 @@ from engine.share import open_share
 from engine.tokenizer import Tokenizer
 from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
-from net.http.server import HttpServer
+from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.admission import Limits
@@ -59,12 +61,15 @@ class Node:
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
         self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
-        self.store = Store(config.node_id, self.channel, self.transfer, self.share, self._homes)
+        self.store = Store(
+            config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
+        )
         self.engine: Engine | None = None
         self._cluster = cluster
         self._http_socket = http_socket
         self._rng = random.Random()
-        self._gossip: Gossip | None = None
+        self._gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
+        self._gossiping = False
         self._http: HttpServer | None = None
         self._loading: str | None = "starting"
         self._percent = 0
@@ -75,15 +80,16 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         host, port = await self.channel.start(config.host, config.control_port)
-        self._gossip = Gossip(self._member((host, port)), presets[config.net], self._rng, self._record)
         self._gossip.on_up(self._member_up)
         self._gossip.on_down(self._member_down)
         self.channel.on_lost(self._gossip.suspect)
         await self._gossip.start(host, port)
+        self._gossiping = True
         tokenizer = Tokenizer.load(self.source, config.tokenizer)
         acceptor = self._acceptor(tokenizer)
-        self._http = HttpServer(self._frontend(tokenizer, acceptor), api_key=config.api_key)
-        await self._http.start(self._http_socket)
+        app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
+        self._http = HttpServer(app)
+        await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
         if "prefill" in config.roles or "decode" in config.roles:
@@ -96,17 +102,14 @@ class Node:
         """Leave the cluster and give everything back, in reverse order."""
         if self._http is not None:
             await self._http.close()
-        if self._gossip is not None:
+        if self._gossiping:
             await self._gossip.leave()
         if self.engine is not None:
             await self.engine.close()
-        if self._gossip is not None:
-            self._gossip.close()
-        await self.store.close()
+        await self._gossip.close()
         await self.transfer.close()
         await self.channel.close()
-        if self.share is not None:
-            await self.share.close()
+        await self.store.close()
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])
@@ -168,6 +171,7 @@ class Node:
             self.cluster,
             self.state,
             lambda: self._loading,
+            self._metrics_text,
         )
 
     # --- who we are, who they are
@@ -184,10 +188,11 @@ class Node:
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:
         return disagreement(self.config, self.root.hex(), theirs)
 
-    def _member(self, control: tuple[str, int]) -> Member:
+    def _member(self) -> Member:
+        """The control address is filled in when gossip starts."""
         return Member(
             node_id=self.config.node_id,
-            address=control,
+            address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
             info=self._identity() | {"share": self.config.dram_bytes + self._ssd_bytes},
@@ -204,21 +209,23 @@ class Node:
 
     def _homes(self) -> list[str]:
         """Members that pooled blocks live on: those with a share of the store."""
-        return [member.node_id for member in self._gossip.alive() if member.info["share"] > 0]
+        return [member.node_id for member in self._gossip.members if member.info["share"] > 0]
 
     def _member_up(self, member: Member) -> None:
-        log.info("%s joined: %s at %s", member.node_id, "+".join(member.roles), member.http)
         self.channel.introduce(member.node_id, member.address)
-        self.metrics.set_members(len(self._gossip.alive()))
 
-    def _member_down(self, member: Member) -> None:
-        log.info("%s is gone", member.node_id)
-        self.channel.drop(member.node_id)
-        self.metrics.set_members(len(self._gossip.alive()))
+    def _member_down(self, member: Member, reason: str) -> None:
+        self.channel.drop(member.node_id, reason)
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
         return self.engine.record() if self.engine is not None else NodeRecord()
+
+    def _metrics_text(self) -> bytes:
+        """GET /metrics; what is a state and not an event is read now."""
+        roles = Counter(role for member in self._gossip.members for role in member.roles)
+        self.metrics.set_members({role: roles[role] for role in ROLES})
+        return self.metrics.text()
 
     # --- what it says of itself
 
@@ -244,7 +251,7 @@ class Node:
                 "status": member.status.name.lower(),
                 "transport": paths.get(member.node_id),
             }
-            for member in self._gossip.alive()
+            for member in self._gossip.members
         ]
         me = self._gossip.me
         here = {"node_id": me.node_id, "control": list(me.address), "http": f"http://{me.http}"}
@@ -262,6 +269,6 @@ class Node:
             "gossip": self._gossip.counters,
             "records": {
                 node: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}
-                for node, record in self._gossip.view.records(time.monotonic()).items()
+                for node, record in self._gossip.records.items()
             },
         }

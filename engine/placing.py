@@ -8,7 +8,6 @@ every acceptor to the same node (reference: stale argmin; sched/state.py ages wh
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from net.channel import Channel, PeerLost, RemoteError
 from net.gossip import Gossip
 from net.http.frontend import Overloaded, Unavailable
 from sched.cost import TransferModel
-from sched.member import Member
+from sched.member import Member, Status
 from sched.placement import Candidate, Demand, Placement, PlacementPolicy, Rejected
 from sched.state import NodeRecord
 
@@ -103,9 +102,9 @@ class Placer:
 
     async def _candidates(self, keys: Sequence[BlockKey]) -> list[Candidate]:
         """Engine nodes that answered a probe. Those still loading their model do not."""
-        engines = [m for m in self._gossip.alive() if {"prefill", "decode"} & set(m.roles)]
+        engines = [m for m in self._gossip.members if m.status is Status.ALIVE and {"prefill", "decode"} & set(m.roles)]
         if len(engines) > MAX_PROBES:
-            records = self._gossip.view.records(time.monotonic())
+            records = self._gossip.records
             engines.sort(key=lambda m: records[m.node_id].work_s if m.node_id in records else float("inf"))
         found = await asyncio.gather(*(self._probe(member, keys) for member in engines[:MAX_PROBES]))
         return [candidate for candidate in found if candidate is not None]
@@ -117,18 +116,7 @@ class Placer:
         except (PeerLost, RemoteError, TimeoutError):
             return None
         record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
-        return Candidate(
-            node_id=member.node_id,
-            roles=member.roles,
-            wait_s=record.work_s,
-            waiting=record.waiting,
-            running=record.running,
-            local_tokens=reply["local_tokens"],
-            prefill=record.prefill,
-            free_blocks=record.free_blocks,
-            total_blocks=record.blocks_total,
-            step_s=record.decode_step_s,
-        )
+        return Candidate.of(member, record, reply["local_tokens"])
 
 
 def explain(placement: Placement) -> dict[str, Any]:

@@ -89,6 +89,9 @@ class PrefixLoader:
                 good = 0
             pool.release(blocks[good:])
         seconds = time.monotonic() - begin
+        self._metrics.count_store_get(result.tiers, len(blocks) - good)
+        for transport, count in result.transports.items():
+            self._metrics.count_transfer("read", transport, count * self._geometry.block_bytes, seconds)
         if result.nbytes:
             self._network.observe(result.nbytes, seconds)
         if good:
@@ -99,17 +102,19 @@ class PrefixLoader:
                 "seconds": seconds,
                 "sources": result.sources,
                 "tiers": result.tiers,
-                "transports": result.transports,
+                "transports": {t: n * self._geometry.block_bytes for t, n in result.transports.items()},
             }
             request.log.append((time.monotonic(), "prefix_fetched", detail))
-            self._metrics.observe_prefix_fetch(result.tiers, result.nbytes)
 
 
 class Publisher:
     """Writes newly full blocks behind to their homes in the pooled store, oldest first, in batches."""
 
-    def __init__(self, store: Store | None, pool: BlockPool, region: str, geometry: BlockGeometry) -> None:
+    def __init__(
+        self, store: Store | None, pool: BlockPool, region: str, geometry: BlockGeometry, metrics: Metrics
+    ) -> None:
         self._store = store
+        self._metrics = metrics
         self._pool = pool
         self._region = region
         self._geometry = geometry
@@ -159,7 +164,8 @@ class Publisher:
             self._in_flight = count
             try:
                 offsets = [block_id * self._geometry.block_bytes for _, block_id in batch]
-                await self._store.put([key for key, _ in batch], self._region, offsets)
+                stored = await self._store.put([key for key, _ in batch], self._region, offsets)
+                self._metrics.count_store_put(stored)
             except Exception:  # a lost home costs reuse, never correctness
                 log.warning("publishing %d blocks failed", len(batch), exc_info=True)
             finally:

@@ -82,6 +82,7 @@ class EngineService:
         channel.handle(messages.ABORT, self._on_abort)
         channel.handle(messages.FENCE, self._on_fence)
         channel.on_lost(self.peer_lost)
+        channel.on_closed(self.peer_lost)
 
     # --- questions
 
@@ -141,11 +142,8 @@ class EngineService:
             await self._channel.call(
                 incoming.prefill_node, messages.FENCE, {"id": incoming.request.request_id}, timeout_s=60.0
             )
-        except (ConnectionError, RemoteError):
-            pass  # the writer is gone, and what was on its way with it
-        except TimeoutError:
-            log.error("%s does not answer a fence; keeping %d blocks", incoming.prefill_node, len(incoming.held))
-            return
+        except (ConnectionError, RemoteError, TimeoutError):
+            await self._transfer.fence(incoming.prefill_node)  # it cannot tell; make sure that nothing lands
         self._worker.batcher.pool.unhold(incoming.held)
         self.blocks_freed()
 
@@ -176,6 +174,7 @@ class EngineService:
         begin = time.monotonic()
         try:
             report = await push.finish()
+            self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
             detail = {
                 "bytes": report.nbytes,
                 "batches": report.batches,
@@ -192,6 +191,7 @@ class EngineService:
         except Exception as error:
             await push.stop()
             self._send(acceptor, [[request.request_id, -1, None, None, "failed", self._extra(request, str(error))]])
+            self._metrics.count_transfer_failure(report.transport if (report := push.report).transport else "none")
             log.info("handover of %s to %s failed: %s", request.request_id, push.target.node, error)
         else:
             # Only now does the acceptor stop watching this node.

@@ -60,6 +60,7 @@ class Worker:
         self._metrics = metrics
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._pushes: dict[str, KvPush] = {}
+        self._preemptions_seen = 0
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._loads: set[asyncio.Task[None]] = set()
@@ -150,8 +151,8 @@ class Worker:
     def _row(self, request: Request, start: int, count: int, samples: bool) -> Row:
         sample = None
         if samples:
-            prompt, output = request.token_ids[: request.num_prompt_tokens], request.output_ids
-            sample = SamplingRow(request.sampling, prompt, output)
+            eos = tuple(self.batcher.eos_token_ids)
+            sample = SamplingRow(request.sampling, list(request.token_ids), request.num_prompt_tokens, eos_ids=eos)
         return Row(request.token_ids[start : start + count], start, list(request.block_ids), sample)
 
     def _commit(self, step: Step, sampled: Sequence[Sampled | None]) -> None:
@@ -163,7 +164,7 @@ class Worker:
             token = sampled[index]
             assert token is not None
             emissions.append(Emission(request, token.token_id, token.logprobs))
-        self._metrics.observe_step(len(step.rows), step.num_tokens)
+        self._metrics.observe_step(step.num_tokens)
         if emissions:
             self.on_emissions(emissions)
 
@@ -191,4 +192,8 @@ class Worker:
     def _gauge(self) -> None:
         running = len(self.batcher.running)
         waiting = sum(r.state is not RequestState.RUNNING for r in self.batcher.requests.values())
-        self._metrics.set_load(running, waiting, self.batcher.pool.usage())
+        usage = self.batcher.pool.usage()
+        self._metrics.set_load(running, waiting, usage["held"] / usage["total"])
+        for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
+            self._metrics.count_preemption()
+        self._preemptions_seen = self.batcher.num_preemptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from aiohttp import web
 
@@ -58,7 +59,14 @@ class HttpServer:
         """Listen; port 0 takes a free one. Returns the address in use. Raises OSError when the port is taken."""
         await self._runner.setup()
         # On Linux SO_REUSEADDR only skips TIME_WAIT; a port in use still fails.
-        site = web.TCPSite(self._runner, host, port, reuse_address=os.name == "posix", backlog=1024)
+        return await self._serve(web.TCPSite(self._runner, host, port, reuse_address=os.name == "posix", backlog=1024))
+
+    async def start_on(self, sock: socket.socket) -> tuple[str, int]:
+        """Serve on a socket that listens already, and own it from now on. Returns its address."""
+        await self._runner.setup()
+        return await self._serve(web.SockSite(self._runner, sock))
+
+    async def _serve(self, site: web.BaseSite) -> tuple[str, int]:
         try:
             await site.start()
         except OSError:
