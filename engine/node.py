@@ -167,7 +167,6 @@ class Node:
             self.config.max_model_len,
             tokenizer,
             acceptor,
-            self.metrics,
             self.cluster,
             self.state,
             lambda: self._loading,
