@@ -289,7 +289,7 @@ class Acceptor:
 
     def _forget(self, flight: Flight, finished: bool) -> None:
         flight.timeline.output_tokens = flight.num_output_tokens
-        flight.timeline.add(time.time(), self._node_id, "finished" if finished else "aborted")
+        flight.timeline.add(time.time(), self._node_id, "answered" if finished else "aborted")
         self._abort_attempt(flight)
 
     def _remember(self, timeline: Timeline) -> None:

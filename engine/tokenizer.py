@@ -56,6 +56,10 @@ class Tokenizer:
             )
         return loaded
 
+    def save(self, path: Path) -> None:
+        """Write the vocabulary and its rules as tokenizer.json; the chat template is not part of it."""
+        self._core.save(str(path))
+
     @property
     def vocab_size(self) -> int:
         """Tokens that have a text; the model's logits may have more rows (padding)."""

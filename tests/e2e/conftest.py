@@ -58,8 +58,42 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(TINY))
-    Tokenizer.load(describe("smollm2-135m-instruct"), "auto").save(folder / "tokenizer.json")
+    Tokenizer.load(describe("smollm2-135m-instruct")).save(folder / "tokenizer.json")
     return ["--model", str(folder), "--load-format", "dummy", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer() -> Any:
+    from engine.model_source import describe
+    from engine.tokenizer import Tokenizer
+
+    return Tokenizer.load(describe("smollm2-135m-instruct"))
+
+
+@pytest.fixture(scope="session")
+def transformers_greedy() -> Callable[[list[int], int], list[int]]:
+    """(prompt ids, count) -> the next `count` ids by transformers, greedy, in float32, with weights it read itself."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    from engine.model_source import describe
+
+    path = str(describe("smollm2-135m-instruct").path)
+    with torch.device("meta"):
+        names_only = LlamaForCausalLM(LlamaConfig(num_hidden_layers=30))
+    loaded = load_gguf_checkpoint(path, return_tensors=True, model_to_load=names_only)
+    model = LlamaForCausalLM(LlamaConfig(**loaded["config"])).eval()
+    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected
+
+    @torch.inference_mode()
+    def greedy(prompt: list[int], count: int) -> list[int]:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
+        return out[0, len(prompt) :].tolist()
+
+    return greedy
 
 
 def complete(url: str, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
+from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM
 

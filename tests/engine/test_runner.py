@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_llama import BLOCK_SIZE, runner, tiny
+from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
 from attention.reference import tokens_of
 from engine.request import SamplingParams
