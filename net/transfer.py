@@ -132,7 +132,6 @@ class TransferEngine:
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
         returns. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for what may be reused
         when."""
-        loop = asyncio.get_running_loop()
         started = time.perf_counter()  # uvloop caches loop.time() per turn
         traffic = self._of(peer_id)
         try:

@@ -124,13 +124,16 @@ class LocalCluster:
         return node
 
     def restart(self, name: str, *flags: str) -> Node:
-        """Kill the node if it lives, and start one with the same name, role and flags again."""
+        """Kill the node if it lives, and start one with the same name, role and flags again, as soon as the others
+        know that the name is free."""
         old = self._nodes[name]
         self.kill(name)
+        for _ in self._until(self.formed, time.monotonic() + self.start_timeout_s, f"rid of {name}"):
+            time.sleep(POLL_S)
         return self.add(old.role, *flags, name=name)
 
     def formed(self) -> bool:
-        """True when every living node counts exactly the living ones as alive members."""
+        """True when every living node counts exactly the living ones as members."""
         living = {node.name for node in self._nodes.values() if node.alive}
         try:
             return all(self.members(name) == living for name in living)
@@ -138,9 +141,9 @@ class LocalCluster:
             return False
 
     def members(self, name: str) -> set[str]:
-        """Node ids that this node believes alive, its own among them. Raises RestError."""
+        """Node ids that this node has not given up, its own among them. Raises RestError."""
         cluster = rest.get(self._nodes[name].url + "/cluster", self.api_key)
-        return {member["node_id"] for member in cluster["members"] if member["status"] == "alive"} | {name}
+        return {member["node_id"] for member in cluster["members"] if member["status"] in ("alive", "suspect")} | {name}
 
     # --- stop
 

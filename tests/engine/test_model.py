@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -12,6 +11,7 @@ from engine.request import SamplingParams
 from engine.rope import frequencies
 from engine.runner import Row, Runner
 from engine.sampler import SamplingRow
+from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 
 GEOMETRIES = [(kv * group, kv, size) for kv, group in ((3, 1), (2, 3), (1, 8)) for size in (32, 64, 80, 128)]
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}  # float32; logits are of the order of 10

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
 from attention.reference import tokens_of
 from engine.request import SamplingParams
 from engine.runner import Row, Runner, build_inputs
 from engine.sampler import SamplingRow
+from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
 GREEDY = SamplingParams(temperature=0)
 CPU = torch.device("cpu")
