@@ -58,6 +58,7 @@ class Resources:
     mma: int  # Ampere's
     wide_loads: int  # 16 bytes per thread
     wide_stores: int
+    in_flight: int  # asynchronous copies still under way while the main loop computes; 0 = not pipelined
 
 
 @contextmanager
@@ -129,5 +130,6 @@ def resources(kernel: CompiledKernel) -> Resources:
         wgmma=ptx.count("wgmma.mma_async"),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
         wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)),
+        in_flight=max(map(int, re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)), default=0),
         wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
     )

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.paging import attend_keys, first_key
+from attention.paging import attend_keys, first_key, locate
 from attention.tiles import Geometry, Tile
 from attention.work import METADATA, Work, cut
 
@@ -82,11 +82,14 @@ def decode_kernel(
     acc = tl.zeros([ROWS, D], tl.float32)
     keys = kv + kv_head * (BLOCK_SIZE * HEAD_SIZE)
     table = tables + s.to(tl.int64) * table_stride
+    at = locate(table, start, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
     for token in range(start, end, KEYS):
+        next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
-            q_tile, position, top, total, acc, keys, table, token, end, block_stride, scale,
-            NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE, HEAD_SIZE, D, BLOCK_SIZE, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
+            q_tile, position, top, total, acc, keys, at, token, end, scale,
+            NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE, HEAD_SIZE, D, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
+        at = next_at
 
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     if last - first == 1:
@@ -198,6 +201,7 @@ def decode(
         KEYS=tile.keys,
         WINDOW=window,
         SOFT_CAP=soft_cap,
+        PRECISION=tile.precision,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **geometry.constants(),

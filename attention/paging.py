@@ -39,6 +39,26 @@ def first_key(position: tl.tensor, KEYS: tl.constexpr, WINDOW: tl.constexpr):  #
 
 
 @triton.jit
+def locate(  # type: ignore[no-untyped-def]  # noqa: ANN201
+    table: tl.tensor,  # pointer: the request's block table, int32
+    first: tl.tensor,  # first token of the tile, a multiple of KEYS
+    end: tl.tensor,  # tokens from here on are not looked up
+    block_stride: tl.tensor,  # elements from one block to the next
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Elements from block 0 to the tokens of a tile, [KEYS] int64."""
+    token = first + tl.arange(0, KEYS)
+    if BLOCK_SIZE % KEYS == 0:
+        block = tl.load(table + first // BLOCK_SIZE, mask=first < end, other=0).to(tl.int64)
+        return block * block_stride + (first % BLOCK_SIZE + tl.arange(0, KEYS)) * HEAD_SIZE
+    else:  # noqa: RET505 - see first_key
+        block = tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0).to(tl.int64)
+        return block * block_stride + (token % BLOCK_SIZE) * HEAD_SIZE
+
+
+@triton.jit
 def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
     q: tl.tensor,  # [ROWS, D] in the type of the product
     position: tl.tensor,  # [ROWS] int32: the row's own place in the request
@@ -46,15 +66,13 @@ def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
     total: tl.tensor,  # [ROWS] float32
     acc: tl.tensor,  # [ROWS, D] float32
     keys: tl.tensor,  # pointer: K of this KV head in block 0
-    table: tl.tensor,  # pointer: this request's block table, int32
+    at: tl.tensor,  # [KEYS] int64: where the tile's tokens lie, from `locate`
     first: tl.tensor,  # first token of the tile, a multiple of KEYS
     end: tl.tensor,  # tokens from here on are not read
-    block_stride: tl.tensor,  # elements from one block to the next
     scale: tl.tensor,
     VALUES: tl.constexpr,  # elements from K to V of the same head and block
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,  # HEAD_SIZE rounded up to a power of two
-    BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,  # False: every row sees every key of the tile
     WINDOW: tl.constexpr,
@@ -64,13 +82,7 @@ def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
     """Returns top, total, acc after the keys first .. min(first + KEYS, end)."""
     token = first + tl.arange(0, KEYS)
     d = tl.arange(0, D)
-    if BLOCK_SIZE % KEYS == 0:
-        block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
-        row = block * block_stride + (first % BLOCK_SIZE + tl.arange(0, KEYS)) * HEAD_SIZE
-    else:
-        block = tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0).to(tl.int64)
-        row = block * block_stride + (token % BLOCK_SIZE) * HEAD_SIZE
-    place = keys + row[:, None] + d[None, :]
+    place = keys + at[:, None] + d[None, :]
     # A slot that holds no token may hold anything; NaN times a weight of zero is NaN, so it is never loaded.
     if MASKED:
         held = (token < end)[:, None] & (d < HEAD_SIZE)[None, :]

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.paging import attend_keys, first_key
+from attention.paging import attend_keys, first_key, locate
 from attention.tiles import Geometry, Tile
 from attention.work import METADATA, UNBOUNDED, Work, cut
 
@@ -91,16 +91,22 @@ def prefill_kernel(
     diagonal = first_key(lowest, KEYS, WINDOW)
     if WINDOW == 0:
         diagonal = (lowest + 1) // KEYS * KEYS
+        at = locate(table, 0, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         for token in range(0, diagonal, KEYS):
+            next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
             top, total, acc = attend_keys(
-                q_tile, position, top, total, acc, keys, table, token, end, block_stride, scale,
-                VALUES, HEAD_SIZE, D, BLOCK_SIZE, KEYS, False, WINDOW, SOFT_CAP, PRECISION,
+                q_tile, position, top, total, acc, keys, at, token, end, scale,
+                VALUES, HEAD_SIZE, D, KEYS, False, WINDOW, SOFT_CAP, PRECISION,
             )  # fmt: skip
+            at = next_at
+    at = locate(table, diagonal, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
     for token in range(diagonal, end, KEYS):
+        next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
-            q_tile, position, top, total, acc, keys, table, token, end, block_stride, scale,
-            VALUES, HEAD_SIZE, D, BLOCK_SIZE, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
+            q_tile, position, top, total, acc, keys, at, token, end, scale,
+            VALUES, HEAD_SIZE, D, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
+        at = next_at
 
     place = out + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
@@ -160,6 +166,7 @@ def prefill(
         KEYS=tile.keys,
         WINDOW=window,
         SOFT_CAP=soft_cap,
+        PRECISION=tile.precision,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **geometry.constants(),
