@@ -76,7 +76,8 @@ def decode_kernel(
     end = tl.minimum(start + tokens, ctx_len)
 
     q_tile = tl.load(q + s.to(tl.int64) * q_row + head[:, None] * q_head + d[None, :], mask=mine, other=0.0)
-    position = tl.zeros([ROWS], tl.int32) + (ctx_len - 1)
+    newest = tl.zeros([ROWS], tl.int32) + (end - 1)
+    oldest = tl.zeros([ROWS], tl.int32) + (ctx_len - WINDOW)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
@@ -86,7 +87,7 @@ def decode_kernel(
     for token in range(start, end, KEYS):
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
-            q_tile, position, top, total, acc, keys, at, token, end, scale,
+            q_tile, newest, oldest, top, total, acc, keys, at, token, end, scale,
             NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE, HEAD_SIZE, D, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         at = next_at

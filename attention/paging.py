@@ -1,9 +1,9 @@
 """What the decode and the prefill kernel share: one turn of the online softmax over a tile of paged keys.
 
 A program holds ROWS query rows q [ROWS, D] of one request and one KV head, in registers or shared memory for the
-whole launch, and walks over that request's keys, KEYS tokens at a time. Row r sees key j if
+whole launch, and walks over that request's keys, KEYS tokens at a time. Row r at position p sees key j if
 
-    j <= position[r]   and, with a sliding window,   position[r] - j < WINDOW
+    j <= p   and, with a sliding window,   p - j < WINDOW
 
 With scores s_j = scale q . k_j (or SOFT_CAP tanh(s_j / SOFT_CAP)) taken in units of log2, so that exp2 is all that is
 needed, one turn over a tile of keys is
@@ -61,7 +61,8 @@ def locate(  # type: ignore[no-untyped-def]  # noqa: ANN201
 @triton.jit
 def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
     q: tl.tensor,  # [ROWS, D] in the type of the product
-    position: tl.tensor,  # [ROWS] int32: the row's own place in the request
+    newest: tl.tensor,  # [ROWS] int32: the last key that the row sees here
+    oldest: tl.tensor,  # [ROWS] int32: the first one; looked at only if there is a window
     top: tl.tensor,  # [ROWS] float32, -inf before the first visible key
     total: tl.tensor,  # [ROWS] float32
     acc: tl.tensor,  # [ROWS, D] float32
@@ -106,9 +107,9 @@ def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
     else:
         scores = scores * (scale * LOG2_E)
     if MASKED:
-        visible = (token[None, :] <= position[:, None]) & (token < end)[None, :]
+        visible = token[None, :] <= newest[:, None]
         if WINDOW > 0:
-            visible = visible & (position[:, None] - token[None, :] < WINDOW)
+            visible = visible & (token[None, :] >= oldest[:, None])
         scores = tl.where(visible, scores, float("-inf"))
 
     new_top = tl.maximum(top, tl.max(scores, 1))

@@ -95,7 +95,7 @@ def prefill_kernel(
         for token in range(0, diagonal, KEYS):
             next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
             top, total, acc = attend_keys(
-                q_tile, position, top, total, acc, keys, at, token, end, scale,
+                q_tile, position, position - WINDOW + 1, top, total, acc, keys, at, token, end, scale,
                 VALUES, HEAD_SIZE, D, KEYS, False, WINDOW, SOFT_CAP, PRECISION,
             )  # fmt: skip
             at = next_at
@@ -103,7 +103,7 @@ def prefill_kernel(
     for token in range(diagonal, end, KEYS):
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
-            q_tile, position, top, total, acc, keys, at, token, end, scale,
+            q_tile, position, position - WINDOW + 1, top, total, acc, keys, at, token, end, scale,
             VALUES, HEAD_SIZE, D, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         at = next_at

@@ -53,14 +53,14 @@ TABLE: dict[tuple[int, int, int], Tiles] = {
     (64, 2, SM80): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
     (64, 2, SM86): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
     (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
-    (128, 2, SM80): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    (128, 2, SM80): Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 4)),
     (128, 2, SM86): Tiles(Tile(64, 32, 4, 3), Tile(128, 32, 8, 3)),
-    (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 64, 8, 2)),
+    (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3)),
     (256, 2, SM80): Tiles(Tile(32, 32, 4, 3), Tile(64, 32, 8, 3)),
     (256, 2, SM86): Tiles(Tile(32, 16, 4, 3), Tile(64, 16, 8, 3)),
     (64, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(64, 32, 8, 2)),
     (128, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),
-    (256, 4, SM86): Tiles(Tile(16, 16, 8, 2, precision="ieee"), Tile(16, 32, 8, 2, precision="ieee")),
+    (256, 4, SM86): Tiles(Tile(16, 16, 8, 2, precision="ieee"), Tile(16, 16, 8, 2, precision="ieee")),
 }
 
 

@@ -172,7 +172,7 @@ def rotate_and_write_kv(
         HALF=head_size // 2,
         D=triton.next_power_of_2(head_size // 2),
         BLOCK_SIZE=block_size,
-        num_warps=4,
+        num_warps=2,
     )
 
 
