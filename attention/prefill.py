@@ -108,8 +108,10 @@ def prefill_kernel(
         )  # fmt: skip
         at = next_at
 
+    # Only rows that are not stored have seen no key.
+    acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     place = out + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
-    tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
+    tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
 
 
 def tile_shape(group: int, rows: int) -> tuple[int, int]:
