@@ -8,7 +8,21 @@ from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
 
-backends: dict[str, Callable[[], AttentionBackend]] = {"reference": ReferenceBackend, "torch": TorchBackend}
+
+def triton_backend() -> AttentionBackend:
+    """The Triton kernels, imported when they are asked for. Raises ValueError where triton is not installed."""
+    try:
+        from attention.triton_backend import TritonBackend
+    except ModuleNotFoundError as error:
+        raise ValueError("attention backend 'triton' needs pip install 'mooncake-serve[triton]'") from error
+    return TritonBackend()
+
+
+backends: dict[str, Callable[[], AttentionBackend]] = {
+    "reference": ReferenceBackend,
+    "torch": TorchBackend,
+    "triton": triton_backend,
+}
 
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 

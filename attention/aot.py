@@ -71,11 +71,11 @@ def recording() -> Iterator[list[Launch]]:
         arguments = dict(zip(self.arg_names, args, strict=False)) | kwargs
         launches.append(Launch(self, grid, arguments, options))
 
-    original, JITFunction.run = JITFunction.run, run  # type: ignore[method-assign]
+    original, JITFunction.run = JITFunction.run, run
     try:
         yield launches
     finally:
-        JITFunction.run = original  # type: ignore[method-assign]
+        JITFunction.run = original
 
 
 def record(launch: Callable[[], object]) -> list[Launch]:
@@ -129,7 +129,7 @@ def resources(kernel: CompiledKernel) -> Resources:
         shared_bytes=kernel.metadata.shared,
         wgmma=ptx.count("wgmma.mma_async"),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
-        wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)),
+        wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32|cp\.async\.cg", ptx)),  # .cg copies 16 bytes, always
         in_flight=max(map(int, re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)), default=0),
         wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
     )

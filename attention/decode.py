@@ -143,7 +143,7 @@ def merge_kernel(
 
 def head_rows(group: int, limit: int) -> int:
     """Query heads per program: the group, padded to what a tensor core takes, at most `limit`."""
-    return min(max(16, triton.next_power_of_2(group)), limit)
+    return min(max(16, 1 << (group - 1).bit_length()), limit)
 
 
 def plan_decode(ctx_lens: Tensor, geometry: Geometry, tile: Tile, processors: int, window: int) -> Work:

@@ -30,16 +30,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def first_key(position: tl.tensor, KEYS: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def first_key(position: tl.tensor, KEYS: tl.constexpr, WINDOW: tl.constexpr) -> tl.tensor:
     """The first key worth reading for a row at `position`, rounded down to a whole tile. WINDOW 0 = no window."""
+    first = position * 0
     if WINDOW > 0:
-        return tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS
-    else:  # noqa: RET505 - the compiler drops the branch not taken, so both have to be branches
-        return position * 0
+        first = tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS
+    return first
 
 
 @triton.jit
-def locate(  # type: ignore[no-untyped-def]  # noqa: ANN201
+def locate(
     table: tl.tensor,  # pointer: the request's block table, int32
     first: tl.tensor,  # first token of the tile, a multiple of KEYS
     end: tl.tensor,  # tokens from here on are not looked up
@@ -47,19 +47,20 @@ def locate(  # type: ignore[no-untyped-def]  # noqa: ANN201
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
-):
+) -> tl.tensor:
     """Elements from block 0 to the tokens of a tile, [KEYS] int64."""
     token = first + tl.arange(0, KEYS)
     if BLOCK_SIZE % KEYS == 0:
         block = tl.load(table + first // BLOCK_SIZE, mask=first < end, other=0).to(tl.int64)
-        return block * block_stride + (first % BLOCK_SIZE + tl.arange(0, KEYS)) * HEAD_SIZE
-    else:  # noqa: RET505 - see first_key
+        at = block * block_stride + (first % BLOCK_SIZE + tl.arange(0, KEYS)) * HEAD_SIZE
+    else:
         block = tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0).to(tl.int64)
-        return block * block_stride + (token % BLOCK_SIZE) * HEAD_SIZE
+        at = block * block_stride + (token % BLOCK_SIZE) * HEAD_SIZE
+    return at
 
 
 @triton.jit
-def tanh(x: tl.tensor, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
     """1 - 2 / (e^2x + 1), right at both ends, where e^2x is 0 or inf. Near 0 the difference cancels to an absolute
     error of 2^-24, which half types do not see; EXACT takes the series there."""
     value = 1 - 2 / (tl.exp2(x * (2 * LOG2_E)) + 1)
@@ -71,7 +72,7 @@ def tanh(x: tl.tensor, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]  # 
 
 
 @triton.jit
-def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
+def attend_keys(
     q: tl.tensor,  # [ROWS, D] in the type of the product
     newest: tl.tensor,  # [ROWS] int32: the last key that the row sees here
     oldest: tl.tensor,  # [ROWS] int32: the first one; looked at only if there is a window
@@ -91,7 +92,7 @@ def attend_keys(  # type: ignore[no-untyped-def]  # noqa: ANN201
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,  # 0.0 = none
     PRECISION: tl.constexpr,  # of products of float32 operands
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Returns top, total, acc after the keys first .. min(first + KEYS, end)."""
     token = first + tl.arange(0, KEYS)
     d = tl.arange(0, D)

@@ -6,8 +6,9 @@ values, of one head of one layer, dense in memory. Every span has its own scale:
     scale = max |x| / LARGEST        code = round_to_nearest_even(x / scale)        x' = scale code
 
 LARGEST is 448 for e4m3 and 127 for int8, so |x - x'| <= scale / 2 for int8 and <= max(|x| / 16, scale / 1024) for
-e4m3 (3 bits of mantissa, subnormals in steps of 1 / 512). Only the first `tokens` of a block are looked at: what lies behind
-is written as zeros, so an unfilled slot cannot spoil the scale. A span of zeros has scale 0. Inputs must be finite.
+e4m3 (3 bits of mantissa, subnormals in steps of 1 / 512). Only the first `tokens` of a block are looked at: what lies
+behind is written as zeros, so an unfilled slot cannot spoil the scale. A span of zeros has scale 0. Inputs must be
+finite.
 
 The e4m3 conversion is spelt in integer operations: sm_80 has no instruction for it, the interpreter none either, and
 both kernels wait for memory anyway. Codes are those of torch.float8_e4m3fn. Blocks are picked from the pool by number:
@@ -31,7 +32,7 @@ WIDTH = 2048
 
 
 @triton.jit
-def to_e4m3(x: tl.tensor):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def to_e4m3(x: tl.tensor) -> tl.tensor:
     """x [..] float32, |x| <= 448 -> uint8 codes, rounded to nearest even."""
     size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
@@ -44,13 +45,20 @@ def to_e4m3(x: tl.tensor):  # type: ignore[no-untyped-def]  # noqa: ANN201
 
 
 @triton.jit
-def from_e4m3(code: tl.tensor):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def from_e4m3(code: tl.tensor) -> tl.tensor:
     """uint8 codes -> float32."""
     code = code.to(tl.int32)
     size = code & 0x7F
     normal = ((size + 960) << 20).to(tl.float32, bitcast=True)
     value = tl.where(size < 8, size.to(tl.float32) * 0.001953125, normal)
     return tl.where(code >= 0x80, -value, value)
+
+
+@triton.jit
+def to_int8(x: tl.tensor) -> tl.tensor:
+    """x [..] float32, |x| <= 127 -> int8 codes, rounded to nearest even."""
+    # 1.5 * 2^23: the float32 whose unit is 1, so that the addition rounds.
+    return ((x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000).to(tl.int8)
 
 
 @triton.jit
@@ -84,11 +92,7 @@ def quantize_kernel(
         i = start + tl.arange(0, WIDTH)
         x = tl.load(source + i, mask=(i < filled) & (i < SPAN), other=0.0).to(tl.float32)
         x = tl.minimum(tl.maximum(x * inverse, -LIMIT), LIMIT)
-        if FP8:
-            code = to_e4m3(x)
-        else:
-            # 1.5 * 2^23: the float32 whose unit is 1, so that the addition rounds to nearest even.
-            code = ((x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000).to(tl.int8)
+        code = to_e4m3(x) if FP8 else to_int8(x)
         tl.store(payload + row * SPAN + i, code, mask=i < SPAN)
 
 

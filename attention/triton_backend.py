@@ -11,6 +11,7 @@ Sliding window and soft cap belong to the model's layers: a model that alternate
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -23,8 +24,13 @@ from attention.tiles import SM90, Geometry, Tiles, find_tiles
 from attention.work import Work
 from attention.write import rotate_and_write_kv, write_kv
 
-INTERPRETED_PROCESSORS = 8
-"""How parallel the interpreter pretends to be: enough for several splits, few enough to be quick."""
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device has."""
+
+    shared_bytes: int  # per program
+    multiprocessors: int
 
 
 @dataclass(slots=True)
@@ -110,23 +116,24 @@ class TritonBackend:
         """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""
         if self._tiles is not None:
             return self._tiles
-        shared_bytes = SM90
-        if device.type == "cuda":
-            shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        return find_tiles(geometry.head_size, geometry.dtype.itemsize, shared_bytes)
+        return find_tiles(geometry.head_size, geometry.dtype.itemsize, limits_of(device).shared_bytes)
 
     def _cut(self, plan: Plan, geometry: Geometry, tiles: Tiles, q: Tensor) -> None:
         batch, decodes = plan.batch, plan.batch.num_decodes
         plan.geometry = geometry
         if decodes:
             lens = batch.ctx_lens[:decodes]
-            plan.decode = plan_decode(lens, geometry, tiles.decode, concurrent_programs(q.device), self.window)
+            # Two programs on every multiprocessor hide each other's latency.
+            programs = 2 * limits_of(q.device).multiprocessors
+            plan.decode = plan_decode(lens, geometry, tiles.decode, programs, self.window)
         if batch.num_requests > decodes:
             plan.prefill = plan_prefill(batch.cu_q[decodes:], q.shape[0] - decodes, geometry, tiles.prefill)
 
 
-def concurrent_programs(device: torch.device) -> int:
-    """Decode programs that `device` runs at one time: two on every multiprocessor hide each other's latency."""
+@cache
+def limits_of(device: torch.device) -> Limits:
+    """Of a GPU: what the driver says. The interpreter: enough programs for several splits, few enough to be quick."""
     if device.type != "cuda":
-        return INTERPRETED_PROCESSORS
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        return Limits(shared_bytes=SM90, multiprocessors=4)
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return Limits(properties["max_shared_mem"], properties["multiprocessor_count"])

@@ -49,21 +49,22 @@ class Work:
 
 
 @triton.jit
-def lengths(  # type: ignore[no-untyped-def]  # noqa: ANN201
+def lengths(
     values: tl.tensor,
     s: tl.tensor,
     num_requests: tl.tensor,
     OFFSETS: tl.constexpr,
     ALIGN: tl.constexpr,
     WINDOW: tl.constexpr,
-):
+) -> tl.tensor:
     """Lengths of requests s, 0 beyond the last: from offsets [S + 1], or from contexts less what no window reaches."""
     held = s < num_requests
-    length = tl.load(values + s, mask=held, other=0)
+    value = tl.load(values + s, mask=held, other=0)
     if OFFSETS:
-        return tl.load(values + s + 1, mask=held, other=0) - length
-    else:  # noqa: RET505 - see paging.first_key
-        return length - first_key(length - 1, ALIGN, WINDOW)
+        length = tl.load(values + s + 1, mask=held, other=0) - value
+    else:
+        length = value - first_key(value - 1, ALIGN, WINDOW)
+    return length
 
 
 @triton.jit(

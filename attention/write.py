@@ -53,7 +53,9 @@ def write_kernel(
 
 
 @triton.jit
-def rotate(x: tl.tensor, offset: tl.tensor, cos: tl.tensor, sin: tl.tensor, mine: tl.tensor, HALF: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def rotate(
+    x: tl.tensor, offset: tl.tensor, cos: tl.tensor, sin: tl.tensor, mine: tl.tensor, HALF: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of the heads at pointer x + offset, rotated, float32."""
     a = tl.load(x + offset, mask=mine, other=0.0).to(tl.float32)
     b = tl.load(x + offset + HALF, mask=mine, other=0.0).to(tl.float32)

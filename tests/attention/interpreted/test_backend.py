@@ -75,7 +75,8 @@ def sparse() -> Tensor:
 def test_blocks_beyond_four_gibibytes(sparse: Tensor) -> None:
     """Offsets of 2^31 elements and more: written, attended to, quantized and dequantized where they belong."""
     case = make_case([1, 20], [30, 28], heads=(4, 2), head_size=64, block_size=16, dtype=torch.bfloat16)
-    expected, order = attend(case, torch.float64), [3, 1, 2, 0]  # the last blocks first
+    expected, plain = attend(case, torch.float64), attend(case, torch.bfloat16)
+    order = [3, 1, 2, 0]  # the last blocks first
     tables, kv = case.batch.block_tables, sparse[:, 1]
     k, v = torch.zeros(58, 2, 64, dtype=torch.bfloat16), torch.zeros(58, 2, 64, dtype=torch.bfloat16)
     slots, row, used = [], 0, 0
@@ -94,7 +95,7 @@ def test_blocks_beyond_four_gibibytes(sparse: Tensor) -> None:
         assert torch.equal(kv[slot // 16, 0, :, slot % 16], k[row])
         assert torch.equal(kv[slot // 16, 1, :, slot % 16], v[row])
     out = backend.attend(case.q, kv, case.batch, plan, case.scale)
-    assert_close(out, expected, attend(case, torch.bfloat16))
+    assert_close(out, expected, plain)
 
     payload, scales = quantize_blocks(sparse, torch.tensor([3]), torch.tensor([16], dtype=torch.int32), torch.int8)
     dequantize_blocks(payload, scales, sparse, torch.tensor([2]))

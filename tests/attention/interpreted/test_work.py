@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def pieces_of(work: Work) -> list[int]:
     for s in range(len(first) - 1):
         assert request[first[s] : first[s + 1]] == [s] * (first[s + 1] - first[s])
     assert set(request[first[-1] :]) <= {-1}
-    return [end - start for start, end in zip(first, first[1:], strict=False)]
+    return [end - start for start, end in pairwise(first)]
 
 
 @pytest.mark.parametrize("seed", range(6))
