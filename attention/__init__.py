@@ -14,6 +14,8 @@ def triton_backend() -> AttentionBackend:
     try:
         from attention.triton_backend import TritonBackend
     except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
         raise ValueError("attention backend 'triton' needs pip install 'mooncake-serve[triton]'") from error
     return TritonBackend()
 
