@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.reference import ReferenceBackend
+from attention.tiles import Tile, Tiles
 from attention.triton_backend import TritonBackend
 from tests.attention.interpreted.cases import DTYPES, SMALL, Case, assert_close, attend, make_case
 
@@ -72,7 +73,8 @@ def sparse() -> Tensor:
     return flat.as_strided((4, layers, 2, kv_heads, block_size, head_size), strides)
 
 
-def test_blocks_beyond_four_gibibytes(sparse: Tensor) -> None:
+@pytest.mark.parametrize("keys", [16, 32], ids=["one block per tile", "two blocks per tile"])
+def test_blocks_beyond_four_gibibytes(sparse: Tensor, keys: int) -> None:
     """Offsets of 2^31 elements and more: written, attended to, quantized and dequantized where they belong."""
     case = make_case([1, 20], [30, 28], heads=(4, 2), head_size=64, block_size=16, dtype=torch.bfloat16)
     expected, plain = attend(case, torch.float64), attend(case, torch.bfloat16)
@@ -87,7 +89,7 @@ def test_blocks_beyond_four_gibibytes(sparse: Tensor) -> None:
             row += 1
         tables[s, :2] = torch.tensor(order[used : used + 2])
         used += 2
-    backend = TritonBackend(tiles=SMALL)
+    backend = TritonBackend(tiles=Tiles(Tile(16, keys, 4, 2), Tile(32, keys, 4, 2)))
     plan = backend.plan(case.batch)
     case.batch.slot_mapping = torch.tensor(slots)
     backend.write_kv(k, v, kv, case.batch, plan)
