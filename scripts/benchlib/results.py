@@ -1,0 +1,118 @@
+"""The one result format of all benchmarks, as JSON and as a table with ratios.
+
+{"config": {...}, "commit": "...", "rows": [{"case", "metric", "unit", "ours", "peers", "limits", "note"}]}
+
+A peer that could not be measured has the value null and is printed as 'missing': never a made-up number.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+
+Value = float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured number beside its peers' and its limits (a ceiling, an offered load)."""
+
+    case: str
+    metric: str
+    unit: str
+    ours: Value
+    peers: dict[str, Value] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+def add_result_flags(parser: ArgumentParser) -> None:
+    """--quick and --json, the same in every benchmark."""
+    parser.add_argument("--quick", action="store_true", help="a small run of under a minute")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+
+
+def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, out: TextIO | None = None) -> None:
+    """Print the table; write the same as JSON when there is a path."""
+    stream = sys.stdout if out is None else out
+    print(table(rows), file=stream)
+    for note in dict.fromkeys(row.note for row in rows if row.note):
+        print(f"note: {note}", file=stream)
+    if path is not None:
+        data = {
+            "config": dict(config) | {"machine": machine()},
+            "commit": commit(),
+            "rows": [asdict(row) for row in rows],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+        print(f"written: {path}", file=stream)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Columns: case, metric, unit, ours, then each peer and limit with the ratio ours / theirs."""
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
+    limits = list(dict.fromkeys(name for row in rows for name in row.limits))
+    head = ["case", "metric", "unit", "ours"]
+    for name in peers + limits:
+        head += [name, f"ours/{name}"]
+    lines = [head]
+    for row in rows:
+        line = [row.case, row.metric, row.unit, _number(row.ours)]
+        for name in peers:
+            line += [_number(row.peers[name]) if name in row.peers else "", _ratio(row.ours, row.peers.get(name))]
+        for name in limits:
+            line += [_number(row.limits[name]) if name in row.limits else "", _ratio(row.ours, row.limits.get(name))]
+        lines.append(line)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(_aligned(line, widths) for line in lines)
+
+
+def commit() -> str:
+    """The checkout's commit, with '-dirty' when files differ from it; 'unknown' outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        status = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "")
+
+
+def machine() -> dict[str, Any]:
+    """Where the benchmark ran, as far as it matters for reading its numbers."""
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def _number(value: Value) -> str:
+    if value is None:
+        return "missing"
+    if value and abs(value) < 1:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def _ratio(ours: Value, theirs: Value) -> str:
+    return f"{ours / theirs:.2f}x" if ours is not None and theirs else ""
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    words = (
+        word.ljust(width) if i < 3 else word.rjust(width)
+        for i, (word, width) in enumerate(zip(line, widths, strict=True))
+    )
+    return "  ".join(words).rstrip()
