@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from attention.interface import AttentionBackend, RaggedBatch
@@ -35,4 +36,6 @@ def choose(name: str, device: str) -> AttentionBackend:
         name = "torch"  # the only fast one so far, on every device
     if name not in backends:
         raise ValueError(f"no attention backend {name!r} for {device}; choose auto, {', '.join(sorted(backends))}")
+    if name == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError("attention backend 'triton' needs a GPU (or TRITON_INTERPRET=1, for tests); choose torch")
     return backends[name]()
