@@ -83,6 +83,7 @@ def decode_kernel(
     acc = tl.zeros([ROWS, D], tl.float32)
     keys = kv + kv_head * (BLOCK_SIZE * HEAD_SIZE)
     table = tables + s.to(tl.int64) * table_stride
+    # Looked up a turn ahead: a load that waits for a load of its own turn cannot be pipelined as deep.
     at = locate(table, start, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
     for token in range(start, end, KEYS):
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)

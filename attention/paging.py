@@ -83,7 +83,7 @@ def attend_keys(
     at: tl.tensor,  # [KEYS] int64: where the tile's tokens lie, from `locate`
     first: tl.tensor,  # first token of the tile, a multiple of KEYS
     end: tl.tensor,  # tokens from here on are not read
-    scale: tl.tensor,
+    scale: tl.tensor,  # positive
     VALUES: tl.constexpr,  # elements from K to V of the same head and block
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,  # HEAD_SIZE rounded up to a power of two
@@ -113,20 +113,20 @@ def attend_keys(
         v = v.to(tl.float32).to(q.dtype)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    # Scores stay as they come and are scaled inside the exponent, where scaling and subtracting are one instruction.
     if SOFT_CAP > 0:
-        scores = tanh(scores * (scale / SOFT_CAP), q.dtype == tl.float32) * (SOFT_CAP * LOG2_E)
-    else:
-        scores = scores * (scale * LOG2_E)
+        scores = tanh(scores * (scale / SOFT_CAP), q.dtype == tl.float32)
+    unit = LOG2_E * (scale if SOFT_CAP == 0 else SOFT_CAP)
     if MASKED:
         visible = token[None, :] <= newest[:, None]
         if WINDOW > 0:
             visible = visible & (token[None, :] >= oldest[:, None])
         scores = tl.where(visible, scores, float("-inf"))
 
-    new_top = tl.maximum(top, tl.max(scores, 1))
+    new_top = tl.maximum(top, tl.max(scores, 1) * unit)
     # A row that has seen no key yet keeps top = -inf; 0 in its place makes all its weights 2^-inf = 0, not NaN.
     anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - anchor[:, None])
+    weights = tl.exp2(scores * unit - anchor[:, None])
     shrink = tl.exp2(top - anchor)
     total = total * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision=PRECISION)

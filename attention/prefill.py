@@ -91,6 +91,7 @@ def prefill_kernel(
     diagonal = first_key(lowest, KEYS, WINDOW)
     if WINDOW == 0:
         diagonal = (lowest + 1) // KEYS * KEYS
+        # Looked up a turn ahead: a load that waits for a load of its own turn cannot be pipelined as deep.
         at = locate(table, 0, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         for token in range(0, diagonal, KEYS):
             next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)

@@ -3,7 +3,8 @@
 Runs on NVIDIA GPUs of compute capability 8.0 and later, and, for tests and for reading along on a laptop, on the CPU
 under Triton's interpreter (TRITON_INTERPRET=1 in the environment before this module is imported; thousands of times
 slower). Nothing here waits for the device: lengths are cut into work on the device, so a step can be captured in a
-CUDA graph and replayed with other lengths.
+CUDA graph and replayed with other lengths, as long as `plan` is captured with the layers: the first layer's `attend`
+cuts the work, and a plan kept from another step would have the lengths of that step.
 
 Sliding window and soft cap belong to the model's layers: a model that alternates them has one backend for each kind.
 """
