@@ -1,6 +1,6 @@
 """Attention written down: every other backend is tested against this one.
 
-For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its KV head g = h // (num_heads / num_kv_heads):
+For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its KV head g = h // (heads per KV head):
 
     out[i, h] = sum_{j <= p} softmax_j(scale q[i, h] . k[j, g]) v[j, g]
 

@@ -1,29 +1,34 @@
 """Share: the serving half of the pooled store. Peers pin, read, reserve and write blocks of this node's LocalStore.
 
 The bytes themselves never pass through here: a reply names the arena and the slots, and the peer's transfer engine
-reads or writes them. What a peer may touch is a lease on those slots:
+reads or writes them. What a peer may touch is a lease, numbered by the peer:
 
     store.has      keys -> length of the leading run that is here
-    store.pin      keys -> lease on the leading run, to read          ──> store.unpin
-    store.reserve  keys -> lease on new slots, to write               ──> store.commit
+    store.pin      keys -> lease on the leading run, to read
+    store.reserve  keys -> lease on new slots, to write         ──> store.commit ends it
+    store.unpin    ends a lease of either kind, also one whose grant is still on its way
 
-Every lease ends: by its owner's word, when its owner is lost, or at its deadline. After that a slow peer may read
-or write bytes that are no longer its block's; checksums turn that into a miss. So that this stays rare, the lease
-outlives the deadline of any transfer, and a lost writer's slots rest for a moment: what it sent may still arrive.
+Every lease ends: by its owner's word, when its owner goes or is lost, or at its deadline. Slots that were pinned are
+then free to change; a peer that still reads them finds out by the checksum. Slots that were reserved are not: a
+late byte would damage the block of another. They are reused only behind the transfer engine's fence, and a peer that
+sits on a reservation past its deadline is dropped for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from cache.tiers import LocalStore, NoSpace
 from net.channel import Channel
 from net.errors import RemoteError
+from net.transfer import TransferEngine
+
+log = logging.getLogger(__name__)
 
 PRESENT = -1
 """Instead of a slot: the block is here already, or somebody is writing it."""
@@ -31,29 +36,27 @@ PRESENT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds. A lease lives longer than the transfer it is for, or the transfer would outlive it."""
+    """Seconds. A lease outlives the messages and the transfer it is for."""
 
     lookup_s: float = 2.0  # answer to store.has
     control_s: float = 10.0  # answer to pin (it may read from SSD), reserve, commit
     transfer_s: float = 10.0
-    lease_s: float = 30.0
-    grace_s: float = 1.0  # slots of a lost writer rest this long
-    room_s: float = 2.0  # a reservation waits this long for a write to SSD to free a slot
+    lease_s: float = 45.0
+    room_s: float = 2.0  # a request for slots waits this long for a write to SSD to free one
     shun_s: float = 1.0  # a home that did not answer in time is not asked again for this long
 
 
 @dataclass(slots=True)
 class Lease:
-    """Slots a peer may touch until the timer fires."""
+    """Slots a peer may touch until the timer fires; none before the grant."""
 
-    peer: str
-    slots: list[int]
-    keys: list[BlockKey]
     writes: bool
     timer: asyncio.TimerHandle
+    slots: list[int] = field(default_factory=list)
+    keys: list[BlockKey] = field(default_factory=list)
 
 
-def join_keys(keys: list[BlockKey]) -> bytes:
+def join_keys(keys: Sequence[BlockKey]) -> bytes:
     """Keys as they travel: 16 bytes each, behind the header."""
     return b"".join(keys)
 
@@ -69,13 +72,18 @@ def split_keys(data: memoryview) -> list[BlockKey]:
 class Share:
     """Answers store.* messages on `channel` for `local`, which it does not own."""
 
-    def __init__(self, local: LocalStore, channel: Channel, deadlines: Deadlines) -> None:
+    def __init__(
+        self, node_id: str, channel: Channel, transfer: TransferEngine, local: LocalStore, deadlines: Deadlines
+    ) -> None:
+        self._node_id = node_id
+        self._channel = channel
+        self._transfer = transfer
         self._local = local
         self._deadlines = deadlines
-        self._leases: dict[int, Lease] = {}
-        self._ids = itertools.count(1)
+        self._leases: dict[tuple[str, int], Lease] = {}
+        self._fenced: dict[asyncio.Task[None], Lease] = {}  # ended, slots not yet safe to reuse
+        self._inspections: set[asyncio.Task[None]] = set()
         self._expired = 0
-        self._damaged: set[asyncio.Task[None]] = set()
         for kind, handler in (
             ("store.has", self._has),
             ("store.pin", self._pin),
@@ -84,7 +92,8 @@ class Share:
             ("store.commit", self._commit),
         ):
             channel.handle(kind, handler)
-        channel.on_lost(self._lost)
+        channel.on_lost(self._gone)
+        channel.on_closed(self._gone)
 
     # --- messages
 
@@ -94,13 +103,15 @@ class Share:
     async def _pin(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """Pins the leading run; `more` says that it ends here only for want of room: ask again from there."""
         keys = split_keys(data)
+        self._open(peer, body["lease"], writes=False)
         pins = await self._local.pin(keys)
         if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
             pins = await self._local.pin(keys)
         run = len(pins)
         more = run < len(keys) and self._local.contains(keys[run]) is not None
-        return self._reply(peer, [pin.slot for pin in pins], keys[:run], writes=False) | {
-            "slots": [pin.slot for pin in pins],
+        slots = [pin.slot for pin in pins]
+        return self._grant(peer, body["lease"], slots, keys[:run], writes=False) | {
+            "slots": slots,
             "checksums": [pin.checksum for pin in pins],
             "tiers": [pin.tier for pin in pins],
             "more": more,
@@ -111,11 +122,11 @@ class Share:
         lease = self._take(peer, body["lease"])
         if lease is None:
             return
-        self._give_back(lease)
+        self._give_back(lease.slots, writes=lease.writes)
         if bad := [lease.keys[position] for position in body.get("bad", ())]:
             task = asyncio.create_task(self._inspect(bad))
-            self._damaged.add(task)
-            task.add_done_callback(self._damaged.discard)
+            self._inspections.add(task)
+            task.add_done_callback(self._inspections.discard)
 
     async def _inspect(self, keys: list[BlockKey]) -> None:
         for key in keys:
@@ -124,12 +135,13 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot or PRESENT; fewer entries than keys when room ends."""
         keys = split_keys(data)
+        self._open(peer, body["lease"], writes=True)
         answers = self._reserve_leading(keys)
         if not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):
             answers = self._reserve_leading(keys)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
-        return self._reply(peer, slots, slot_keys, writes=True) | {"slots": answers}
+        return self._grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
 
     def _reserve_leading(self, keys: list[BlockKey]) -> list[int]:
         answers: list[int] = []
@@ -147,8 +159,8 @@ class Share:
         if lease is None:
             raise RemoteError("the reservation has expired", "expired")
         checksums = body["checksums"]
-        if len(checksums) != len(lease.slots):
-            self._give_back(lease)
+        if not lease.writes or len(checksums) != len(lease.slots):
+            self._give_back(lease.slots, writes=lease.writes)
             raise RemoteError(f"{len(checksums)} checksums for {len(lease.slots)} slots", "bad_request")
         for key, slot, block_checksum in zip(lease.keys, lease.slots, checksums, strict=True):
             self._local.commit(key, slot, block_checksum)
@@ -156,62 +168,88 @@ class Share:
 
     # --- leases
 
-    def _reply(self, peer: str, slots: list[int], keys: list[BlockKey], *, writes: bool) -> dict[str, Any]:
-        """The common part of an answer that grants slots."""
+    def _open(self, peer: str, number: int, *, writes: bool) -> None:
+        """The lease exists before its grant, so that the peer can end it while it waits."""
+        if (peer, number) in self._leases:
+            raise RemoteError(f"lease {number} is in use", "bad_request")
+        timer = asyncio.get_running_loop().call_later(self._deadlines.lease_s, self._expire, peer, number)
+        self._leases[peer, number] = Lease(writes, timer)
+
+    def _grant(self, peer: str, number: int, slots: list[int], keys: list[BlockKey], *, writes: bool) -> dict[str, Any]:
+        """Put the slots under the lease; returns how the peer reaches them. Without slots the lease is over."""
+        lease = self._leases.get((peer, number))
+        if lease is None:
+            self._give_back(slots, writes=writes)
+            raise RemoteError("the lease has ended before its grant", "expired")
+        lease.slots, lease.keys = slots, keys
         arena = self._local.arena
-        lease_id = 0
-        if slots:
-            lease_id = next(self._ids)
-            timer = self._later(self._deadlines.lease_s, lease_id)
-            self._leases[lease_id] = Lease(peer, slots, keys, writes, timer)
-        return {
-            "lease": lease_id,
-            "region": arena.name if arena is not None else "",
-            "slot_bytes": arena.slot_bytes if arena is not None else 0,
-        }
+        if not slots or arena is None:
+            self._take(peer, number)
+            return {"region": "", "slot_bytes": 0}
+        return {"region": arena.name, "slot_bytes": arena.slot_bytes}
 
-    def _later(self, seconds: float, lease_id: int) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(seconds, self._expire, lease_id)
+    def _take(self, peer: str, number: int) -> Lease | None:
+        """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""
+        lease = self._leases.pop((peer, number), None)
+        if lease is not None:
+            lease.timer.cancel()
+        return lease
 
-    def _take(self, peer: str, lease_id: int) -> Lease | None:
-        """End the peer's lease; its slots are the caller's to settle. None when it has none by that number."""
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.peer != peer:
-            return None
-        lease.timer.cancel()
-        return self._leases.pop(lease_id)
-
-    def _give_back(self, lease: Lease) -> None:
-        give: Callable[[list[int]], None] = self._abandon if lease.writes else self._local.unpin
-        give(lease.slots)
+    def _give_back(self, slots: list[int], *, writes: bool) -> None:
+        give: Callable[[list[int]], None] = self._abandon if writes else self._local.unpin
+        give(slots)
 
     def _abandon(self, slots: list[int]) -> None:
         for slot in slots:
             self._local.abandon(slot)
 
-    def _expire(self, lease_id: int) -> None:
-        self._expired += 1
-        self._give_back(self._leases.pop(lease_id))
+    def _expire(self, peer: str, number: int) -> None:
+        lease = self._take(peer, number)
+        if lease is None:
+            return
+        if lease.writes and lease.slots and peer != self._node_id:
+            self._channel.drop(peer, f"it sat on reserved slots for {self._deadlines.lease_s:g} s")
+        self._settle(peer, lease)
 
-    def _lost(self, peer: str) -> None:
-        for lease_id, lease in list(self._leases.items()):
-            if lease.peer != peer:
-                continue
-            lease.timer.cancel()
-            if lease.writes:
-                lease.timer = self._later(self._deadlines.grace_s, lease_id)
-            else:
-                self._expire(lease_id)
+    def _gone(self, peer: str) -> None:
+        for owner, number in [name for name in self._leases if name[0] == peer]:
+            if (lease := self._take(owner, number)) is not None:
+                self._settle(peer, lease)
+
+    def _settle(self, peer: str, lease: Lease) -> None:
+        """Give back what was leased, as soon as the peer can do no harm to it."""
+        self._expired += 1
+        if not lease.writes or not lease.slots or peer == self._node_id:
+            self._give_back(lease.slots, writes=lease.writes)
+            return
+        task = asyncio.create_task(self._behind_fence(peer, lease))
+        self._fenced[task] = lease
+        task.add_done_callback(lambda done: self._fenced.pop(done, None))
+
+    async def _behind_fence(self, peer: str, lease: Lease) -> None:
+        while True:
+            try:
+                await self._transfer.fence(peer)
+                break
+            except TimeoutError as error:
+                log.warning("%d reserved slots stay held: %s", len(lease.slots), error)
+        self._give_back(lease.slots, writes=True)
+
+    # --- accounts and life
 
     def stats(self) -> dict[str, int]:
         """Leases now, and how many ended without a word of their owner."""
-        return {"leases": len(self._leases), "leases_expired": self._expired}
+        return {"leases": len(self._leases) + len(self._fenced), "leases_expired": self._expired}
 
     async def close(self) -> None:
-        """Give everything back. The channel must be closed first, or peers are granted new leases."""
-        for lease in self._leases.values():
-            lease.timer.cancel()
-            self._give_back(lease)
+        """Give everything back. Channel and transfer engine must be closed before: nobody writes here any more."""
+        fenced = list(self._fenced.items())
+        for task, _ in fenced:
+            task.cancel()
+        if tasks := [*self._inspections, *self._fenced]:
+            await asyncio.wait(tasks)
+        rest = [lease for task, lease in fenced if task.cancelled()] + list(self._leases.values())
         self._leases.clear()
-        if self._damaged:
-            await asyncio.wait(self._damaged)
+        for lease in rest:
+            lease.timer.cancel()
+            self._give_back(lease.slots, writes=lease.writes)

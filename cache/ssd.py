@@ -15,7 +15,7 @@ import os
 import threading
 from pathlib import Path
 from struct import Struct
-from typing import cast
+from typing import Any, cast
 
 import lmdb
 import numpy as np
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FILL = 0.8  # share of the map that blocks may take
 SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
-TREE_BYTES = 256  # of both trees, per block: generous
+TREE_BYTES = 512  # of both trees, per block: generous
 SYNC_PERIOD_S = 2.0
 ENTRY = Struct("<QQQ")  # index entry: checksum, length, sequence
 
@@ -96,9 +96,12 @@ class SsdTier:
         entry = ENTRY.pack(block_checksum, self.slot_bytes, self._sequence)
         self._sequence += 1
         for _ in range(1 + SPARE_BLOCKS):
+            self._make_room(self.capacity)
+            victim = self._victim() if len(self._keys) == self.capacity else None
             try:
-                self._make_room(self.capacity - 1)
                 with self._env.begin(write=True) as txn:
+                    if victim is not None:
+                        self._erase(txn, victim)
                     txn.put(key, memory, db=self._file.blocks)
                     txn.put(key, entry, db=self._file.index)
             except lmdb.MapFullError as error:
@@ -108,7 +111,7 @@ class SsdTier:
                 reason = error
                 break
             else:
-                self._add(key)
+                self._exchange(victim, key)
                 return True
         self._failed("write", reason)
         return False
@@ -140,29 +143,40 @@ class SsdTier:
         """False when it was not here."""
         if key not in self._keys:
             return False
-        with self._lock:
-            self._keys.discard(key)
-            self._policy.removed(key)
+        self._forget(key)
         try:
             with self._env.begin(write=True) as txn:
-                txn.delete(key, db=self._file.blocks)
-                txn.delete(key, db=self._file.index)
+                self._erase(txn, key)
         except (lmdb.Error, OSError) as error:
             self._failed("delete", error)
         return True
 
-    def _add(self, key: BlockKey) -> None:
-        self._counts["writes"] += 1
-        self._written.set()
+    def _erase(self, txn: Any, key: BlockKey) -> None:
+        txn.delete(key, db=self._file.blocks)
+        txn.delete(key, db=self._file.index)
+
+    def _forget(self, key: BlockKey) -> None:
+        with self._lock:
+            self._keys.discard(key)
+            self._policy.removed(key)
+
+    def _exchange(self, victim: BlockKey | None, key: BlockKey) -> None:
+        if victim is not None:
+            self._forget(victim)
+            self._counts["evictions"] += 1
         with self._lock:
             self._keys.add(key)
             self._policy.added(key)
+        self._counts["writes"] += 1
+        self._written.set()
+
+    def _victim(self) -> BlockKey:
+        with self._lock:
+            return cast(BlockKey, self._policy.victim())
 
     def _make_room(self, most: int) -> None:
         while len(self._keys) > max(0, most):
-            with self._lock:
-                victim = cast(BlockKey, self._policy.victim())
-            self.delete(victim)
+            self.delete(self._victim())
             self._counts["evictions"] += 1
 
     def _failed(self, what: str, error: Exception) -> None:
@@ -203,7 +217,7 @@ def _capacity(slot_bytes: int, map_bytes: int) -> int:
     """How many blocks fit safely."""
     page = os.sysconf("SC_PAGE_SIZE")
     if slot_bytes < page // 2:
-        cost = 2 * (slot_bytes + KEY_BYTES) + TREE_BYTES  # inside the leaves, which are half full at worst
+        cost = min(page, 4 * (slot_bytes + KEY_BYTES)) + TREE_BYTES  # inside leaves, which LMDB merges below 25 %
     else:
         cost = -(-(slot_bytes + 16) // page) * page + TREE_BYTES  # a run of pages behind a 16-byte header
     usable = map_bytes - 16 * page

@@ -4,8 +4,8 @@ Where a block lives is computed (cache/homes.py), so a lookup is one message per
 homes, all at once. There is no master and no directory to be stale. Whatever goes wrong with a home, its blocks
 are misses; what is returned has been checked against its checksum.
 
-Calls write into or read from the caller's memory. That memory must stay the caller's until the call is over, so a
-cancelled call first lets its transfers end (their deadline bounds the wait), then raises CancelledError.
+Calls write into or read from the caller's memory until they are over. A cancelled call ends its transfers, which may
+take a moment, before it raises CancelledError: then the memory is the caller's again.
 """
 
 from __future__ import annotations
@@ -14,36 +14,26 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from cache.arena import checksum
 from cache.block import BlockKey
+from cache.client import Client, Shunned, Ticket
 from cache.homes import by_home
-from cache.share import PRESENT, Deadlines, Share, join_keys
+from cache.share import PRESENT, Deadlines, Share
 from cache.tiers import LocalStore
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
 from net.memory import Region
 from net.transfer import Op, TransferEngine
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
 INLINE_BYTES = 512 << 10  # more than this is checksummed off the event loop
-COUNTS = (
-    *("gets", "get_blocks", "get_bytes", "get_misses", "corrupt"),
-    *("puts", "put_blocks", "put_bytes", "put_no_room", "home_failures"),
-)
-
-
-class Shunned(Exception):
-    """A home is passed over because it was too slow a moment ago."""
-
-
+GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
+PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
 HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
@@ -67,7 +57,6 @@ class Job:
     offsets: Sequence[int]
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: int = 0
-    given_up: bool = False  # the caller is gone: start nothing new
 
 
 class Store:
@@ -89,15 +78,14 @@ class Store:
         self.node_id = node_id
         self.local = local
         self.block_bytes = block_bytes
-        self._channel = channel
         self._transfer = transfer
         self._members = members
         self._deadlines = deadlines or Deadlines()
         self._regions: dict[str, Region] = {}
-        self._shunned: dict[str, float] = {}  # home -> until when
-        self._counts = Counter(dict.fromkeys(COUNTS, 0))
+        self._counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "home_failures"), 0))
         self._window = max(1, WINDOW_BYTES // block_bytes)
-        self._share = None if local is None else Share(local, channel, self._deadlines)
+        self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
+        self._client = Client(channel, self._deadlines)
         if local is not None and local.arena is not None:
             self.attach(local.arena.region)
 
@@ -117,13 +105,12 @@ class Store:
         return min(ends)
 
     async def _first_missing(self, keys: Sequence[BlockKey], home: str, positions: list[int]) -> int:
-        data = join_keys([keys[position] for position in positions])
         try:
-            reply = await self._ask(home, "store.has", {}, data, self._deadlines.lookup_s)
+            self._client.check(home)
+            leading = await self._client.count_leading(home, [keys[position] for position in positions])
         except HOME_ERRORS as error:
             self._failed(home, error)
             return positions[0]
-        leading = int(reply["leading"])
         return positions[leading] if leading < len(positions) else len(keys)
 
     # --- get
@@ -132,7 +119,7 @@ class Store:
         """Fetch the leading run of `keys` that can be had, block i to offsets[i] of `region`. What lies there for
         blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
         job = self._job(keys, region, offsets)
-        await self._to_the_end(job, self._each_home(job, self._fetch))
+        await self._each_home(job, self._fetch)
         run = next((i for i in range(len(keys)) if i not in job.arrived), len(keys))
         came = [job.arrived[i] for i in range(run)]
         self._counts.update(gets=1, get_blocks=run, get_bytes=run * self.block_bytes, get_misses=len(keys) - run)
@@ -140,38 +127,33 @@ class Store:
         return GetResult(run, run * self.block_bytes, sources, transports, tiers)
 
     async def _fetch(self, job: Job, home: str, positions: list[int]) -> None:
-        while positions and not job.given_up:
+        while positions:
             batch = positions[: self._window]
-            data = join_keys([job.keys[position] for position in batch])
-            reply = await self._ask(home, "store.pin", {}, data, self._deadlines.control_s)
-            whole = await self._read(job, home, batch[: len(reply["slots"])], reply)
-            if not whole or (len(reply["slots"]) < len(batch) and not reply["more"]):
+            with self._client.ticket(home) as ticket:
+                reply = await self._client.pin(home, [job.keys[position] for position in batch], ticket)
+                pinned = len(reply["slots"])
+                if not pinned or not await self._read(job, home, batch[:pinned], reply, ticket):
+                    return
+            if pinned < len(batch) and not reply["more"]:
                 return
-            positions = positions[len(reply["slots"]) :]
+            positions = positions[pinned:]
 
-    async def _read(self, job: Job, home: str, positions: list[int], reply: dict[str, Any]) -> bool:
-        """Transfer and check what was pinned; False when that is nothing, or a block was damaged."""
-        if not positions:
-            return False
-        bad: list[int] = []
-        try:
-            spans = self._spans(job, positions, reply["slots"], reply["slot_bytes"])
-            done = await self._transfer.submit(
-                home, Op.READ, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
-            )
-            sums = await self._checksums(job, positions)
-            for i, position in enumerate(positions):
-                if sums[i] == reply["checksums"][i]:
-                    job.arrived[position] = (home, done.transport, reply["tiers"][i])
-                else:
-                    bad.append(i)
-        finally:
-            with suppress(ConnectionError):
-                self._channel.post(home, "store.unpin", {"lease": reply["lease"], "bad": bad})
-        if bad:
-            self._counts["corrupt"] += len(bad)
-            log.warning("%d blocks from %s did not match their checksums: dropped", len(bad), home)
-        return not bad
+    async def _read(self, job: Job, home: str, positions: list[int], reply: dict[str, Any], ticket: Ticket) -> bool:
+        """Transfer what was pinned and check it; False when a block was damaged."""
+        spans = self._spans(job, positions, reply["slots"], reply["slot_bytes"])
+        done = await self._transfer.submit(
+            home, Op.READ, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
+        )
+        sums = await self._checksums(job, positions)
+        for i, position in enumerate(positions):
+            if sums[i] == reply["checksums"][i]:
+                job.arrived[position] = (home, done.transport, reply["tiers"][i])
+            else:
+                ticket.bad.append(i)
+        if ticket.bad:
+            self._counts["corrupt"] += len(ticket.bad)
+            log.warning("%d blocks from %s did not match their checksums: dropped", len(ticket.bad), home)
+        return not ticket.bad
 
     # --- put
 
@@ -180,34 +162,34 @@ class Store:
         before. A home that has no room or does not answer is passed over. Raises ValueError for offsets outside
         the region."""
         job = self._job(keys, region, offsets)
-        await self._to_the_end(job, self._each_home(job, self._publish))
+        await self._each_home(job, self._publish)
         self._counts.update(puts=1, put_blocks=job.stored, put_bytes=job.stored * self.block_bytes)
         return job.stored
 
     async def _publish(self, job: Job, home: str, positions: list[int]) -> None:
-        while positions and not job.given_up:
+        while positions:
             batch = positions[: self._window]
-            data = join_keys([job.keys[position] for position in batch])
-            reply = await self._ask(home, "store.reserve", {}, data, self._deadlines.control_s)
-            answers = reply["slots"]
+            with self._client.ticket(home) as ticket:
+                reply = await self._client.reserve(home, [job.keys[position] for position in batch], ticket)
+                answers = reply["slots"]
+                granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
+                if granted:
+                    await self._write(job, home, [p for p, _ in granted], [slot for _, slot in granted], reply, ticket)
             if not answers:
                 self._counts["put_no_room"] += len(positions)
                 return
-            granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
-            if granted:
-                await self._write(job, home, [p for p, _ in granted], [slot for _, slot in granted], reply)
             positions = positions[len(answers) :]
 
-    async def _write(self, job: Job, home: str, positions: list[int], slots: list[int], reply: dict[str, Any]) -> None:
-        """When the transfer fails the reservation is left to its deadline: bytes may still be on their way."""
+    async def _write(
+        self, job: Job, home: str, positions: list[int], slots: list[int], reply: dict[str, Any], ticket: Ticket
+    ) -> None:
         spans = self._spans(job, positions, slots, reply["slot_bytes"])
         sums = await self._checksums(job, positions)
         await self._transfer.submit(
             home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
         )
-        body = {"lease": reply["lease"], "checksums": sums}
-        done = await self._ask(home, "store.commit", body, b"", self._deadlines.control_s)
-        job.stored += int(done["stored"])
+        stored = await self._client.commit(home, sums, ticket)
+        job.stored += stored  # after the await: homes add to it in any order
 
     # --- both
 
@@ -228,6 +210,7 @@ class Store:
     async def _each_home(self, job: Job, work: Callable[[Job, str, list[int]], Coroutine[Any, Any, None]]) -> None:
         async def guarded(home: str, positions: list[int]) -> None:
             try:
+                self._client.check(home)
                 await work(job, home, positions)
             except HOME_ERRORS as error:
                 self._failed(home, error)
@@ -237,31 +220,6 @@ class Store:
         for end in ends:  # only now, when no home's transfer is under way any more
             if end is not None:
                 raise end
-
-    async def _to_the_end(self, job: Job, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`. Cancelled, let it finish what it has begun: its transfers use the caller's memory."""
-        task = asyncio.create_task(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            job.given_up = True
-            while not task.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
-            raise
-
-    async def _ask(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
-        """One message to a home. One that let a message time out is passed over for a moment, so that a node that
-        hangs costs one deadline and not one per request; membership will soon say more."""
-        now = asyncio.get_running_loop().time()
-        if now < self._shunned.get(home, now):
-            raise Shunned(f"{home} did not answer in time a moment ago")
-        try:
-            reply, _ = await self._channel.call(home, kind, body, [data] if data else (), timeout_s)
-        except TimeoutError:
-            self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
-            raise
-        return reply
 
     def _failed(self, home: str, error: Exception) -> None:
         self._counts["home_failures"] += 1
@@ -292,7 +250,7 @@ class Store:
         return own
 
     async def close(self) -> None:
-        """Give leases back, then close the local store. Close the channel first."""
+        """Give leases back, then close the local store. Close transfer engine and channel first."""
         if self._share is not None and self.local is not None:
             await self._share.close()
             await self.local.close()

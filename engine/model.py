@@ -54,8 +54,8 @@ class Model:
     def __init__(
         self, config: ModelConfig, weights: dict[str, Tensor], backend: AttentionBackend, device: str = "cpu"
     ) -> None:
-        """`weights` under the names of engine/weights.py, all of one dtype. The dict is emptied while it is read, so that
-        fusing never holds two copies of a model. Raises ValueError naming a weight that is missing or left over."""
+        """`weights` under the names of engine/weights.py, all of one dtype. The dict is emptied while it is read, so
+        that fusing never holds two copies of a model. Raises ValueError naming a missing or left-over weight."""
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.embed = self._take(weights, "embed")
         self.lm_head = self.embed if config.tie_word_embeddings else self._take(weights, "lm_head")
@@ -121,9 +121,9 @@ class Model:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = F.linear(self._rms_norm(x, layer.attn_norm), layer.qkv, layer.qkv_bias)
         qk, v = qkv.view(len(x), -1, self.config.head_size).split((heads + kv_heads, kv_heads), dim=1)
-        q, k = rotate(qk, step.cos, step.sin).split((heads, kv_heads), dim=1)
-        self.backend.write_kv(k, v, kv, step.batch, step.plan)
-        return q
+        qk = rotate(qk, step.cos, step.sin)
+        self.backend.write_kv(qk[:, heads:], v, kv, step.batch, step.plan)
+        return qk[:, :heads]
 
     def _attend(self, q: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
         out = self.backend.attend(q, kv, step.batch, step.plan, self.config.head_size**-0.5)

@@ -17,7 +17,7 @@ from cache.block import root_key
 from cache.store import Store
 from engine.acceptor import Acceptor
 from engine.config import Config
-from engine.flags import UsageError, as_dict, host_port
+from engine.flags import UsageError, as_dict
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
 from engine.placing import Placer

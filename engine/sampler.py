@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,10 +28,6 @@ from engine.logit_rules import SamplingRow, apply_rules
 from engine.request import SamplingParams, TokenLogprobs
 
 __all__ = ["Sampled", "SamplingRow", "sample"]
-
-NUCLEUS_WIDTH = 512
-"""top_p first looks at this many best tokens: they hold the share in most rows, and sorting all of a vocabulary of
-50,000 takes several times as long as the layers of a small model."""
 
 MIN_TEMPERATURE = 1e-6
 """Below this only the best tokens have any weight in float32; dividing by less would overflow."""
@@ -77,7 +74,8 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     draws = [uniform(row.seed if row.params.seed is None else row.params.seed, row.position) for row in rows]
     target = cumulative.new_tensor(draws)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # The clamp is for logits that are NaN: a wrong token in one row, not an id outside of the vocabulary.
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[1] - 1)
 
 
 def _floors(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -86,37 +84,29 @@ def _floors(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     floors = scaled.new_tensor([p.min_p for p in params]).log()[:, None]
     limited = [i for i, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1]
     if limited:
-        top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in (params[i] for i in limited)]
-        top_p = [params[i].top_p for i in limited]
         index = torch.tensor(limited, device=scaled.device)
-        # One more than k: the value after the last admitted one shows that nothing is tied with it.
-        width = max(k + 1 if k < vocab else NUCLEUS_WIDTH for k in top_k)
-        floors[index] = _top_floors(scaled[index], top_k, top_p, floors[index], min(width, vocab))
+        floors[index] = _top_floors(scaled[index], [params[i] for i in limited], floors[index])
     return floors
 
 
-def _top_floors(scaled: Tensor, top_k: list[int], top_p: list[float], floor: Tensor, width: int) -> Tensor:
-    """`floor` [R, 1] raised by top_k and top_p, judged by the `width` best of each row; by all where those do not do."""
+def _top_floors(scaled: Tensor, params: Sequence[SamplingParams], floor: Tensor) -> Tensor:
+    """`floor` [R, 1] raised by top_k, then by top_p."""
     vocab = scaled.shape[1]
-    best = scaled.topk(width, dim=-1).values
-    k = torch.tensor(top_k, device=scaled.device)[:, None]
-    kth = best.gather(1, k.clamp(max=width) - 1)
-    floor = torch.where(k < vocab, torch.maximum(floor, kth), floor)
-
-    total = scaled.double().masked_fill_(scaled < floor, -torch.inf).logsumexp(-1, keepdim=True)
-    share = (best - total).exp().masked_fill_(best < floor, 0)
+    best = _descending(scaled)
+    last = [min(p.top_k, vocab) - 1 if p.top_k > 0 else vocab - 1 for p in params]
+    floor = torch.maximum(floor, best.gather(1, torch.tensor(last, device=scaled.device)[:, None]))
+    share = best.double().masked_fill_(best < floor, -torch.inf).softmax(-1)
     before = share.cumsum(-1) - share
-    p = before.new_tensor(top_p)[:, None]
-    admitted = ((before < p) & (best >= floor)).sum(-1, keepdim=True)
-    raised = torch.where(p < 1, best.gather(1, admitted - 1), floor)
+    top_p = share.new_tensor([p.top_p for p in params])[:, None]
+    admitted = ((before < top_p) & (best >= floor)).sum(-1, keepdim=True).clamp_(min=1)
+    return torch.where(top_p < 1, best.gather(1, admitted - 1), floor)
 
-    open_end = (p < 1) & (admitted == width) & (best[:, -1:] >= floor)
-    wider = torch.nonzero(open_end.squeeze(-1)).flatten()
-    if width < vocab and len(wider):
-        rows = wider.tolist()
-        again = _top_floors(scaled[wider], [top_k[i] for i in rows], [top_p[i] for i in rows], floor[wider], vocab)
-        raised[wider] = again
-    return raised
+
+def _descending(values: Tensor) -> Tensor:
+    """Each row of [R, V] sorted. numpy's vectorised sort takes 0.1 ms for a row of 49,152, torch's on the CPU 5 ms."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return values.sort(-1, descending=True).values
 
 
 def _logprobs(logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> dict[int, TokenLogprobs]:

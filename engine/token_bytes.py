@@ -31,7 +31,8 @@ BYTE_OF = letters()
 
 
 class TokenBytes:
-    """`token_bytes[id]`, computed once per id. Raises ModelError for a tokenizer of neither kind."""
+    """`token_bytes[id]`, computed once per id; empty for an id without a token. Raises ModelError for a tokenizer of
+    neither kind."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         steps = list(_steps(json.loads(core.to_str())["decoder"]))
@@ -53,8 +54,10 @@ class TokenBytes:
     def __getitem__(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
         if known is None:
-            token = self._core.id_to_token(token_id)
-            known = self._known[token_id] = b"" if token is None else self._convert(token)
+            token = self._core.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+            if token is None:
+                return b""
+            known = self._known[token_id] = self._convert(token)
         return known
 
 

@@ -40,7 +40,7 @@ class Tokenizer:
         self._template = ChatTemplate(chat_template, special) if chat_template else None
         own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own_eos is None else [own_eos])]))
-        self._bytes = TokenBytes(core)
+        self.bytes_of = TokenBytes(core)
 
     @classmethod
     def load(cls, source: ModelSource, tokenizer: str = "auto") -> Tokenizer:
@@ -71,8 +71,12 @@ class Tokenizer:
             raise ValueError("the text is not valid Unicode") from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out."""
-        return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out; ValueError for numbers that
+        cannot be ids."""
+        try:
+            return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        except OverflowError:
+            raise ValueError("token ids must be between 0 and 2^32 - 1") from None
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
@@ -89,24 +93,22 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the output; for logprobs. Empty for ids without a token."""
-        return self._bytes[token_id]
+        return self.bytes_of[token_id]
 
     def token_str(self, token_id: int) -> str:
         """`token_bytes` as text; a part of a character shows as U+FFFD."""
-        return self._bytes[token_id].decode("utf-8", "replace")
-
-    def incremental(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        return IncrementalDecoder(self._bytes, skip_special_tokens)
+        return self.bytes_of[token_id].decode("utf-8", "replace")
 
 
 class IncrementalDecoder:
-    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens."""
+    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens (only
+    for SentencePiece bytes that are not UTF-8, the number of U+FFFD can differ)."""
 
-    def __init__(self, token_bytes: TokenBytes, skip_special_tokens: bool = True) -> None:
-        self._bytes = token_bytes
-        self._skipped = token_bytes.special_ids if skip_special_tokens else frozenset[int]()
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._bytes = tokenizer.bytes_of
+        self._skipped = self._bytes.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = token_bytes.strips_first_space
+        self._strip = self._bytes.strips_first_space
 
     def push(self, token_ids: Iterable[int]) -> str:
         """What these tokens add. The bytes of a character that is not complete yet are held back."""

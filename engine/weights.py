@@ -17,6 +17,7 @@ Rows of q and k are in the half-split RoPE order of Hugging Face, whatever the f
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +54,8 @@ def load(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """All weights in `dtype` on `device`, contiguous. `progress(done, total)` counts tensors and is called from the
-    calling thread. Raises ModelError when a weight is missing, unknown, misshapen or unreadable."""
+    """All weights in `dtype` on `device`, contiguous. `progress(done, total)` counts bytes in `dtype` and is called
+    from the calling thread. Raises ModelError when a weight is missing, unknown, misshapen or unreadable."""
     wanted = shapes(source.config)
     with _open(source) as reader:
         _check(source, wanted, reader.shapes())
@@ -63,11 +64,13 @@ def load(
             return reader.read(name).to(device=device, dtype=dtype).contiguous()
 
         weights: dict[str, Tensor] = {}
+        done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
             for name, tensor in zip(wanted, threads.map(read, wanted), strict=True):
                 weights[name] = tensor
+                done += tensor.nbytes
                 if progress is not None:
-                    progress(len(weights), len(wanted))
+                    progress(done, total)
     return weights
 
 

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_address
+from typing import Any
+
 from sched.events import (
     Datagram,
     Effect,
@@ -26,7 +28,6 @@ from sched.events import (
 from sched.gossip import GossipCore
 from sched.member import Address, Member, Preset, Rng
 from sched.state import ClusterView, NodeRecord
-from typing import Any
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ the effects in order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from sched.member import Address, Member
 
 # --- events

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Sequence
+
 from sched.events import SendPacket
 from sched.member import Address, Member, Preset, Rng
 from sched.packet import BODY_BYTES, Kind, PacketError, seal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+
 from sched.events import Datagram, Effect, Event, MemberDown, MemberUp, Tick
 from sched.exchange import Exchange
 from sched.member import Member, Preset, Rng

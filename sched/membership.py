@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+
 from sched.events import (
     Datagram,
     Effect,
@@ -66,8 +67,10 @@ class Membership:
     # --- what is known
 
     def alive(self) -> list[Member]:
-        """This node and all others not known to be dead, in one order everywhere. A suspect still counts here (homes
-        must not move for a hiccup); give it no new work: see `status`."""
+        """This node and all others not known to be dead, in one order everywhere.
+
+        A suspect still counts, since homes must not move for a hiccup; give it no new work: see `status`.
+        """
         here = self._roster.here() if self.me.here else []
         return sorted([self.me, *here], key=lambda member: member.node_id)
 
@@ -178,7 +181,7 @@ class Membership:
         else:
             self._suspicions.pop(after.node_id, None)
         if before is not None and before.here and (change.restarted or not after.here):
-            self._out.effect(MemberDown(before, _cause(change, statement)))
+            self._out.effect(MemberDown(before, change.cause(statement)))
         if after.here and (before is None or not before.here or change.restarted):
             self._out.effect(MemberUp(after))
 
@@ -197,7 +200,8 @@ class Membership:
 
     def _leave(self) -> None:
         self.me = replace(self.me, status=Status.LEFT)
-        self._joining = None
+        self._joining = self._prober.current = None
+        self._suspicions.clear()
         farewell = Verdict(self.me.node_id, self.me.incarnation, Status.LEFT, self.me.node_id)
         for member in self._some(BURST):
             self._out.send(member.address, "gossip", updates=(farewell,))
@@ -215,7 +219,7 @@ class Membership:
         except PacketError as error:
             self.counters[f"dropped_{error}"] += 1
             return
-        if not self.me.here or (message.sender == self.me.node_id and message.kind != "join"):
+        if not self.me.here or (message.sender == self.me.node_id and message.kind not in ("join", "refuse")):
             return
         if message.kind == "join":
             self._admit(now, source, message)
@@ -249,7 +253,11 @@ class Membership:
             if now >= self._pull_at and message.kind not in ("welcome", "synced"):
                 self._pull_at = now + self._preset.gossip_period_s
                 self._send_list("sync", source)
-        elif held.status in (Status.SUSPECT, Status.DEAD) and held.incarnation >= message.incarnation:
+        elif (
+            message.kind != "gossip"  # two nodes that hold each other for dead must not answer answers
+            and held.status in (Status.SUSPECT, Status.DEAD)
+            and held.incarnation >= message.incarnation
+        ):
             verdict = Verdict(held.node_id, held.incarnation, held.status, self.me.node_id)
             self._out.send(source, "gossip", updates=(verdict,))
 
@@ -293,12 +301,3 @@ class Membership:
         member = self._roster.get(node_id)
         assert member is not None, f"{node_id} is probed but unknown"
         return member.address
-
-
-def _cause(change: Change, statement: Member | Verdict) -> str:
-    if change.restarted:
-        return "restarted"
-    if change.after.status is Status.LEFT:
-        return "left"
-    source = statement.source if isinstance(statement, Verdict) else "the cluster"
-    return f"dead: found by {source}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+
 from sched.events import Effect, SendPacket
 from sched.member import Address, Member, Preset, Verdict
 from sched.packet import BODY_BYTES, MESSAGE_BYTES, Message, encode_message, encode_update

@@ -12,11 +12,12 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from sched.member import Address, Member, Verdict, number, text
 from typing import Any
 from zlib import crc32
 
 import orjson
+
+from sched.member import Address, Member, Verdict, number, text
 
 PACKET_BYTES = 1400
 """Fits every Ethernet path without fragments."""

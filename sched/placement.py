@@ -17,11 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
 from sched.admission import Limits, retry_after_s
 from sched.cost import TransferModel, prefill_seconds
 from sched.member import Member, Rng
 from sched.state import NodeRecord
-from typing import Any, Protocol
 
 MAX_OUTPUT_TOKENS = 256
 """Output counted in decode estimates at most: max_tokens is a bound, not a forecast."""

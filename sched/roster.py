@@ -7,6 +7,7 @@ have heard the same statements, in any order and any number of times, hold the s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
 from sched.member import Member, Status, Verdict
 from sched.packet import encode_update
 
@@ -22,6 +23,15 @@ class Change:
     def restarted(self) -> bool:
         """Another process under the same name, seen before the death of the first one was."""
         return self.before is not None and self.before.life != self.after.life
+
+    def cause(self, statement: Member | Verdict) -> str:
+        """Why the node went down, `statement` being what changed the entry."""
+        if self.restarted:
+            return "restarted"
+        if self.after.status is Status.LEFT:
+            return "left"
+        source = statement.source if isinstance(statement, Verdict) else "the cluster"
+        return f"dead: found by {source}"
 
 
 class Roster:

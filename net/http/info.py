@@ -11,9 +11,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from net.http.body import read_body
-from net.http.errors import ApiError, bad_request
+from net.http.errors import ApiError
 from net.http.frontend import Frontend
-from net.http.plan import check_ids, check_model, unhurried
+from net.http.plan import check_ids, check_model, render_messages, unhurried
 from net.http.schema import DetokenizeBody, TokenizeBody
 
 
@@ -45,13 +45,7 @@ class Info:
             text = body.prompt or ""
             ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
         else:
-            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-            size = sum(len(message.get("content") or "") for message in messages)
-            kwargs = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
-            try:
-                ids = await unhurried(size, partial(frontend.render_chat, messages, **kwargs))
-            except ValueError as error:
-                raise bad_request(f"messages: {error}", "messages") from error
+            ids = await render_messages(frontend, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
         strings = [frontend.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids, "token_strs": strings}
         return json_response(answer)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from net.http.errors import ApiError, bad_request
 from net.http.frontend import Frontend
-from net.http.schema import ChatBody, CompletionBody, Generation
+from net.http.schema import ChatBody, CompletionBody, Generation, Message
 
 DEFAULT_COMPLETION_TOKENS = 16
 LONG_TEXT_CHARS = 50_000
@@ -58,13 +58,27 @@ async def unhurried(size: int, work: Callable[[], T]) -> T:
     return work() if size < LONG_TEXT_CHARS else await asyncio.to_thread(work)
 
 
+async def render_messages(
+    frontend: Frontend, messages: Sequence[Message], add_generation_prompt: bool, arguments: dict[str, Any]
+) -> list[int]:
+    """Token ids of a chat. Raises ApiError 400 when the template refuses messages or arguments."""
+    dicts = [message.model_dump(exclude_unset=True) for message in messages]
+    size = sum(len(message.get("content") or "") for message in dicts)
+    kwargs = {"add_generation_prompt": add_generation_prompt, **arguments}
+    try:
+        return await unhurried(size, partial(frontend.render_chat, dicts, **kwargs))
+    except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
+        raise bad_request(f"messages: {error}", "messages") from error
+
+
 async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
     """Tokenise and check. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
     prompts = []
+    size = sum(len(prompt) for prompt in body.prompt if isinstance(prompt, str))
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            text, ids = prompt, await unhurried(len(prompt), partial(frontend.encode, prompt, body.add_special_tokens))
+            text, ids = prompt, await unhurried(size, partial(frontend.encode, prompt, body.add_special_tokens))
         else:
             _check_length(frontend, prompt, "prompt")  # before looking at every id
             check_ids(frontend, prompt, "prompt")
@@ -77,13 +91,7 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
 async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
     """Render, tokenise and check. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
-    messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-    kwargs = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
-    size = sum(len(message.get("content") or "") for message in messages)
-    try:
-        ids = await unhurried(size, partial(frontend.render_chat, messages, **kwargs))
-    except ValueError as error:
-        raise bad_request(f"messages: {error}", "messages") from error
+    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = body.top_logprobs if body.logprobs else None
     return _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
@@ -42,8 +42,17 @@ MAX_STOP_STRINGS = 16
 MAX_CHOICES = 1024
 """Prompts times n in one request."""
 
+
+def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "add_generation_prompt"):
+        if name in arguments:
+            raise ValueError(f"{name} has its own field")
+    return arguments
+
+
 ShortText = Annotated[str, Field(max_length=256)]
 TokenIds = list[int]
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 
 
 def served_fields(body: dict[str, Any]) -> dict[str, Any]:
@@ -188,15 +197,7 @@ class ChatBody(Generation):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _no_reserved(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        for name in ("messages", "add_generation_prompt"):
-            if name in kwargs:
-                raise ValueError(f"{name} has its own field")
-        return kwargs
+    chat_template_kwargs: TemplateArguments = {}
 
     @model_validator(mode="after")
     def _needs_logprobs(self) -> ChatBody:
@@ -213,7 +214,7 @@ class TokenizeBody(Body):
     messages: list[Message] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: TemplateArguments = {}
     return_token_strs: bool = False
 
     @model_validator(mode="after")

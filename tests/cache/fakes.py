@@ -18,6 +18,7 @@ class Hub:
         self.dead = set()
         self.hanging = set()
         self.calls = []  # (from, to, kind)
+        self.dropped = []  # (by, whom)
 
     def node(self, node_id):
         self.channels[node_id] = FakeChannel(node_id, self)
@@ -27,10 +28,14 @@ class Hub:
     def kill(self, node_id):
         """The node is gone and its peers notice."""
         self.dead.add(node_id)
-        for peer, channel in self.channels.items():
+        for peer in self.channels:
             if peer not in self.dead:
-                for callback in channel.lost_callbacks:
-                    callback(node_id)
+                self.lose(peer, node_id)
+
+    def lose(self, peer, node_id):
+        """`peer` notices that the connection to `node_id` is broken."""
+        for callback in self.channels[peer].lost_callbacks:
+            callback(node_id)
 
 
 class FakeChannel:
@@ -39,6 +44,7 @@ class FakeChannel:
         self.hub = hub
         self.handlers = {}
         self.lost_callbacks = []
+        self.closed_callbacks = []
         self.tasks = set()
 
     def handle(self, kind, handler):
@@ -46,6 +52,14 @@ class FakeChannel:
 
     def on_lost(self, callback):
         self.lost_callbacks.append(callback)
+
+    def on_closed(self, callback):
+        self.closed_callbacks.append(callback)
+
+    def drop(self, peer_id, reason):
+        self.hub.dropped.append((self.node_id, peer_id))
+        self.hub.lose(self.node_id, peer_id)
+        self.hub.lose(peer_id, self.node_id)
 
     async def call(self, peer_id, kind, body, data=(), timeout_s=10.0):
         self.hub.calls.append((self.node_id, peer_id, kind))
@@ -82,6 +96,8 @@ class FakeTransfer:
         self.gate = asyncio.Event()  # transfers wait for it
         self.gate.set()
         self.started = asyncio.Event()
+        self.fence_gate = asyncio.Event()  # fences wait for it
+        self.fence_gate.set()
         self.error = None  # raised instead of a transfer
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
 
@@ -108,3 +124,6 @@ class FakeTransfer:
                 theirs[there : there + length] = ours[at : at + length]
         transport = "local" if peer_id == self.node_id else "fake"
         return SimpleNamespace(nbytes=sum(span[2] for span in spans), seconds=0.0, transport=transport)
+
+    async def fence(self, peer_id, timeout_s=10.0):
+        await asyncio.wait_for(self.fence_gate.wait(), timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import accumulate
 
 import gguf
 import numpy as np
@@ -272,8 +273,9 @@ def test_dummy_weights_follow_the_seed(tmp_path):
     assert 0.9 < first["layers.0.gate"].std() * 48**0.5 < 1.1 and torch.all(first["norm"] == 1)
 
 
-def test_progress_counts_up_to_the_number_of_tensors(tmp_path):
+def test_progress_counts_bytes_tensor_by_tensor(tmp_path):
     hf_model(tmp_path)
     calls = []
     loaded = weights.load(describe(str(tmp_path)), torch.float32, progress=lambda *call: calls.append(call))
-    assert calls == [(done, len(loaded)) for done in range(1, len(loaded) + 1)]
+    sizes = [tensor.nbytes for tensor in loaded.values()]
+    assert calls == [(done, sum(sizes)) for done in accumulate(sizes)]

@@ -29,6 +29,7 @@ class FakeFrontend:
         self.started = asyncio.Event()
         self.idle = asyncio.Event()
         self.sick: str | None = None
+        self.produced = 0  # outputs taken by the HTTP layer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -59,10 +60,17 @@ class FakeFrontend:
         try:
             async for output in self._generate(prompt, sampling):
                 yield output
+                self.produced += 1
         finally:
             self.open.discard(request_id)
             if not self.open:
                 self.idle.set()
+
+    async def stalled(self) -> bool:
+        """Has nobody taken an output for a while?"""
+        before = self.produced
+        await asyncio.sleep(0.2)
+        return self.produced == before
 
     async def _generate(self, prompt: list[int], sampling: dict[str, Any]) -> AsyncGenerator[Output, None]:
         word, _, rest = self.decode(prompt).partition(" ")

@@ -8,12 +8,12 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from sched.member import Member, Status, presets
-from sched.state import NodeRecord
 
 import pytest
 
 from net.gossip import Gossip, JoinRefused
+from sched.member import Member, Status, presets
+from sched.state import NodeRecord
 
 LOCAL = presets["local"]
 

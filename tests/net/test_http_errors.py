@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from fake_frontend import FakeFrontend, serving
+
+from tests.net.fake_frontend import FakeFrontend, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
@@ -95,6 +96,7 @@ BAD = {
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools"),
     "json mode": (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format"),
     "reserved template argument": (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
+    "unfit template argument": (CHAT, chat(chat_template_kwargs={"self": 1}), 400, "messages"),
     "tokenize nothing": ("/tokenize", b"{}", 400, "prompt"),
     "detokenize unknown id": ("/detokenize", b'{"tokens": [999]}', 400, "tokens"),
 }

@@ -6,7 +6,8 @@ import asyncio
 
 import openai
 import pytest
-from fake_frontend import FakeFrontend, serving
+
+from tests.net.fake_frontend import FakeFrontend, serving
 
 CHAT = [{"role": "user", "content": "hello"}]
 

@@ -7,10 +7,10 @@ import asyncio
 import aiohttp
 import orjson
 import pytest
-from fake_frontend import FakeFrontend, serving
 
 from engine.request import CLASSES, SamplingParams
 from net.http.schema import SERVICE_CLASSES
+from tests.net.fake_frontend import FakeFrontend, serving
 
 
 @pytest.fixture
@@ -49,6 +49,22 @@ async def test_a_hang_up_closes_every_generation(api, frontend, prompt, stream):
     async with asyncio.timeout(10):
         await frontend.idle.wait()
     assert not frontend.open
+
+
+async def test_a_client_that_never_reads_and_leaves(frontend):
+    frontend.max_model_len = 1 << 30
+    async with serving(frontend) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), limit=1024)
+        body = orjson.dumps({"prompt": "ab", "max_tokens": 1 << 29, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await reader.readline()
+        async with asyncio.timeout(60):
+            while not await frontend.stalled():  # until every buffer between server and client is full
+                pass
+            assert frontend.open
+            writer.transport.abort()
+            await frontend.idle.wait()
 
 
 async def test_a_failing_choice_closes_the_others(api, frontend):

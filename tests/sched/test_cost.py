@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import random
-from sched.cost import DecodeModel, PrefillModel, Regression, TransferModel, prefill_seconds
 
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+
+from sched.cost import DecodeModel, PrefillModel, Regression, TransferModel, prefill_seconds
 
 
 @pytest.mark.parametrize("truth", [(5e-3, 2e-4, 3e-9), (1e-4, 1e-5, 1e-10), (0.1, 5e-3, 1e-7)])

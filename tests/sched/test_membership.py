@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sched.events import Joined, Refused, Suspect
-from sched.member import Member, Status, presets
-from sched.membership import Membership
 from typing import Any
 
 import pytest
 
+from sched.events import Join, Joined, Refused, Suspect, Tick
+from sched.member import Member, Status, presets
+from sched.membership import Membership
 from tests.sched.virtual import VirtualNet
 
 LOCAL = presets["local"]
@@ -111,6 +111,16 @@ def test_a_node_paused_for_long_comes_back_and_kills_nobody():
     assert net.converged()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_node_that_stood_still_hears_the_refutation_before_it_judges(seed):
+    net = converged_net(4, seed)
+    net.tell("n1", Suspect("n2"))
+    net.pause("n1", 4.0)  # the refutation waits in its socket, the deadline passes
+    net.run(8.0)
+    assert not net.nodes["n1"].downs() and net.converged()
+    assert net.nodes["n1"].core.counters["pauses"] == 1
+
+
 @pytest.mark.parametrize("size", [3, 8, 32])
 def test_twenty_percent_loss_with_duplicates_and_reordering_still_converges(size):
     net = VirtualNet(seed=20 + size, loss=0.2, duplicate=0.1, delay_s=(0.0005, 0.05))
@@ -188,11 +198,13 @@ def test_a_joiner_with_another_root_is_refused_with_the_reason_on_both_sides():
     assert all(node.sees() == {"n0", "n1", "n2"} for node in net.nodes.values() if node is not stranger)
 
 
-def test_a_joiner_under_a_name_in_use_is_refused():
+@pytest.mark.parametrize("name", ["n0", "n1"])
+def test_a_joiner_under_a_name_in_use_is_refused(name):
+    """n0 is the node asked, n1 another one."""
     net = converged_net(3, seed=10)
-    first = net.nodes["n1"]
-    double = net.add("n1")
-    net.join("n1", "n0")
+    first, asked = net.nodes[name], net.nodes["n0"].address
+    double = net.add(name)
+    net.tell(name, Join(asked))
     net.run(1.0)
     [refused] = [effect for _, effect in double.log if isinstance(effect, Refused)]
     assert f"taken by the node at {first.address[0]}:{first.address[1]}" in refused.reason
@@ -204,6 +216,15 @@ def test_a_node_cannot_join_itself():
     net.join("n0", "n0")
     net.run(1.0)
     assert any(isinstance(effect, Refused) and "own" in effect.reason for _, effect in net.nodes["n0"].log)
+
+
+def test_a_node_that_left_is_silent():
+    net = converged_net(4, seed=15)
+    net.crash("n3")
+    net.run(1.0)  # n1 goes while it suspects somebody
+    net.leave("n1")
+    core, now = net.nodes["n1"].core.membership, net.now + net.nodes["n1"].clock_offset
+    assert core.handle(now + 1.0, Tick()) == [] and core.wake_at() > now + 1.0
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.2])

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import random
 from itertools import permutations
+
+import orjson
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
 from sched.events import Datagram, MemberDown, MemberUp, SendPacket
 from sched.gossip import GossipCore
 from sched.member import Member, Status, Verdict, presets
@@ -23,11 +29,6 @@ from sched.packet import (
 )
 from sched.roster import Roster, Rumours
 from sched.state import NodeRecord
-
-import orjson
-import pytest
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
 
 ME = Member("me", ("10.0.0.1", 1), info={"root": "aa", "model": "toy", "block_size": 16})
 PEER = Member("peer", ("10.0.0.1", 2), "h:1", ("decode",), info={"root": "aa", "model": "toy", "block_size": 16})

@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from sched.admission import Limits
 from sched.cost import TransferModel
 from sched.member import Member
@@ -19,11 +25,6 @@ from sched.placement import (
     placements,
 )
 from sched.state import NodeRecord
-from typing import Any
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 MIXED = ("prefill", "decode", "store")
 

@@ -3,17 +3,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import permutations
-from sched.events import SendPacket
-from sched.exchange import ENTRIES, Exchange
-from sched.member import Member, presets
-from sched.packet import unseal
-from sched.state import HEARTBEAT_S, RECORD, ClusterView, NodeRecord, node_key
 from typing import Any
 
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from sched.events import SendPacket
+from sched.exchange import ENTRIES, Exchange
+from sched.member import Member, presets
+from sched.packet import unseal
+from sched.state import HEARTBEAT_S, RECORD, ClusterView, NodeRecord, node_key
 from tests.sched.virtual import VirtualNet
 
 LOCAL = presets["local"]

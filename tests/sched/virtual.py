@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
+
 from sched.events import Datagram, Effect, Event, Join, Leave, MemberDown, MemberUp, SendPacket, Tick
 from sched.gossip import GossipCore
 from sched.member import Address, Member, Preset, presets

@@ -1,0 +1,278 @@
+"""Connection: one TCP connection to a peer: the exchange of hellos, then frames in both directions.
+
+    dialing side                  accepting side
+    hello  ─────────────────────>  judge: refused, close   or   hello
+    judge: refused, close  <─────
+       or  welcome  ────────────>  open on both sides
+
+Whoever refuses sends its reason first, so the other side can say why. Frames go to a Receiver. A connection ends with
+a `bye` (closed in good order) or without one (broken).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from net.errors import PeerLost, PeerRefused
+from net.wire import HEADER_MAX, Buffer, Decoder, Frame, FrameError, Header, allocate, encode, head, nbytes_of
+
+log = logging.getLogger("mooncake.net")
+
+HELLO_S = 5.0  # from the TCP connection to the end of the hellos
+HELLO_MAX = 64 << 10  # bytes a stranger may make us allocate
+UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
+HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
+SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
+
+
+class Receiver(Protocol):
+    """Who the frames of a connection are for. All methods run on the event loop and do not block."""
+
+    def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
+        """Where the payload of the frame that begins with `header` goes: a net.wire.Place."""
+
+    def frame(self, connection: Connection, frame: Frame) -> None:
+        """A complete frame."""
+
+    def closed(self, connection: Connection, reason: str | None) -> None:
+        """The last call. reason: why it broke; None: the peer said bye. Not called after our own close or abort."""
+
+
+class Greeter(Protocol):
+    """The node's side of every handshake."""
+
+    def greeting(self, purpose: str) -> Header:
+        """Our hello for a connection of this purpose."""
+
+    def judge(self, connection: Connection, hello: Header) -> str | None:
+        """A reason to refuse the peer that sent `hello`, or None."""
+
+    def opened(self, connection: Connection) -> Receiver:
+        """The handshake is done: who gets the frames?"""
+
+    def ended(self, connection: Connection, reason: str | None) -> None:
+        """An open connection was closed (None) or broken by the other side."""
+
+    def left(self, connection: Connection) -> None:
+        """We closed or aborted it ourselves."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection. `purpose` is None on the accepting side until the hello arrives."""
+
+    def __init__(self, greeter: Greeter, everyone: set[Connection], purpose: str | None = None) -> None:
+        self.dialed = purpose is not None
+        self.purpose = purpose or ""
+        self.peer_id = ""
+        self.instance = ""  # of the peer's process: another one means it has restarted
+        self.hello: dict[str, Any] = {}  # the peer's, as its owner gave it
+        self.peer_address: tuple[str, int] | None = None  # where the peer listens
+        self.is_open = False
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may be nobody's
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.decoder = Decoder(allocate(HELLO_MAX), HELLO_MAX)
+        self._greeter = greeter
+        self._everyone = everyone
+        self._receiver: Receiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ended = False
+        self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
+        self._late = loop.call_later(HELLO_S, self._break, f"no hello within {HELLO_S:g} s")
+
+    def __repr__(self) -> str:
+        return f"Connection({self.purpose or 'new'} {'to' if self.dialed else 'from'} {self.peer_id or '?'})"
+
+    # --- sending
+
+    @property
+    def remote_host(self) -> str:
+        assert self._transport is not None
+        return str(self._transport.get_extra_info("peername")[0])
+
+    @property
+    def congested(self) -> bool:
+        """More is unsent than `drain` lets pass."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > HIGH_WATER
+
+    def send(self, header: Header, payload: Sequence[Buffer] = ()) -> None:
+        """Queue one frame; the payload is copied. Raises PeerLost."""
+        self._write([encode(header, payload)])
+        if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
+            self._break("the peer does not read")
+
+    def send_views(self, header: Header, views: Sequence[memoryview], before: bytes = b"") -> None:
+        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`.
+        `before` is an encoded frame that leaves in the same segment."""
+        self._write([before + head(header, sum(map(nbytes_of, views))), *views])
+
+    async def drain(self) -> None:
+        """Wait until the peer keeps up again. Raises PeerLost."""
+        while self._resumed is not None:
+            await asyncio.shield(self._resumed)
+        if self._ended:
+            raise PeerLost(f"the connection to {self.peer_id} is closed")
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        if self._transport is None or self._ended:
+            raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+
+    # --- ending
+
+    def close(self) -> None:
+        """Close in good order: what was sent arrives, then a bye."""
+        if self.is_open and not self._ended:
+            self._transport_or_raise().write(encode({"bye": True}))
+        self._end()
+        self._greeter.left(self)
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now; nothing more is sent, and nothing received after this is looked at."""
+        self._cut()
+        self._greeter.left(self)
+
+    def _cut(self) -> None:
+        self._end()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _break(self, reason: str) -> None:
+        """The connection is unusable: tell the owner, if it is still interested."""
+        if self._ended:
+            return
+        opened, receiver = self.is_open, self._receiver
+        self._cut()
+        if not self.ready.done():
+            self.ready.set_exception(PeerLost(reason))
+        if opened:
+            self._tell(receiver, reason)
+        elif not self.dialed:
+            log.debug("%r: %s", self, reason)
+
+    def _tell(self, receiver: Receiver | None, reason: str | None) -> None:
+        if receiver is not None:
+            receiver.closed(self, reason)
+        self._greeter.ended(self, reason)
+
+    def _end(self) -> None:
+        self._ended = True
+        self.is_open = False
+        self._late.cancel()
+        self._receiver = None
+        self.decoder.discard()
+        self.resume_writing()
+
+    def _transport_or_raise(self) -> asyncio.Transport:
+        if self._transport is None:
+            raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
+        return self._transport
+
+    # --- asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._everyone.add(self)
+        if self._ended:
+            self._transport.abort()
+            return
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (*KEEPALIVE, (socket.TCP_USER_TIMEOUT, SILENCE_MS), (socket.TCP_NODELAY, 1)):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        if self.dialed:
+            self.send(self._greeter.greeting(self.purpose))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._break(str(error) if error else "the peer closed the connection without a bye")
+        self._transport = None
+        self._everyone.discard(self)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def pause_writing(self) -> None:
+        if self._resumed is None and not self._ended:
+            self._resumed = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._resumed is not None:
+            self._resumed.set_result(None)
+            self._resumed = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.decoder.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._ended:
+            return
+        try:
+            for frame in self.decoder.received(nbytes):
+                if self._receiver is not None:
+                    self._deliver(frame)
+                else:
+                    self._greet(frame)
+                if self._ended:
+                    return
+        except FrameError as error:
+            log.warning("%r from %s: %s", self, self.remote_host, error)
+            self._break(str(error))
+        except Exception:
+            log.exception("%r: a frame could not be handled", self)
+            self._break("internal error")
+
+    def _deliver(self, frame: Frame) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        if "bye" not in frame.header:
+            receiver.frame(self, frame)
+            return
+        self._end()
+        self._transport_or_raise().close()
+        self._tell(receiver, None)
+
+    # --- hellos
+
+    def _greet(self, frame: Frame) -> None:
+        header = frame.header
+        if "refused" in header:
+            self.instance = str(header.get("instance", ""))
+            self._refuse_ready(str(header["refused"]))
+        elif self.peer_id:
+            self._open()  # the welcome
+        else:
+            reason = self._greeter.judge(self, header)
+            if reason is not None:
+                self.send({"refused": reason, "instance": self._greeter.greeting(self.purpose)["instance"]})
+                log.info("refused %s at %s: %s", self.peer_id or "a stranger", self.remote_host, reason)
+                self._refuse_ready(reason)
+            elif self.dialed:
+                self.send({"welcome": True})
+                self._open()
+            else:
+                self.send(self._greeter.greeting(self.purpose))
+
+    def _refuse_ready(self, reason: str) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(PeerRefused(reason))
+        self.close()
+
+    def _open(self) -> None:
+        self._late.cancel()
+        self.is_open = True
+        receiver = self._receiver = self._greeter.opened(self)
+        self.decoder.header_max = HEADER_MAX
+        self.decoder.place = lambda header, nbytes: receiver.place(self, header, nbytes)
+        if not self.ready.done():
+            self.ready.set_result(None)

@@ -1,0 +1,24 @@
+"""What can go wrong between two nodes, as the callers of channel and transfer engine see it."""
+
+from __future__ import annotations
+
+
+class PeerLost(ConnectionError):
+    """The peer is unreachable, or the connection to it broke before the answer came."""
+
+
+class PeerRefused(ConnectionError):
+    """One side does not want the other; the text is the refusing side's reason."""
+
+
+class RemoteError(Exception):
+    """The peer's handler answered with an error. Raised inside a handler, it travels to the caller."""
+
+    def __init__(self, reason: str, code: str = "error") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+class TransferError(Exception):
+    """A transfer was refused or cannot be done: unknown region, span out of bounds, no usable transport."""

@@ -1,0 +1,219 @@
+"""Prometheus metrics of a node: vLLM's names where vLLM has the metric, `mooncake:` for what only we have.
+
+The node calls plain methods at the moment something happens; gauges that describe a state are set before a scrape
+by whoever owns the state (`set_load`, `set_members`, ...). Only metrics that are really filled are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+FIRST_TOKEN_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+NEXT_TOKEN_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+def size_buckets(largest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `largest`."""
+    steps = (digit * 10**power for power in range(len(str(largest))) for digit in (1, 2, 5))
+    return tuple(step for step in steps if step <= largest) or (1,)
+
+
+class Metrics:
+    """One node's metrics in a registry of its own, so that several nodes fit into one process (tests, simulator).
+
+    Every metric carries the labels model_name and engine (the node id). Times are seconds, measured with one
+    monotonic clock in one process.
+    """
+
+    def __init__(self, model_name: str, engine: str, max_model_len: int = 1 << 17) -> None:
+        """max_model_len: where the buckets of token counts end."""
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": engine}
+        self._metrics: dict[str, Any] = {}
+        self._add_engine()
+        self._add_requests(size_buckets(max_model_len))
+        self._add_cluster()
+
+    def text(self) -> bytes:
+        """The exposition format; serve it as CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+    # --- the engine's state and steps
+
+    def set_load(self, running: int, waiting: int, kv_usage: float) -> None:
+        """running, waiting: requests on this node; kv_usage: share of KV blocks in use, 0..1."""
+        self._child("vllm:num_requests_running").set(running)
+        self._child("vllm:num_requests_waiting").set(waiting)
+        self._child("vllm:kv_cache_usage_perc").set(kv_usage)
+
+    def set_cache_config(self, config: Mapping[str, object]) -> None:
+        """Publish resolved cache settings (block_size, num_gpu_blocks, cache_dtype, ...) as labels."""
+        labels = {name: str(value) for name, value in config.items()}
+        name = "vllm:cache_config_info"
+        if name in self._metrics:
+            self.registry.unregister(self._metrics[name])
+        gauge = Gauge(name, "Resolved cache settings", [*self._labels, *labels], registry=self.registry)
+        self._metrics[name] = gauge
+        gauge.labels(**self._labels, **labels).set(1)
+
+    def observe_step(self, num_tokens: int) -> None:
+        """One model step over `num_tokens` tokens of all requests."""
+        self._child("vllm:iteration_tokens_total").observe(num_tokens)
+
+    def count_preemption(self) -> None:
+        self._child("vllm:num_preemptions").inc()
+
+    def count_prefix_lookup(self, queried_tokens: int, hit_tokens: int) -> None:
+        """Per request: prompt tokens looked up, and how many of them were found in any tier."""
+        self._child("vllm:prefix_cache_queries").inc(queried_tokens)
+        self._child("vllm:prefix_cache_hits").inc(hit_tokens)
+
+    # --- requests
+
+    def count_prompt_tokens(self, tokens: int) -> None:
+        """Prompt tokens whose prefill is done, cached ones included."""
+        self._child("vllm:prompt_tokens").inc(tokens)
+
+    def count_generation_tokens(self, tokens: int) -> None:
+        self._child("vllm:generation_tokens").inc(tokens)
+
+    def observe_ttft(self, seconds: float) -> None:
+        """Arrival to first token."""
+        self._child("vllm:time_to_first_token_seconds").observe(seconds)
+
+    def observe_itl(self, seconds: float) -> None:
+        """Between two successive tokens of one request."""
+        self._child("vllm:inter_token_latency_seconds").observe(seconds)
+
+    def observe_queue(self, seconds: float) -> None:
+        """Arrival to first scheduled."""
+        self._child("vllm:request_queue_time_seconds").observe(seconds)
+
+    def observe_prefill(self, seconds: float) -> None:
+        """First scheduled to first token."""
+        self._child("vllm:request_prefill_time_seconds").observe(seconds)
+
+    def observe_decode(self, seconds: float) -> None:
+        """First token to last token."""
+        self._child("vllm:request_decode_time_seconds").observe(seconds)
+
+    def finish_request(
+        self, reason: str, e2e_s: float, prompt_tokens: int, output_tokens: int, decode_s: float
+    ) -> None:
+        """A request ended on its acceptor with finish_reason `reason` (stop, length, abort).
+
+        e2e_s: arrival to last token; decode_s: first to last token, from which the time per output token follows.
+        """
+        self._child("vllm:request_success", finished_reason=reason).inc()
+        self._child("vllm:e2e_request_latency_seconds").observe(e2e_s)
+        self._child("vllm:request_prompt_tokens").observe(prompt_tokens)
+        self._child("vllm:request_generation_tokens").observe(output_tokens)
+        if output_tokens > 1:
+            per_token = decode_s / (output_tokens - 1)
+            self._child("vllm:request_time_per_output_token_seconds").observe(per_token)
+
+    # --- the cluster, transfers, the pooled store
+
+    def set_members(self, alive: Mapping[str, int]) -> None:
+        """Members this node believes alive, counted by role."""
+        for role, count in alive.items():
+            self._child("mooncake:cluster_members", role=role).set(count)
+
+    def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
+        """One finished submission. direction: read or write; transport: local, shm, tcp, ..."""
+        labels = {"direction": direction, "transport": transport}
+        self._child("mooncake:transfer_bytes", **labels).inc(nbytes)
+        self._child("mooncake:transfer_seconds", **labels).inc(seconds)
+
+    def count_transfer_failure(self, transport: str) -> None:
+        self._child("mooncake:transfer_failures", transport=transport).inc()
+
+    def count_store_get(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
+        """One get from the pool: blocks found, by the tier (dram, ssd) of their home, and blocks not found."""
+        for tier, blocks in blocks_by_tier.items():
+            self._child("mooncake:store_hit_blocks", tier=tier).inc(blocks)
+        self._child("mooncake:store_missed_blocks").inc(missed_blocks)
+
+    def count_store_put(self, blocks: int) -> None:
+        """Blocks newly published to their homes."""
+        self._child("mooncake:store_put_blocks").inc(blocks)
+
+    def set_store_tier(self, tier: str, used_bytes: int, capacity_bytes: int) -> None:
+        """Fill of this node's share of the pool."""
+        self._child("mooncake:store_used_bytes", tier=tier).set(used_bytes)
+        self._child("mooncake:store_capacity_bytes", tier=tier).set(capacity_bytes)
+
+    def count_resumed(self) -> None:
+        """A request was placed again after its prefill or decode node was lost."""
+        self._child("mooncake:requests_resumed").inc()
+
+    def count_rejected(self, reason: str) -> None:
+        """A request was refused before prefill; reason: overloaded or unavailable."""
+        self._child("mooncake:requests_rejected", reason=reason).inc()
+
+    # --- registration
+
+    def _child(self, name: str, **labels: str) -> Any:
+        return self._metrics[name].labels(**self._labels, **labels)
+
+    def _add(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> None:
+        metric = kind(name, text, [*self._labels, *labels], registry=self.registry, **options)
+        self._metrics[name] = metric
+        if not labels:
+            metric.labels(**self._labels)  # shown as 0 before the first event, so that rates have a start
+
+    def _add_engine(self) -> None:
+        self._add(Gauge, "vllm:num_requests_running", "Requests in the running batch")
+        self._add(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled")
+        self._add(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+        self._add(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out")
+        self._add(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._add(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier")
+        buckets = size_buckets(20_000)
+        self._add(Histogram, "vllm:iteration_tokens_total", "Tokens per model step", buckets=buckets)
+
+    def _add_requests(self, sizes: tuple[int, ...]) -> None:
+        self._add(Counter, "vllm:prompt_tokens", "Prompt tokens processed, cached ones included")
+        self._add(Counter, "vllm:generation_tokens", "Tokens generated")
+        self._add(Counter, "vllm:request_success", "Finished requests by reason", "finished_reason")
+        times = {
+            "vllm:time_to_first_token_seconds": ("Arrival to first token", FIRST_TOKEN_BUCKETS_S),
+            "vllm:inter_token_latency_seconds": ("Between successive tokens", NEXT_TOKEN_BUCKETS_S),
+            "vllm:request_time_per_output_token_seconds": ("Mean per request after the first", NEXT_TOKEN_BUCKETS_S),
+            "vllm:e2e_request_latency_seconds": ("Arrival to last token", REQUEST_BUCKETS_S),
+            "vllm:request_queue_time_seconds": ("Arrival to first scheduled", REQUEST_BUCKETS_S),
+            "vllm:request_prefill_time_seconds": ("First scheduled to first token", REQUEST_BUCKETS_S),
+            "vllm:request_decode_time_seconds": ("First to last token", REQUEST_BUCKETS_S),
+        }
+        for name, (text, buckets) in times.items():
+            self._add(Histogram, name, text, buckets=buckets)
+        self._add(Histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", buckets=sizes)
+        self._add(Histogram, "vllm:request_generation_tokens", "Output tokens per request", buckets=sizes)
+
+    def _add_cluster(self) -> None:
+        self._add(Gauge, "mooncake:cluster_members", "Members believed alive, by role", "role")
+        self._add(Counter, "mooncake:transfer_bytes", "KV bytes moved", "direction", "transport")
+        self._add(Counter, "mooncake:transfer_seconds", "Time spent in transfers", "direction", "transport")
+        self._add(Counter, "mooncake:transfer_failures", "Transfers that failed", "transport")
+        self._add(Counter, "mooncake:store_hit_blocks", "Blocks fetched from the pool, by tier of their home", "tier")
+        self._add(Counter, "mooncake:store_missed_blocks", "Blocks asked of the pool and not found")
+        self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
+        self._add(Gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", "tier")
+        self._add(Gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", "tier")
+        self._add(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost")
+        self._add(Counter, "mooncake:requests_rejected", "Requests refused before prefill", "reason")

@@ -1,0 +1,222 @@
+"""Shared-memory transport: on one host, a transfer is a memory copy by the submitter; the other side does nothing.
+
+Two nodes are on one host when their boot ids are equal and the socket that one of them offers exists for the other.
+Over that socket the submitter gets the memfd of a region the first time it names it, and maps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from net.copying import Copier, Copy
+from net.errors import PeerLost, TransferError
+from net.lifeline import Lifeline, Listener, connect
+from net.links import Links
+from net.memory import Region
+from net.shm_server import Exported
+from net.spans import Span, check
+from net.transport import Op, Unusable
+
+ANSWER_S = 5.0  # for an answer on the lifeline
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Shm:
+    """Works between processes of one user that see one file system."""
+
+    name = "shm"
+
+    def __init__(self, links: Links, regions: Mapping[str, Region]) -> None:
+        self._links = links
+        self._exported = Exported(regions)
+        self._attached: dict[str, _Attached] = {}
+        self._copier = Copier()
+        self._token = secrets.token_hex(16)
+        self._listener: Listener | None = None
+
+    def offer(self) -> dict[str, Any]:
+        try:
+            boot = BOOT_ID.read_text().strip()
+            if self._listener is None:
+                self._listener = Listener(lambda lifeline: self._exported.accept(lifeline, self._token))
+        except OSError as error:
+            return {"refused": f"it cannot offer its memory: {error}"}
+        return {"boot": boot, "path": self._listener.path, "token": self._token}
+
+    async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
+        if peer_id not in self._attached:
+            lifeline = _reach(offer)
+            attached = _Attached(peer_id, lifeline, self._lost)
+            self._attached[peer_id] = attached
+            try:
+                await attached.greet(self._links.node_id, offer["token"])
+            except TransferError as error:
+                self._attached.pop(peer_id, None)
+                attached.leave()
+                raise Unusable(str(error)) from None
+            except BaseException:
+                self._attached.pop(peer_id, None)
+                attached.leave()
+                raise
+        return "same host, its memory is mapped here"
+
+    def is_open(self, peer_id: str) -> bool:
+        attached = self._attached.get(peer_id)
+        if attached is not None:
+            attached.lifeline.poll()
+        return peer_id in self._attached
+
+    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+        attached = self._attached.get(peer_id)
+        if attached is None:
+            raise PeerLost(f"the shared memory of {peer_id!r} is gone")
+        attached.lifeline.poll()
+        region = await attached.region(remote)
+        if region.closed:
+            raise TransferError(f"region {remote!r} was unregistered there")
+        check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
+        copy = Copy(op, local, region, spans)
+        attached.copies.add(copy)
+        try:
+            await self._copier.copy(copy, sum(length for _, _, length in spans))
+        finally:
+            attached.finished(copy)
+        if op is Op.WRITE:
+            attached.lifeline.poll()  # bytes written into the memory of a process that has died are not there
+        if copy.stopped or attached.lifeline.ended:
+            raise PeerLost(f"lost {peer_id!r} during a transfer: {self._links.why_lost(peer_id)}")
+
+    def withdraw(self, name: str) -> None:
+        self._exported.withdraw(name)
+
+    def drop(self, peer_id: str) -> None:
+        if (attached := self._attached.pop(peer_id, None)) is not None:
+            attached.leave()
+        self._exported.hang_up(peer_id)
+
+    async def fence(self, peer_id: str) -> None:
+        await self._exported.fence(peer_id)
+
+    async def close(self) -> None:
+        for attached in list(self._attached.values()):
+            attached.lifeline.send({"bye": True})
+            attached.leave()
+        self._attached.clear()
+        self._exported.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._copier.close()
+
+    def _lost(self, attached: _Attached, in_order: bool) -> None:
+        if self._attached.get(attached.peer_id) is attached:
+            del self._attached[attached.peer_id]
+        attached.leave()
+        if not in_order:
+            self._links.drop(attached.peer_id, "its process no longer shares memory")
+
+
+def _reach(offer: dict[str, Any]) -> Lifeline:
+    """Connect to the peer's socket. Raises Unusable with the reason."""
+    if "refused" in offer:
+        raise Unusable(str(offer["refused"]))
+    try:
+        if BOOT_ID.read_text().strip() != offer["boot"]:
+            raise Unusable("it runs on another host")
+        return connect(offer["path"])
+    except OSError as error:
+        raise Unusable(f"same host, but its socket is out of reach (another container or user?): {error}") from None
+
+
+class _Attached:
+    """A peer's memory in this process."""
+
+    def __init__(self, peer_id: str, lifeline: Lifeline, on_lost: Callable[[_Attached, bool], None]) -> None:
+        self.peer_id = peer_id
+        self.lifeline = lifeline
+        self.copies: set[Copy] = set()
+        self._regions: dict[str, Region] = {}
+        self._asked: dict[str, asyncio.Future[Region | None]] = {}  # "" is the greeting
+        self._leaving = False
+        self._bye = False
+        lifeline.on_message = self._message
+        lifeline.on_end = lambda: on_lost(self, self._bye)  # which calls `leave`
+
+    async def greet(self, node_id: str, token: str) -> None:
+        """Raises TransferError when the peer does not know the token or does not answer."""
+        await self._ask("", {"node": node_id, "token": token})
+
+    async def region(self, name: str) -> Region:
+        """The peer's region, mapped on first use. Raises TransferError with the peer's reason."""
+        region = self._regions.get(name)
+        if region is None:
+            region = await self._ask(name, {"region": name})
+            assert region is not None
+        return region
+
+    async def _ask(self, name: str, question: dict[str, Any]) -> Region | None:
+        answer = self._asked.get(name)
+        if answer is None:
+            answer = self._asked[name] = asyncio.get_running_loop().create_future()
+            if not self.lifeline.send(question):
+                self.lifeline.finish()  # `leave` fails the answer
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            raise TransferError(f"{self.peer_id!r} does not answer on its lifeline within {ANSWER_S:g} s") from None
+
+    def _message(self, message: dict[str, Any], memfd: int | None) -> None:
+        if "gone" in message:
+            self._forget(message["gone"])
+        elif "bye" in message:
+            self._bye = True
+        elif (answer := self._asked.pop(message.get("region", ""), None)) is not None and not answer.done():
+            self._answered(answer, message, memfd)
+        elif memfd is not None:
+            os.close(memfd)
+
+    def _answered(self, answer: asyncio.Future[Region | None], message: dict[str, Any], memfd: int | None) -> None:
+        if "refused" in message:
+            answer.set_exception(TransferError(message["refused"]))
+            answer.exception()  # the one who asked may have given up
+        elif memfd is None:
+            answer.set_result(None)
+        else:
+            try:
+                region = Region.attach(message["region"], memfd, message["nbytes"])
+            except (OSError, ValueError) as error:
+                answer.set_exception(TransferError(f"region {message['region']!r} cannot be mapped: {error}"))
+                answer.exception()
+                return
+            self._forget(region.name)
+            self._regions[region.name] = region
+            answer.set_result(region)
+
+    def _forget(self, name: str) -> None:
+        if (region := self._regions.pop(name, None)) is not None:
+            region.close()
+
+    def finished(self, copy: Copy) -> None:
+        self.copies.discard(copy)
+        if self._leaving and not self.copies:
+            self.lifeline.close()
+
+    def leave(self) -> None:
+        """Stop copying; the lifeline is closed, which the peer's fence waits for, when the last copy has stopped."""
+        self._leaving = True
+        for copy in self.copies:
+            copy.stop()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(PeerLost(f"lost {self.peer_id!r}"))
+                answer.exception()
+        self._asked.clear()
+        for name in list(self._regions):
+            self._forget(name)
+        if not self.copies:
+            self.lifeline.close()

@@ -1,0 +1,99 @@
+"""The side of shared memory that owns the regions: gives memfds to peers, tells them what is gone, waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from net.lifeline import Lifeline
+from net.memory import Region
+
+
+class Exported:
+    """The lifelines of the peers that map this node's regions."""
+
+    def __init__(self, regions: Mapping[str, Region]) -> None:
+        self._regions = regions
+        self._strangers: set[Lifeline] = set()
+        self._peers: dict[Lifeline, str] = {}
+        self._leaving: dict[Lifeline, str] = {}  # told to stop, may still be copying
+        self._changed: asyncio.Event = asyncio.Event()
+
+    def accept(self, lifeline: Lifeline, token: str) -> None:
+        """A new lifeline: its first message must hold the token, which travelled over the checked connection."""
+        self._strangers.add(lifeline)
+        lifeline.on_message = partial(self._message, lifeline, token)
+        lifeline.on_end = partial(self._ended, lifeline)
+
+    def withdraw(self, name: str) -> None:
+        """Tell everybody that `name` is no region any more. They see it before anything we send them later."""
+        for lifeline in list(self._peers):
+            self._send(lifeline, {"gone": name})
+
+    def hang_up(self, peer_id: str) -> None:
+        """Tell the peer to stop; `fence` waits until it has."""
+        for lifeline in [one for one, owner in self._peers.items() if owner == peer_id]:
+            self._dismiss(lifeline)
+
+    async def fence(self, peer_id: str) -> None:
+        """Return when no lifeline that was hung up is left of this peer."""
+        while peer_id in self._leaving.values():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self) -> None:
+        for lifeline in [*self._strangers, *self._peers, *self._leaving]:
+            lifeline.send({"bye": True})
+            lifeline.close()
+        self._strangers.clear()
+        self._peers.clear()
+        self._leaving.clear()
+        self._changed.set()
+
+    def _message(self, lifeline: Lifeline, token: str, message: dict[str, Any], descriptor: int | None) -> None:
+        if descriptor is not None:
+            os.close(descriptor)
+        if lifeline in self._strangers:
+            if hmac.compare_digest(str(message.get("token")).encode(), token.encode()):
+                self._strangers.discard(lifeline)
+                self._peers[lifeline] = str(message.get("node"))
+                self._send(lifeline, {"welcome": True})
+            else:
+                lifeline.send({"refused": "same host, but the process behind its socket is another one"})
+                lifeline.hang_up()
+        elif "region" in message:
+            self._send(lifeline, self._description(name := str(message["region"])), self._memfd(name))
+
+    def _description(self, name: str) -> dict[str, Any]:
+        region = self._regions.get(name)
+        if region is None or region.closed:
+            return {"region": name, "refused": f"region {name!r} is not registered there"}
+        if region.memfd is None:
+            remedy = "make it with Region.shared, or use the transport tcp"
+            return {"region": name, "refused": f"region {name!r} is private memory there: {remedy}"}
+        return {"region": name, "nbytes": region.nbytes}
+
+    def _memfd(self, name: str) -> int | None:
+        region = self._regions.get(name)
+        return region.memfd if region is not None else None
+
+    def _send(self, lifeline: Lifeline, message: dict[str, Any], memfd: int | None = None) -> None:
+        if not lifeline.send(message, memfd):
+            self._dismiss(lifeline)
+
+    def _dismiss(self, lifeline: Lifeline) -> None:
+        """Its end is still waited for: only that proves that the peer has stopped."""
+        if lifeline in self._peers:
+            self._leaving[lifeline] = self._peers.pop(lifeline)
+            lifeline.hang_up()
+
+    def _ended(self, lifeline: Lifeline) -> None:
+        lifeline.close()
+        self._strangers.discard(lifeline)
+        self._peers.pop(lifeline, None)
+        self._leaving.pop(lifeline, None)
+        self._changed.set()

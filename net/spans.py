@@ -1,0 +1,112 @@
+"""Spans: which bytes a transfer moves. Pure.
+
+A submission is a list of (local offset, remote offset, length). Neighbours are merged, each side's bytes then form one
+stream in the order of the list, and a Cursor hands that stream out in pieces of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from operator import add, eq
+from struct import Struct
+from struct import pack as pack_struct
+
+from net.errors import TransferError
+
+Span = tuple[int, int, int]
+"""(local offset, remote offset, length), bytes."""
+
+Run = tuple[int, int]
+"""(offset, length), bytes."""
+
+_RUN = Struct("<2Q")
+
+
+def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span], int]:
+    """The spans with neighbours joined where both sides continue, and their total length. Raises TransferError
+    unless every one lies inside the local region `name` of `nbytes`."""
+    if not spans:
+        return (), 0
+    local, remote, lengths = zip(*spans, strict=True)
+    if min(min(local), min(remote), min(lengths)) < 0 or max(map(add, local, lengths)) > nbytes:
+        wrong = next(one for one in spans if min(one) < 0 or one[0] + one[2] > nbytes)
+        raise TransferError(f"span {tuple(wrong)} is outside region {name!r} of {nbytes} bytes")
+    if 0 in lengths or (_touch(local, lengths) and _touch(remote, lengths)):
+        spans = _join(spans)
+    return spans, sum(lengths)
+
+
+def runs(offsets: Sequence[int], lengths: Sequence[int]) -> list[Run]:
+    """One side of merged spans, neighbours joined."""
+    pairs = list(zip(offsets, lengths, strict=True))
+    if not _touch(offsets, lengths):
+        return pairs
+    return [(offset, length) for offset, _, length in _join([(offset, offset, length) for offset, length in pairs])]
+
+
+def _touch(offsets: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether any piece begins where the one before it ends: a check at C speed, as most lists have no such piece."""
+    return any(map(eq, map(add, offsets, lengths), offsets[1:]))
+
+
+def _join(spans: Sequence[Span]) -> list[Span]:
+    out: list[Span] = []
+    first_local = first_remote = so_far = 0
+    for local, remote, length in spans:
+        if local == first_local + so_far and remote == first_remote + so_far:
+            so_far += length
+            continue
+        if so_far:
+            out.append((first_local, first_remote, so_far))
+        first_local, first_remote, so_far = local, remote, length
+    if so_far:
+        out.append((first_local, first_remote, so_far))
+    return out
+
+
+def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
+    """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
+    for offset, length in pairs:
+        if offset < 0 or length < 0 or offset + length > nbytes:
+            raise TransferError(f"bytes {offset}..{offset + length} are outside region {name!r} of {nbytes} bytes")
+
+
+def pack(pairs: Sequence[Run]) -> bytes:
+    return pack_struct(f"<{2 * len(pairs)}Q", *chain.from_iterable(pairs))
+
+
+def unpack(data: memoryview) -> list[Run]:
+    """Inverse of `pack`. Raises TransferError when the data is cut short."""
+    if len(data) % _RUN.size:
+        raise TransferError(f"a list of runs has {len(data)} bytes, which is no multiple of {_RUN.size}")
+    return list(_RUN.iter_unpack(data))
+
+
+class Cursor:
+    """The bytes of `pairs` in `memory`, handed out in order."""
+
+    def __init__(self, memory: memoryview, pairs: Sequence[Run]) -> None:
+        self.left = sum(length for _, length in pairs)  # bytes not handed out yet
+        self._memory = memory
+        self._pairs = pairs
+        self._index = 0
+        self._used = 0  # bytes of the current run
+
+    def take(self, nbytes: int) -> list[memoryview]:
+        """Views of the next `nbytes`; ValueError beyond the end."""
+        if nbytes > self.left:
+            raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
+        self.left -= nbytes
+        views: list[memoryview] = []
+        while nbytes:
+            offset, length = self._pairs[self._index]
+            start = offset + self._used
+            count = min(length - self._used, nbytes)
+            views.append(self._memory[start : start + count])
+            nbytes -= count
+            self._used += count
+            if self._used == length:
+                self._index += 1
+                self._used = 0
+        return views

@@ -1,0 +1,138 @@
+"""The serving end of a data connection: answers READ with bytes of its regions, puts the bytes of WRITE into them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from net.connection import Connection
+from net.errors import PeerLost, TransferError
+from net.memory import Region
+from net.spans import Cursor, check, unpack
+from net.wire import Frame, FrameError, Header, allocate, nowhere
+
+FRAME = 1 << 20  # bytes of one data frame
+RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
+
+
+async def push(
+    connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool], before: bytes = b""
+) -> None:
+    """Send all of `source` as data frames, as fast as the peer reads and with a turn of the loop between frames.
+    `before` is an encoded frame that goes first. Ends early when `stopped`. Raises PeerLost; a peer that stops
+    reading is cut off by the connection."""
+    while source.left and not stopped():
+        connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)), before)
+        before = b""
+        if source.left:
+            await asyncio.sleep(0)
+            await connection.drain()
+
+
+class Served:
+    """What one peer reads and writes here."""
+
+    def __init__(self, connection: Connection, regions: Mapping[str, Region], everyone: set[Served]) -> None:
+        self.connection = connection
+        self._regions = regions
+        self._everyone = everyone
+        self._writes: dict[int, tuple[str, Cursor]] = {}
+        self._reads: dict[int, tuple[str, asyncio.Task[None]]] = {}
+        self._place_runs = allocate(RUNS_MAX)
+        everyone.add(self)
+
+    def withdraw(self, name: str) -> None:
+        """Refuse the rest of what is under way for this region."""
+        under_way = [key for key, (region, _) in (self._writes | self._reads).items() if region == name]
+        for transfer_id in under_way:
+            self._stop(transfer_id)
+            self._fail(transfer_id, f"region {name!r} was unregistered")
+
+    def end(self) -> None:
+        for transfer_id in [*self._writes, *self._reads]:
+            self._stop(transfer_id)
+        self._everyone.discard(self)
+
+    # --- net.connection.Receiver
+
+    def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
+        if header.get("op") != "data":
+            return self._place_runs(header, nbytes)
+        _, target = self._writes.get(header["id"], ("", None))
+        if target is None:
+            return nowhere(nbytes)
+        if nbytes > target.left:
+            raise FrameError(f"{nbytes} bytes arrive where {target.left} were announced")
+        return target.take(nbytes)
+
+    def frame(self, connection: Connection, frame: Frame) -> None:
+        transfer_id = frame.header["id"]
+        match frame.header["op"]:
+            case "read":
+                self._begin_read(transfer_id, frame)
+            case "write":
+                self._begin_write(transfer_id, frame)
+            case "data":
+                self._landed(transfer_id)
+            case "cancel":
+                self._stop(transfer_id)
+                connection.send({"op": "cancelled", "id": transfer_id})
+
+    def closed(self, connection: Connection, reason: str | None) -> None:
+        self.end()
+
+    # --- transfers
+
+    def _cursor(self, frame: Frame) -> Cursor:
+        name = frame.header["region"]
+        region = self._regions.get(name)
+        if region is None or region.closed:
+            raise TransferError(f"region {name!r} is not registered there")
+        wanted = unpack(frame.data)
+        check(wanted, name, region.nbytes)
+        return Cursor(region.memory, wanted)
+
+    def _begin_read(self, transfer_id: int, frame: Frame) -> None:
+        try:
+            source = self._cursor(frame)
+        except TransferError as error:
+            self._fail(transfer_id, str(error))
+            return
+        if source.left <= FRAME and not self.connection.congested:
+            self.connection.send_views({"op": "data", "id": transfer_id}, source.take(source.left))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(transfer_id, source))
+        self._reads[transfer_id] = (frame.header["region"], task)
+
+    async def _answer(self, transfer_id: int, source: Cursor) -> None:
+        try:
+            with suppress(PeerLost):
+                await self.connection.drain()
+                await push(self.connection, transfer_id, source, lambda: False)
+        finally:
+            self._reads.pop(transfer_id, None)
+
+    def _begin_write(self, transfer_id: int, frame: Frame) -> None:
+        try:
+            self._writes[transfer_id] = (frame.header["region"], self._cursor(frame))
+        except TransferError as error:
+            self._fail(transfer_id, str(error))
+
+    def _landed(self, transfer_id: int) -> None:
+        _, target = self._writes.get(transfer_id, ("", None))
+        if target is not None and target.left == 0:
+            del self._writes[transfer_id]
+            self.connection.send({"op": "done", "id": transfer_id})
+
+    def _stop(self, transfer_id: int) -> None:
+        if self._writes.pop(transfer_id, None) is not None:
+            incoming = self.connection.decoder.incoming
+            if incoming is not None and incoming.header.get("id") == transfer_id:
+                self.connection.decoder.discard()
+        _, task = self._reads.pop(transfer_id, ("", None))
+        if task is not None:
+            task.cancel()
+
+    def _fail(self, transfer_id: int, reason: str) -> None:
+        self.connection.send({"op": "fail", "id": transfer_id, "reason": reason})

@@ -1,0 +1,59 @@
+"""What the transfer engine asks of a transport. A new one is a file with such a class and an entry in
+`net.transfer.transports`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from net.links import Links
+from net.memory import Region
+from net.spans import Span
+
+
+class Op(Enum):
+    """Direction as the submitter sees it."""
+
+    READ = "read"  # remote -> local
+    WRITE = "write"  # local -> remote
+
+
+class Unusable(Exception):
+    """This transport cannot reach the peer; the text says why and ends up in Path.refused."""
+
+
+class Transport(Protocol):
+    """One way of moving bytes between registered regions of two nodes. Both ends run one; methods are called on the
+    event loop. A peer must be open before anything is submitted to it."""
+
+    name: str
+
+    def __init__(self, links: Links, regions: Mapping[str, Region]) -> None:
+        """`regions` is the engine's own table: what is in it now may be read and written by peers."""
+
+    def offer(self) -> dict[str, Any]:
+        """JSON that a peer needs to reach this node, or {"refused": reason}. Called for every peer that opens."""
+
+    async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
+        """Get ready to submit to the peer that made `offer`; returns one line on how. Idempotent. Raises Unusable
+        (the engine tries the next transport) or PeerLost."""
+
+    def is_open(self, peer_id: str) -> bool:
+        """Whether `submit` may be called."""
+
+    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+        """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet.
+        When cancelled it first makes sure that no byte of it moves any more. Raises TransferError, PeerLost."""
+
+    def withdraw(self, name: str) -> None:
+        """The region is no longer in `regions`; stop serving what is under way for it."""
+
+    def drop(self, peer_id: str) -> None:
+        """The peer is lost or has closed. Idempotent."""
+
+    async def fence(self, peer_id: str) -> None:
+        """Return when nothing the peer submitted before it was dropped can touch local memory any more."""
+
+    async def close(self) -> None:
+        """Finish or stop everything in good order."""
