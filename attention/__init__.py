@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
 
-backends: dict[str, Callable[[], AttentionBackend]] = {"reference": ReferenceBackend, "torch": TorchBackend}
+
+def triton_backend() -> AttentionBackend:
+    """The Triton kernels, imported when they are asked for. Raises ValueError where triton is not installed."""
+    try:
+        from attention.triton_backend import TritonBackend
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ValueError("attention backend 'triton' needs pip install 'mooncake-serve[triton]'") from error
+    return TritonBackend()
+
+
+backends: dict[str, Callable[[], AttentionBackend]] = {
+    "reference": ReferenceBackend,
+    "torch": TorchBackend,
+    "triton": triton_backend,
+}
 
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
@@ -19,4 +36,6 @@ def choose(name: str, device: str) -> AttentionBackend:
         name = "torch"  # the only fast one so far, on every device
     if name not in backends:
         raise ValueError(f"no attention backend {name!r} for {device}; choose auto, {', '.join(sorted(backends))}")
+    if name == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError("attention backend 'triton' needs a GPU (or TRITON_INTERPRET=1, for tests); choose torch")
     return backends[name]()

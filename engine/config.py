@@ -122,7 +122,9 @@ class Config:
         most=4096,
         auto=0,
     )
-    attention_backend: str = flag("auto", "engine", "attention implementation", ("auto", "reference", "torch"))
+    attention_backend: str = flag(
+        "auto", "engine", "attention implementation", ("auto", "reference", "torch", "triton")
+    )
 
     # --- cache
     block_size: int = flag(

@@ -1,0 +1,135 @@
+"""Compiling kernels ahead of time, for a GPU that is not there.
+
+`record` runs the ordinary launch code on tensors without memory (device "meta") and notes every launch instead of
+making it; `build` compiles one for a compute capability exactly as the first launch on such a GPU would (the same
+constants, the same promises of alignment), and `resources` reads from ptxas what it costs. So what is checked is what
+is shipped: there is no second list of signatures to keep up to date.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime.jit import JITFunction
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch that was asked for."""
+
+    kernel: JITFunction[Any]
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one compiled kernel takes per thread (registers, spills) and per program (shared memory), and uses."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    wgmma: int  # Hopper's tensor-core instructions
+    mma: int  # Ampere's
+    wide_loads: int  # 16 bytes per thread
+    wide_stores: int
+    in_flight: int  # asynchronous copies still under way while the main loop computes; 0 = not pipelined
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Launches inside the block are noted in the list that it yields, and not made."""
+    launches: list[Launch] = []
+
+    def run(self: JITFunction[Any], *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        arguments = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        launches.append(Launch(self, grid, arguments, options))
+
+    original, JITFunction.run = JITFunction.run, run
+    try:
+        yield launches
+    finally:
+        JITFunction.run = original
+
+
+def record(launch: Callable[[], object]) -> list[Launch]:
+    """The launches that `launch` makes."""
+    with recording() as launches:
+        launch()
+    return launches
+
+
+def build(launch: Launch, capability: int) -> CompiledKernel:
+    """Compile for compute capability 80, 90, ... Needs no GPU. Raises triton.CompilationError and ptxas's errors."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, param in enumerate(launch.kernel.params):
+        value = launch.arguments[param.name]
+        kind, aligned = ("constexpr", False) if param.is_constexpr else describe(value)
+        if kind in ("i32", "i64") and value == 1 and not param.do_not_specialize:
+            kind = "constexpr"  # Triton makes a constant of every 1
+        signature[param.name] = kind
+        if kind == "constexpr":
+            constants[param.name] = value
+        elif aligned and not param.do_not_specialize and not param.do_not_specialize_on_alignment:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def describe(value: Any) -> tuple[str, bool]:
+    """(type in a kernel's signature, whether its value or address is a multiple of 16)."""
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype], value.storage_offset() * value.itemsize % 16 == 0
+    if isinstance(value, float):
+        return "fp32", False
+    return ("i32" if -(1 << 31) <= value < 1 << 31 else "i64"), value % 16 == 0
+
+
+def resources(kernel: CompiledKernel) -> Resources:
+    """Assemble once more, verbosely: the numbers inside `kernel` need a driver to be read."""
+    ptx, capability = kernel.asm["ptx"], kernel.metadata.target.arch
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        target = f"--gpu-name={sm_arch_from_capability(capability)}"
+        command = [get_ptxas(capability).path, "-v", target, str(source), "-o", str(source.with_suffix(".cubin"))]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    stores, loads = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)[0]
+    return Resources(
+        registers=int(re.findall(r"Used (\d+) registers", log)[0]),
+        spill_bytes=int(stores) + int(loads),
+        shared_bytes=kernel.metadata.shared,
+        wgmma=ptx.count("wgmma.mma_async"),
+        mma=len(re.findall(r"\bmma\.sync", ptx)),
+        wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32|cp\.async\.cg", ptx)),  # .cg copies 16 bytes, always
+        in_flight=max(map(int, re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)), default=0),
+        wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
+    )

@@ -1,0 +1,129 @@
+"""The tile table: how much one program holds, for every head size, element type and shared-memory size.
+
+One table, no search at run time: the same shapes give the same code on every run and every node, and a CUDA graph
+captures what the tests compiled. tests/attention/test_triton_aot.py compiles every row ahead of time and holds it to
+no spilled registers and to the row's shared memory.
+
+The rows were chosen by what the compiler says, not yet by a clock; which are fastest is still to be measured on a GPU.
+Decode tiles keep about 64 KiB of keys and values in flight per program and, at 16 query rows, leave room for two
+programs on a multiprocessor; prefill tiles are the largest that neither spill nor exceed the shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEAD_SIZES = (64, 80, 96, 128, 256)
+"""Head sizes that are tested; others up to 256 work if they are multiples of 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One program's share."""
+
+    rows: int  # query rows: tokens x heads (prefill); most heads (decode). A power of two, >= 16
+    keys: int  # KV tokens per turn of the loop. A power of two, >= 16
+    warps: int
+    stages: int  # depth of the software pipeline: turns whose loads are in flight
+    min_chunk: int = 256  # decode: a split shorter than this costs more in merging than it wins
+    # Of float32 products. One pass of TF32 has 10 bits; three are float32 on tensor cores, but take more registers
+    # than plain float32 ("ieee"). Half types ignore it.
+    precision: str = "tf32x3"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What one device runs for one head size and element type."""
+
+    decode: Tile
+    prefill: Tile
+
+
+KIB = 1024
+SM86, SM80, SM90 = 99 * KIB, 163 * KIB, 227 * KIB
+"""Shared memory that one program may use, bytes: consumer Ampere and Ada; A100; H100, H200 and B200."""
+
+TABLE: dict[tuple[int, int, int], Tiles] = {
+    # (head size up to, bytes per element, shared memory from)
+    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3)),
+    (64, 2, SM80): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
+    (64, 2, SM86): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
+    (128, 2, SM80): Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 4)),
+    (128, 2, SM86): Tiles(Tile(64, 32, 4, 3), Tile(128, 32, 8, 3)),
+    (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3)),
+    (256, 2, SM80): Tiles(Tile(32, 32, 4, 3), Tile(64, 32, 8, 3)),
+    (256, 2, SM86): Tiles(Tile(32, 16, 4, 3), Tile(64, 16, 8, 3)),
+    (64, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(64, 32, 8, 2)),
+    (128, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),
+    (256, 4, SM86): Tiles(Tile(16, 16, 8, 2, precision="ieee"), Tile(16, 16, 8, 2, precision="ieee")),
+}
+
+
+def find_tiles(head_size: int, element_bytes: int, shared_bytes: int) -> Tiles:
+    """The row of the smallest head size that holds `head_size` and the most shared memory that the device has.
+    Raises ValueError."""
+    fits = [key for key in TABLE if key[0] >= head_size and key[1] == element_bytes and key[2] <= shared_bytes]
+    if not fits or head_size % 16:
+        raise ValueError(
+            f"no tile for head size {head_size}, {element_bytes} bytes per element and {shared_bytes} bytes of shared "
+            "memory in attention/tiles.py; use --attention-backend torch"
+        )
+    return TABLE[min(fits, key=lambda key: (key[0], -key[2]))]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The constants that an attention kernel is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: torch.dtype  # of the queries, and of the products
+
+    @classmethod
+    def of(cls, q: Tensor, kv: Tensor) -> Geometry:
+        """From q [T, num_heads, head_size] and kv [num_blocks, 2, num_kv_heads, block_size, head_size].
+        Raises ValueError on a layout that the kernels cannot read."""
+        _, num_heads, head_size = q.shape
+        _, two, num_kv_heads, block_size, kv_head_size = kv.shape
+        if two != 2 or kv_head_size != head_size or num_heads % num_kv_heads:
+            raise ValueError(f"q {tuple(q.shape)} does not go with kv {tuple(kv.shape)}")
+        if q.stride(2) != 1 or not is_dense_within_block(kv):
+            raise ValueError("the last axis of q and each layer's part of a block must be contiguous")
+        return cls(num_heads, num_kv_heads, head_size, block_size, q.dtype)
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded(self) -> int:
+        """The head size rounded up to a power of two, as tensors in a kernel must be."""
+        return 1 << (self.head_size - 1).bit_length()
+
+    def constants(self) -> dict[str, Any]:
+        """The constexpr arguments that decode and prefill have in common."""
+        return {
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "GROUP": self.group,
+            "HEAD_SIZE": self.head_size,
+            "D": self.padded,
+            "BLOCK_SIZE": self.block_size,
+        }
+
+
+def is_dense_within_block(kv: Tensor) -> bool:
+    """Whether one layer's part of a block, [2, num_kv_heads, block_size, head_size], is one contiguous span."""
+    expected = 1
+    for axis in (4, 3, 2, 1):
+        if kv.shape[axis] > 1 and kv.stride(axis) != expected:
+            return False
+        expected *= kv.shape[axis]
+    return True

@@ -1,0 +1,184 @@
+"""Writing new keys and values into the paged pool, plain or with rotary embedding on the way.
+
+Token t goes to slot_mapping[t] = block * BLOCK_SIZE + offset; -1 marks a padding row, which is skipped. The rotary
+form (half-split, as Llama's checkpoints have it) turns the two halves of a head by the angles of the token's position:
+
+    a' = a cos - b sin        b' = b cos + a sin        cos, sin [positions, HEAD_SIZE / 2]
+
+for k on its way into the pool and for q in place, so that rotated keys are never written twice.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.tiles import is_dense_within_block
+
+HEADS_PER_PROGRAM = 8
+
+
+@triton.jit
+def write_kernel(
+    k: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_SIZE], last axis dense
+    v: tl.tensor,  # the same
+    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE], dense within a block; written
+    slots: tl.tensor,  # [T] int64
+    k_row: tl.tensor,  # strides, elements
+    k_head: tl.tensor,
+    v_row: tl.tensor,
+    v_head: tl.tensor,
+    block_stride: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,  # per program
+    HEAD_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Grid (T, ceil(NUM_KV_HEADS / HEADS))."""
+    t = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + t)
+    if slot < 0:
+        return
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    d = tl.arange(0, D)[None, :]
+    mine = (head < NUM_KV_HEADS) & (d < HEAD_SIZE)
+    place = kv + slot // BLOCK_SIZE * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_SIZE + d
+    key = tl.load(k + t * k_row + head * k_head + d, mask=mine, other=0.0)
+    value = tl.load(v + t * v_row + head * v_head + d, mask=mine, other=0.0)
+    tl.store(place, key.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
+    place += NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE
+    tl.store(place, value.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def rotate(
+    x: tl.tensor, offset: tl.tensor, cos: tl.tensor, sin: tl.tensor, mine: tl.tensor, HALF: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Both halves of the heads at pointer x + offset, rotated, float32."""
+    a = tl.load(x + offset, mask=mine, other=0.0).to(tl.float32)
+    b = tl.load(x + offset + HALF, mask=mine, other=0.0).to(tl.float32)
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def rotary_kernel(
+    q: tl.tensor,  # [T, NUM_HEADS, HEAD_SIZE], last axis dense; rotated in place
+    k: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_SIZE], last axis dense
+    v: tl.tensor,  # the same
+    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE], dense within a block; written
+    cos: tl.tensor,  # [positions, HALF] float32, dense
+    sin: tl.tensor,  # the same
+    positions: tl.tensor,  # [T] int64
+    slots: tl.tensor,  # [T] int64
+    q_row: tl.tensor,  # strides, elements
+    q_head: tl.tensor,
+    k_row: tl.tensor,
+    k_head: tl.tensor,
+    v_row: tl.tensor,
+    v_head: tl.tensor,
+    block_stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,  # per program
+    HALF: tl.constexpr,
+    D: tl.constexpr,  # HALF rounded up to a power of two
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Grid (T, ceil(NUM_HEADS / HEADS) + ceil(NUM_KV_HEADS / HEADS)): first the heads of q, then those of k and v."""
+    t = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + t)
+    if slot < 0:
+        return
+    QUERY_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    d = tl.arange(0, D)[None, :]
+    angle = tl.load(positions + t) * HALF + d
+    c = tl.load(cos + angle, mask=d < HALF, other=0.0)
+    s = tl.load(sin + angle, mask=d < HALF, other=0.0)
+    if tl.program_id(1) < QUERY_TILES:
+        mine = (head < NUM_HEADS) & (d < HALF)
+        offset = t * q_row + head * q_head + d
+        a, b = rotate(q, offset, c, s, mine, HALF)
+        tl.store(q + offset, a.to(q.dtype.element_ty), mask=mine)
+        tl.store(q + offset + HALF, b.to(q.dtype.element_ty), mask=mine)
+    else:
+        head -= QUERY_TILES * HEADS
+        mine = (head < NUM_KV_HEADS) & (d < HALF)
+        a, b = rotate(k, t * k_row + head * k_head + d, c, s, mine, HALF)
+        place = kv + slot // BLOCK_SIZE * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * (2 * HALF) + d
+        tl.store(place, a.to(kv.dtype.element_ty), mask=mine)
+        tl.store(place + HALF, b.to(kv.dtype.element_ty), mask=mine)
+        place += NUM_KV_HEADS * BLOCK_SIZE * (2 * HALF)
+        value = v + t * v_row + head * v_head + d
+        first, second = tl.load(value, mask=mine, other=0.0), tl.load(value + HALF, mask=mine, other=0.0)
+        tl.store(place, first.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
+        tl.store(place + HALF, second.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
+
+
+def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """Scatter k, v [T, num_kv_heads, head_size] into kv [num_blocks, 2, num_kv_heads, block_size, head_size] at
+    slots [T] int64; the pool may have another element type."""
+    check_layout(kv, k, v)
+    _, _, num_kv_heads, block_size, head_size = kv.shape
+    heads = min(HEADS_PER_PROGRAM, triton.next_power_of_2(num_kv_heads))
+    write_kernel[(k.shape[0], triton.cdiv(num_kv_heads, heads))](
+        k,
+        v,
+        kv,
+        slots,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        kv.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        HEADS=heads,
+        HEAD_SIZE=head_size,
+        D=triton.next_power_of_2(head_size),
+        BLOCK_SIZE=block_size,
+        num_warps=4,
+    )
+
+
+def rotate_and_write_kv(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, kv: Tensor, slots: Tensor
+) -> None:
+    """As write_kv, with k rotated on the way and q [T, num_heads, head_size] rotated in place (rows of slot -1 stay).
+    cos, sin [positions, head_size / 2] float32; positions, slots [T] int64."""
+    check_layout(kv, q, k, v, cos, sin)
+    if cos.stride(0) != kv.shape[4] // 2 or sin.stride(0) != kv.shape[4] // 2:
+        raise ValueError(f"cos and sin must be dense [positions, {kv.shape[4] // 2}] tables")
+    _, _, num_kv_heads, block_size, head_size = kv.shape
+    heads = HEADS_PER_PROGRAM
+    rotary_kernel[(q.shape[0], triton.cdiv(q.shape[1], heads) + triton.cdiv(num_kv_heads, heads))](
+        q,
+        k,
+        v,
+        kv,
+        cos,
+        sin,
+        positions,
+        slots,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        kv.stride(0),
+        NUM_HEADS=q.shape[1],
+        NUM_KV_HEADS=num_kv_heads,
+        HEADS=heads,
+        HALF=head_size // 2,
+        D=triton.next_power_of_2(head_size // 2),
+        BLOCK_SIZE=block_size,
+        num_warps=2,
+    )
+
+
+def check_layout(kv: Tensor, *dense: Tensor) -> None:
+    """Raises ValueError on strides that the kernels cannot follow."""
+    if not is_dense_within_block(kv) or any(tensor.stride(-1) != 1 for tensor in dense):
+        raise ValueError("the last axis of q, k, v and each layer's part of a block must be contiguous")

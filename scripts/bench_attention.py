@@ -1,0 +1,67 @@
+#!/usr/bin/env python
+"""Attention kernels: GB/s of decode and TFLOP/s of chunked prefill beside the ceilings of the same run and torch SDPA.
+
+  scripts/bench_attention.py                  # on a GPU: measure
+  scripts/bench_attention.py --aot            # without one: compile for --capability, report registers and memory
+  scripts/bench_attention.py --quick --json attention.json
+
+Geometries are Llama-3-8B's (32 query heads, 8 KV heads of 128) and SmolLM2-135M's (9, 3 of 64), bfloat16. Times are
+medians of CUDA-graph replays over rotating inputs that together exceed the L2 cache. Bytes and operations are counted,
+not profiled: decode moves K, V, q and out once; prefill needs 4 heads head_size multiply-adds per visible (row, key).
+
+torch's SDPA back ends get K and V as dense tensors: they are spared the block table, which ours pays for. A back end
+that refuses a shape is named as missing.
+
+No figure has been taken on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from benchlib.results import add_result_flags, report
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout's attention/, installed or not
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    """The command line. Exits with a remedy when there is nothing to measure on."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add_result_flags(parser)
+    parser.add_argument("--aot", action="store_true", help="compile only; needs no GPU")
+    parser.add_argument(
+        "--capability", type=int, default=90, choices=(80, 86, 90), help="compute capability that --aot compiles for"
+    )
+    parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
+    args = parser.parse_args(arguments)
+    if find_spec("triton") is None:
+        parser.error("triton is not installed: pip install -e .[triton]")
+    if not args.aot and not torch.cuda.is_available():
+        parser.error("no GPU is visible: use --aot to compile without one")
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
+    if args.aot:
+        from attention_bench.compiled import compiled_rows
+
+        rows = compiled_rows(args.capability, args.block_size, args.quick)
+    else:
+        from attention_bench.measured import measured_rows
+
+        rows = measured_rows(args.block_size, args.quick)
+    config = {name: value for name, value in vars(args).items() if name != "json"}
+    config |= {"torch": torch.__version__, "device": "none" if args.aot else torch.cuda.get_device_name()}
+    report(config, rows, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""Prepares the interpreter before any kernel is imported."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.attention.interpreted import shim
+
+shim.install()
+torch.set_num_threads(1)

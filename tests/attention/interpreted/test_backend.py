@@ -1,0 +1,117 @@
+"""The backend as the engine uses it: mixed batches, several layers, pools of more than 4 GiB."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention.quantize import dequantize_blocks, quantize_blocks
+from attention.reference import ReferenceBackend
+from attention.tiles import Tile, Tiles
+from attention.triton_backend import TritonBackend
+from tests.attention.interpreted.cases import DTYPES, SMALL, Case, assert_close, attend, make_case
+
+MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
+
+MIXED = ([1, 1, 1, 6, 40], [80, 1, 33, 6, 57])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("q_lens", "kv_lens"), [MIXED, ([1, 1], [20, 3]), ([9], [9]), ([], [])], ids=str)
+def test_decodes_and_chunks_in_one_batch(q_lens: list[int], kv_lens: list[int], dtype: torch.dtype) -> None:
+    case = make_case(q_lens, kv_lens, heads=(9, 3), head_size=64, block_size=16, dtype=dtype)
+    backend = TritonBackend(tiles=SMALL)
+    out = backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), case.scale)
+    assert out.shape == case.q.shape and out.dtype == dtype
+    assert_close(out, attend(case, torch.float64), attend(case, dtype))
+
+
+def test_the_yardstick_of_these_tests_is_the_reference_backend() -> None:
+    case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float64)
+    expected = ReferenceBackend().attend(case.q, case.kv, case.batch, None, case.scale)
+    torch.testing.assert_close(attend(case, torch.float64), expected)
+
+
+def test_one_plan_serves_every_layer() -> None:
+    first = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
+    second = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
+    second = Case(second.q.flip(0).contiguous(), second.kv, first.batch, second.scale)
+    backend = TritonBackend(tiles=SMALL)
+    plan = backend.plan(first.batch)
+    for case in (first, second):
+        out = backend.attend(case.q, case.kv, case.batch, plan, case.scale)
+        assert_close(out, attend(case, torch.float64), attend(case, torch.float32))
+
+
+def test_window_and_soft_cap_reach_both_kernels() -> None:
+    case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
+    backend = TritonBackend(window=20, soft_cap=5.0, tiles=SMALL)
+    out = backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), case.scale)
+    assert_close(out, attend(case, torch.float64, 20, 5.0), attend(case, torch.float32, 20, 5.0))
+
+
+def test_strided_queries() -> None:
+    case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
+    wide = torch.randn(len(case.q), 8, 64)
+    wide[:, 2:6] = case.q
+    backend = TritonBackend(tiles=SMALL)
+    out = backend.attend(wide[:, 2:6], case.kv, case.batch, backend.plan(case.batch), case.scale)
+    assert_close(out, attend(case, torch.float64), attend(case, torch.float32))
+
+
+@pytest.fixture
+def sparse() -> Tensor:
+    """8 GiB of address space, of which only the touched pages are memory: a pool whose blocks lie 2 GiB apart."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    flat = torch.frombuffer(mmap.mmap(-1, 8 << 30, flags=flags), dtype=torch.bfloat16)
+    layers, kv_heads, block_size, head_size = 2, 2, 16, 64
+    layer = 2 * kv_heads * block_size * head_size
+    strides = (1 << 30, layer, layer // 2, block_size * head_size, head_size, 1)
+    return flat.as_strided((4, layers, 2, kv_heads, block_size, head_size), strides)
+
+
+@pytest.mark.parametrize("keys", [16, 32], ids=["one block per tile", "two blocks per tile"])
+def test_blocks_beyond_four_gibibytes(sparse: Tensor, keys: int) -> None:
+    """Offsets of 2^31 elements and more: written, attended to, quantized and dequantized where they belong."""
+    case = make_case([1, 20], [30, 28], heads=(4, 2), head_size=64, block_size=16, dtype=torch.bfloat16)
+    expected, plain = attend(case, torch.float64), attend(case, torch.bfloat16)
+    order = [3, 1, 2, 0]  # the last blocks first
+    tables, kv = case.batch.block_tables, sparse[:, 1]
+    k, v = torch.zeros(58, 2, 64, dtype=torch.bfloat16), torch.zeros(58, 2, 64, dtype=torch.bfloat16)
+    slots, row, used = [], 0, 0
+    for s, kv_len in enumerate(case.batch.kv_lens):
+        for j in range(kv_len):
+            k[row], v[row] = case.kv[tables[s, j // 16], :, :, j % 16]
+            slots.append(order[used + j // 16] * 16 + j % 16)
+            row += 1
+        tables[s, :2] = torch.tensor(order[used : used + 2])
+        used += 2
+    backend = TritonBackend(tiles=Tiles(Tile(16, keys, 4, 2), Tile(32, keys, 4, 2)))
+    plan = backend.plan(case.batch)
+    case.batch.slot_mapping = torch.tensor(slots)
+    backend.write_kv(k, v, kv, case.batch, plan)
+    for row, slot in enumerate(slots):
+        assert torch.equal(kv[slot // 16, 0, :, slot % 16], k[row])
+        assert torch.equal(kv[slot // 16, 1, :, slot % 16], v[row])
+    out = backend.attend(case.q, kv, case.batch, plan, case.scale)
+    assert_close(out, expected, plain)
+
+    payload, scales = quantize_blocks(sparse, torch.tensor([3]), torch.tensor([16], dtype=torch.int32), torch.int8)
+    dequantize_blocks(payload, scales, sparse, torch.tensor([2]))
+    assert (sparse[2, 1] - sparse[3, 1]).abs().max() <= scales.max()
+    assert sparse[3, 1].abs().max() > 1
+
+
+def test_refuses_what_it_cannot_compute() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        TritonBackend(window=-1)
+    case = make_case([1], [5], heads=(4, 2), head_size=72, block_size=16, dtype=torch.float32)
+    backend = TritonBackend()
+    with pytest.raises(ValueError, match="head size 72"):
+        backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), 1.0)
+    with pytest.raises(ValueError, match="contiguous"):
+        token_major = case.kv.transpose(2, 3).contiguous().transpose(2, 3)
+        backend.attend(case.q, token_major, case.batch, backend.plan(case.batch), 1.0)

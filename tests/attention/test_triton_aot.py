@@ -1,0 +1,159 @@
+"""Every row of the tile table, compiled for the GPUs it is meant for, without a GPU.
+
+Held to: it compiles, no register spills, shared memory within the row's limit, tensor cores of the right generation,
+16-byte loads, and copies in flight while the main loop computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from attention.interface import RaggedBatch
+
+pytest.importorskip("triton", reason="the triton extra is not installed: pip install -e .[triton]")
+
+from attention import aot
+from attention.quantize import dequantize_blocks, quantize_blocks
+from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, Tiles, find_tiles
+from attention.triton_backend import TritonBackend
+
+CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What else a kernel is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    block_size: int
+    window: int = 0
+    soft_cap: float = 0.0
+
+
+LLAMA = Variant(32, 8, 16)  # a tile of keys spans blocks
+MULTI_QUERY = Variant(64, 1, 256)  # the most rows a decode program has; a tile of keys inside one block
+GEMMA = Variant(16, 8, 64, window=1024, soft_cap=50.0)
+UNEVEN = Variant(9, 3, 48)  # SmolLM2's heads; blocks that are no power of two
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        yield
+
+
+def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def attention_launches(head_size: int, dtype: torch.dtype, tiles: Tiles, variant: Variant) -> dict[str, aot.Launch]:
+    """Two decodes and two chunks of 128, as the backend launches them."""
+    i32, i64 = torch.int32, torch.int64
+    rows = 2 + 2 * 128
+    batch = RaggedBatch(
+        cu_q=meta(5, dtype=i32),
+        ctx_lens=meta(4, dtype=i32),
+        block_tables=meta(4, 32, dtype=i32),
+        slot_mapping=meta(rows, dtype=i64),
+        positions=meta(rows, dtype=i64),
+        num_decodes=2,
+        block_size=variant.block_size,
+        q_lens=[1, 1, 128, 128],
+        kv_lens=[500, 500, 500, 500],
+    )
+    q = meta(rows, variant.num_heads, head_size, dtype=dtype)
+    kv = meta(8, 4, 2, variant.num_kv_heads, variant.block_size, head_size, dtype=dtype)[:, 1]
+    backend = TritonBackend(window=variant.window, soft_cap=variant.soft_cap, tiles=tiles)
+    launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1))
+    return {launch.kernel.fn.__name__: launch for launch in launches}
+
+
+def rows() -> Iterator[tuple[int, torch.dtype, int, Variant]]:
+    """(head size, dtype, shared memory, variant): every row of the table, every head size, and what stresses it."""
+    for head_size in HEAD_SIZES:
+        for shared in (SM80, SM90):
+            for variant in (LLAMA, MULTI_QUERY, GEMMA):
+                yield head_size, torch.bfloat16, shared, variant
+    for head_size in (64, 128, 256):
+        yield head_size, torch.bfloat16, SM86, MULTI_QUERY
+        for shared in (SM80, SM90):
+            yield head_size, torch.float32, shared, MULTI_QUERY
+            yield head_size, torch.float32, shared, GEMMA
+    yield 64, torch.bfloat16, SM90, UNEVEN
+    yield 128, torch.float16, SM90, LLAMA
+
+
+def test_the_rows_below_cover_the_table() -> None:
+    compiled = {(head_size, dtype.itemsize, shared) for head_size, dtype, shared, _ in rows()}
+    reached = {id(find_tiles(*key)) for key in compiled}
+    assert reached == {id(tiles) for tiles in TABLE.values()}
+
+
+@pytest.mark.parametrize(("head_size", "dtype", "shared", "variant"), list(rows()), ids=str)
+def test_attention_compiles_within_its_means(head_size: int, dtype: torch.dtype, shared: int, variant: Variant) -> None:
+    tiles = find_tiles(head_size, dtype.itemsize, shared)
+    launches = attention_launches(head_size, dtype, tiles, variant)
+    for name in ("decode_kernel", "prefill_kernel"):
+        used = aot.resources(aot.build(launches[name], CAPABILITY[shared]))
+        assert used.spill_bytes == 0, (name, used)
+        assert used.shared_bytes <= shared, (name, used)
+        assert used.wide_loads > 0, (name, used)
+        if dtype.itemsize == 2:
+            assert used.mma + used.wgmma > 0, (name, used)
+            if name == "prefill_kernel" and shared == SM90:
+                assert used.wgmma > 0 and used.mma == 0, used
+            if getattr(tiles, name.removesuffix("_kernel")).stages > 2:
+                assert used.in_flight > 0, (name, used)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_small_kernels_compile(capability: int) -> None:
+    launches = attention_launches(128, torch.bfloat16, TABLE[128, 2, SM80], LLAMA)
+    for name in ("cut_kernel", "merge_kernel"):
+        used = aot.resources(aot.build(launches[name], capability))
+        assert used.spill_bytes == 0, (name, used)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("head_size", [80, 128])
+def test_writing_compiles_to_wide_accesses(capability: int, head_size: int) -> None:
+    rows, bf16 = 64, torch.bfloat16
+    qkv = meta(rows, 48, head_size, dtype=bf16)  # one projection, seen as q, k and v
+    q, k, v = qkv.split([32, 8, 8], 1)
+    kv = meta(8, 4, 2, 8, 16, head_size, dtype=bf16)[:, 1]
+    angles = meta(4096, head_size // 2, dtype=torch.float32)
+    numbers = meta(rows, dtype=torch.int64)
+    batch = RaggedBatch(numbers, numbers, numbers, numbers, numbers, 0, 16, [rows], [rows])
+    backend = TritonBackend()
+
+    def launch() -> None:
+        backend.write_kv(k, v, kv, batch, backend.plan(batch))
+        backend.rotate_and_write_kv(q, k, v, angles, angles, kv, batch)
+
+    for recorded in aot.record(launch):
+        used = aot.resources(aot.build(recorded, capability))
+        assert used.spill_bytes == 0
+        assert used.wide_loads > 0 and used.wide_stores > 0, (recorded.kernel.fn.__name__, used)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantizing_compiles_to_wide_loads(capability: int, dtype: torch.dtype) -> None:
+    pool = meta(16, 4, 2, 8, 16, 128, dtype=torch.bfloat16)
+    blocks, tokens = meta(4, dtype=torch.int64), meta(4, dtype=torch.int32)
+
+    def launch() -> None:
+        payload, scales = quantize_blocks(pool, blocks, tokens, dtype)
+        dequantize_blocks(payload, scales, pool, blocks)
+
+    for recorded in aot.record(launch):
+        used = aot.resources(aot.build(recorded, capability))
+        assert used.spill_bytes == 0
+        assert used.wide_loads > 0, (recorded.kernel.fn.__name__, used)
