@@ -40,7 +40,8 @@ TIMELINE = {
 
 
 def cluster() -> dict[str, object]:
-    members = [json.loads(path.read_text()) for path in sorted(MEMBERS.glob("*.json"))]
+    known = [json.loads(path.read_text()) for path in sorted(MEMBERS.glob("*.json"))]
+    members = [member for member in known if Path(f"/proc/{member['pid']}").exists()]
     return {"node_id": NAME, "model": "fake", "block_size": 16, "dtype": "float32", "members": members}
 
 
@@ -97,7 +98,14 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     url = f"http://127.0.0.1:{server.server_port}"
     roles = FLAGS["--role"].split(",")
-    member = {"node_id": NAME, "roles": roles, "http": url, "status": "alive", "join": FLAGS.get("--join")}
+    member = {
+        "node_id": NAME,
+        "roles": roles,
+        "http": url,
+        "status": "alive",
+        "join": FLAGS.get("--join"),
+        "pid": os.getpid(),
+    }
     (MEMBERS / f"{NAME}.json").write_text(json.dumps(member))
     ready = {"event": "ready", "node_id": NAME, "roles": roles, "url": url, "control": ["127.0.0.1", 1]}
     print(json.dumps(ready), flush=True)
