@@ -1,0 +1,142 @@
+"""A running cluster as its clients see it: the stock openai package, bad input, metrics, the timeline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import aiohttp
+import openai
+import pytest
+
+from scripts import rest
+from scripts.cluster import LocalCluster
+from tests.e2e.conftest import Start, model_of, settled, timeline
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def cluster(start: Start) -> Iterator[LocalCluster]:
+    with start("prefill=1,decode=1,store=1", "--max-model-len", "2048") as running:
+        yield running
+        settled(running)
+
+
+@pytest.fixture
+def url(cluster: LocalCluster) -> str:
+    return cluster["decode-0"].url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as stock:
+        yield stock
+
+
+def test_openai_chat(client, url):
+    answer = client.chat.completions.create(model=model_of(url), messages=QUESTION, temperature=0, max_tokens=32)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_openai_chat_stream_equals_the_whole(client, url):
+    body = {"model": model_of(url), "messages": QUESTION, "temperature": 0, "max_tokens": 32}
+    whole = client.chat.completions.create(**body).choices[0].message.content
+    chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0  # the whole answer came first
+
+
+def test_openai_legacy_completions_with_n_and_logprobs(client, url):
+    answer = client.completions.create(
+        model=model_of(url), prompt="Once upon a time", max_tokens=6, n=2, seed=7, logprobs=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert all(len(choice.logprobs.token_logprobs) == 6 for choice in answer.choices)
+
+
+def test_openai_async(url):
+    async def ask() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as stock:
+            body = {"model": model_of(url), "messages": QUESTION, "temperature": 0, "max_tokens": 16}
+            answers = await asyncio.gather(*(stock.chat.completions.create(**body) for _ in range(4)))
+            return [answer.choices[0].message.content for answer in answers]
+
+    assert len(set(asyncio.run(ask()))) == 1
+
+
+def test_a_seeded_draw_repeats(client, url):
+    body = {"model": model_of(url), "prompt": "The weather", "max_tokens": 12, "temperature": 1.0}
+    texts = [client.completions.create(**body, seed=seed).choices[0].text for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_stop_strings_end_the_text(client, url):
+    body = {"model": model_of(url), "prompt": "1, 2, 3, 4, 5,", "max_tokens": 32, "temperature": 0}
+    whole = client.completions.create(**body).choices[0].text
+    stop = whole[6:9]
+    choice = client.completions.create(**body, stop=stop).choices[0]
+    assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+BAD = {
+    "malformed JSON": (b'{"model": ', 400),
+    "invalid UTF-8": (b'{"model": "\xff\xfe"}', 400),
+    "wrong type": ({"prompt": {"a": 1}}, 400),
+    "empty prompt": ({"prompt": ""}, 400),
+    "no tokens": ({"prompt": []}, 400),
+    "negative max_tokens": ({"prompt": "x", "max_tokens": -1}, 400),
+    "negative temperature": ({"prompt": "x", "temperature": -1}, 400),
+    "longer than the context": ({"prompt": [5] * 3000}, 400),
+    "unknown token id": ({"prompt": [10**6]}, 400),
+    "unknown field": ({"prompt": "x", "surprise": 1}, 400),
+    "unknown model": ({"prompt": "x", "model": "nobody"}, 404),
+    "10 MB body": (b'{"prompt": "' + b"x" * 10_000_000 + b'"}', 413),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_an_openai_error_and_the_server_lives_on(url, name):
+    body, status = BAD[name]
+
+    async def send() -> tuple[int, dict]:
+        kwargs = {"data": body} if isinstance(body, bytes) else {"json": {"model": model_of(url)} | body}
+        headers = {"Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/v1/completions", headers=headers, **kwargs) as response,
+        ):
+            return response.status, await response.json()
+
+    got, error = asyncio.run(send())
+    assert got == status, error
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    assert rest.get(f"{url}/v1/models")["data"]
+
+
+def test_every_node_answers_and_the_timeline_crosses_nodes(cluster):
+    for node in cluster.nodes:
+        body = {
+            "model": model_of(node.url),
+            "messages": QUESTION,
+            "temperature": 0,
+            "max_tokens": 8,
+            "cache_salt": node.name,
+        }
+        answer = rest.post(f"{node.url}/v1/chat/completions", body)
+        told = timeline(node.url, answer["id"])
+        assert told["summary"]["nodes"] == {"acceptor": node.name, "prefill": "prefill-0", "decode": "decode-0"}
+        assert told["summary"]["bytes_moved"]["shm"] > 0  # a salt of its own: nothing was there before
+        assert told["summary"]["cached_tokens"] == 0
+        names = [event["event"] for event in told["events"]]
+        assert names[0] == "accepted" and names[-1] == "answered" and "kv_pushed" in names
+
+
+def test_metrics_have_the_names_that_routers_read(cluster, url):
+    import urllib.request
+
+    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "mooncake:cluster_members"):
+        assert name in text

@@ -1,0 +1,53 @@
+"""What a node says when it cannot start: one line that names the remedy, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from engine.flags import host_port
+from scripts.cluster import ROOT
+from tests.e2e.conftest import Start
+
+
+def run(*flags: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "mooncake.py"), *flags], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (["--blok-size", "16"], "--block-size"),
+        (["--role", "prefil"], "prefill"),
+        (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--join", "127.0.0.1:1", "--role", "store"], "--join 127.0.0.1:1"),
+        (["--role", "store", "--port", "0", "--ssd-path", "/proc/nowhere"], "--ssd-path"),
+    ],
+)
+def test_wrong_flags(flags, remedy):
+    code, told = run(*flags)
+    assert code == 2, told
+    assert "Traceback" not in told
+    assert remedy in told.splitlines()[-1]
+
+
+def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model):
+    with start("store=1", *tiny_model) as cluster:
+        door = cluster.nodes[0].url.removeprefix("http://")
+        join = [*tiny_model, "--role", "store", "--port", "0", "--join", door]
+        for flags, remedy in [
+            ([*join, "--block-size", "32"], "--block-size 16"),
+            ([*join, "--seed", "1"], "same model"),
+            ([*join, "--dtype", "bfloat16"], "float32"),
+            ([*tiny_model, "--role", "store", "--port", str(host_port(door)[1])], "--port"),
+        ]:
+            code, told = run(*flags)
+            assert code == 2, told
+            assert "Traceback" not in told
+            assert remedy in told.splitlines()[-1]
+        assert len(cluster.members("store-0")) == 1
