@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(config: Config, source: ModelSource) -> int:
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
-    machine = survey(look_for_gpu=config.roles != ("store",) and config.device != "cpu")
+    # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
+    machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
     print(show(config), file=sys.stderr, flush=True)
     stop = _stop_on_signals()

@@ -111,7 +111,10 @@ class Config:
         256, "engine", "queued requests per node before new ones get 429", unit="requests", least=1
     )
     device: str = flag(
-        "auto", "engine", "where the model runs; auto = cuda when a GPU is visible", ("auto", "cpu", "cuda")
+        "auto",
+        "engine",
+        "where the model runs; auto = cpu (KV in GPU memory cannot be transferred yet, so cuda is refused)",
+        ("auto", "cpu", "cuda"),
     )
     num_threads: int = flag(
         0,

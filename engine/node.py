@@ -51,6 +51,8 @@ class Node:
     def __init__(
         self, config: Config, source: ModelSource, http_socket: socket.socket, cluster: dict[str, Any] | None
     ) -> None:
+        if config.device == "cuda":
+            raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)

@@ -56,6 +56,24 @@ def test_mixed_node(start: Start, prompts, expected, flags):
         settled(cluster)
 
 
+def test_prefix_from_this_nodes_dram(start: Start, prompts, expected):
+    """An arena of one context: the second prompt evicts the first, whose blocks come back from the DRAM share."""
+    flags = ("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-bytes", "46M", "--block-size", "64")
+    with start("mixed=1", *flags) as cluster:
+        url = cluster.nodes[0].url
+        assert answers(url, prompts) == expected
+        settled(cluster)
+        other = list(range(1000, 2010))  # the whole arena
+        complete(url, other, 1)
+        settled(cluster)
+        answer = complete(url, prompts["page"], NEW_TOKENS)
+        assert answer["choices"][0]["text"] == expected["page"]
+        events = timeline(url, answer["id"])["events"]
+        assert [e["detail"]["tiers"] for e in events if e["event"] == "prefix_fetched"] == [
+            {"dram": (len(prompts["page"]) - 1) // 64}
+        ]
+
+
 def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, tmp_path):
     """Disaggregated; then the prefix from the store's DRAM, and from its LMDB after a restart."""
     ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
