@@ -53,6 +53,9 @@ class Flight:
     root: BlockKey
     timeline: Timeline
     deadline: float  # monotonic seconds
+    accepted: float  # monotonic seconds
+    first_token: float = 0.0
+    last_token: float = 0.0
     attempt: int = 0
     items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
@@ -107,13 +110,16 @@ class Acceptor:
         iterator aborts the request on every node."""
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
         self._remember(flight.timeline)
-        finished = False
+        reason = None
         try:
             async for output in self._outputs(flight):
-                finished = output.finish_reason is not None
+                reason = output.finish_reason
                 yield output
+        except (Overloaded, Unavailable) as error:
+            self._metrics.count_rejected(type(error).__name__.lower())
+            raise
         finally:
-            self._forget(flight, finished)
+            self._forget(flight, reason)
 
     def _accept(
         self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
@@ -140,6 +146,7 @@ class Acceptor:
             salted_root(self._root, cache_salt),
             timeline,
             deadline=time.monotonic() + self._timeout_s,
+            accepted=time.monotonic(),
         )
 
     async def _outputs(self, flight: Flight) -> AsyncGenerator[Output, None]:
@@ -245,13 +252,25 @@ class Acceptor:
                 continue
             if index != flight.num_output_tokens:  # a late item of an earlier attempt cannot come here: ids differ
                 raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
-            if flight.num_output_tokens == 0:
-                flight.timeline.add(time.time(), self._node_id, "first_token")
+            self._observe_token(flight)
             flight.token_ids.append(token)
             output = text.push(token, unpack_logprobs(logprobs), finish)
             yield output
             if output.finish_reason is not None:
                 return
+
+    def _observe_token(self, flight: Flight) -> None:
+        now = time.monotonic()
+        if flight.num_output_tokens == 0:
+            flight.timeline.add(time.time(), self._node_id, "first_token")
+            flight.first_token = now
+            self._metrics.observe_ttft(now - flight.accepted)
+            self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
+            self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
+        else:
+            self._metrics.observe_itl(now - flight.last_token)
+        flight.last_token = now
+        self._metrics.count_generation_tokens(1)
 
     def _left(self, flight: Flight) -> float:
         return max(0.0, flight.deadline - time.monotonic())
@@ -287,10 +306,26 @@ class Acceptor:
                 # a lost node cannot be told and need not be: losing us ends the request there
                 self._channel.post(node, messages.ABORT, {"ids": [flight.attempt_id]})
 
-    def _forget(self, flight: Flight, finished: bool) -> None:
-        flight.timeline.output_tokens = flight.num_output_tokens
-        flight.timeline.add(time.time(), self._node_id, "answered" if finished else "aborted")
+    def _forget(self, flight: Flight, reason: str | None) -> None:
+        """The request is over; `reason` is None when its client went away or it was refused."""
+        timeline = flight.timeline
+        timeline.output_tokens = flight.num_output_tokens
+        timeline.add(time.time(), self._node_id, "answered" if reason else "aborted")
         self._abort_attempt(flight)
+        if flight.num_output_tokens:
+            decode_s = flight.last_token - flight.first_token
+            e2e_s = time.monotonic() - flight.accepted
+            self._metrics.finish_request(
+                reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
+            )
+            self._metrics.observe_decode(decode_s)
+            summary = timeline.summary()
+            for observe, value in (
+                (self._metrics.observe_queue, summary["queue_ms"]),
+                (self._metrics.observe_prefill, summary["prefill_ms"]),
+            ):
+                if value is not None:
+                    observe(max(0.0, value) / 1000)
 
     def _remember(self, timeline: Timeline) -> None:
         self._timelines[timeline.request_id] = timeline

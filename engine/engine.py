@@ -62,6 +62,9 @@ class Engine:
             config.node_id, channel, transfer, self.worker, geometry, config.max_waiting_requests, self.load, metrics
         )
         self.worker.on_emissions = self.service.on_emissions
+        metrics.set_cache_config(
+            {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
+        )
 
     def start(self) -> None:
         self.publisher.start()

@@ -27,11 +27,14 @@ class Timeline:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: what /debug/requests/<id> answers."""
-        events = sorted(self.events, key=lambda event: event["t"])
-        return {"request_id": self.request_id, "events": events, "summary": self._summary(events)}
+        return {"request_id": self.request_id, "events": self._sorted(), "summary": self.summary()}
 
-    def _summary(self, events: list[dict[str, Any]]) -> dict[str, Any]:
+    def _sorted(self) -> list[dict[str, Any]]:
+        return sorted(self.events, key=lambda event: event["t"])
+
+    def summary(self) -> dict[str, Any]:
         """Where the time went, in milliseconds; None where the request has not come that far."""
+        events = self._sorted()
         prefill = self.nodes.get("prefill")
         received, begun = _first(events, "accepted"), _first(events, "running", prefill)
         queued, first = _first(events, "waiting", prefill), _first(events, "first_token")

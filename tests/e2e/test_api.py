@@ -138,5 +138,9 @@ def test_metrics_have_the_names_that_routers_read(cluster, url):
     import urllib.request
 
     text = urllib.request.urlopen(f"{url}/metrics").read().decode()
-    for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "mooncake:cluster_members"):
+    for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info"):
         assert name in text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    count = next(value for name, value in values.items() if name.startswith("vllm:time_to_first_token_seconds_count"))
+    assert float(count) > 0
+    assert [v for name, v in values.items() if "cluster_members" in name and 'role="store"' in name] == ["1.0"]
