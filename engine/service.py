@@ -70,6 +70,7 @@ class EngineService:
         self._metrics = metrics
         self._acceptors: dict[str, str] = {}  # request id -> node
         self._incoming: dict[str, _Incoming] = {}
+        self._pushing: dict[str, KvPush] = {}  # of requests that have ended here, until nothing of them is in flight
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start pushing any more
         self._reserving = asyncio.Lock()  # reservations wait for blocks in order of arrival
         self._num_reserving = 0
@@ -196,6 +197,8 @@ class EngineService:
         else:
             # Only now does the acceptor stop watching this node.
             self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", self._extra(request)]])
+        finally:
+            self._pushing.pop(request.request_id, None)
 
     async def _on_fence(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         await self._cancel(body["id"])
@@ -207,9 +210,15 @@ class EngineService:
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
-        push = self._worker.take_push(request_id)
+        push = self._worker.take_push(request_id) or self._pushing.get(request_id)
         if push is not None:
             await push.stop()
+
+    async def _stop_push(self, request_id: str, push: KvPush) -> None:
+        """A request ended before its KV was wanted elsewhere."""
+        self._pushing[request_id] = push
+        await push.stop()
+        self._pushing.pop(request_id, None)
 
     # --- ends
 
@@ -263,13 +272,14 @@ class EngineService:
             push = self._worker.take_push(request.request_id) if request.finished else None
             if acceptor is None:
                 if push is not None:
-                    self._spawn(push.stop())
+                    self._spawn(self._stop_push(request.request_id, push))
                 continue
             items[acceptor].append(self._item(emission))
             if reason == "handover" and push is not None:
+                self._pushing[request.request_id] = push
                 self._spawn(self._hand_over(request, push, acceptor))
             elif push is not None:
-                self._spawn(push.stop())
+                self._spawn(self._stop_push(request.request_id, push))
             if request.finished:
                 del self._acceptors[request.request_id]
         for acceptor, batch in items.items():
@@ -306,5 +316,6 @@ class EngineService:
         return {
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
+            "pushing": len(self._pushing),
             "acceptors": len(self._acceptors),
         }

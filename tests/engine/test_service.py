@@ -1,0 +1,104 @@
+"""Who may use whose blocks when: the fence between a decode node and the push that still writes to it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from cache.block import BlockGeometry, root_key
+from cache.pool import BlockPool
+from engine import messages
+from engine.batcher import Batcher
+from engine.messages import pack_request
+from engine.request import Request, SamplingParams
+from engine.service import EngineService
+from engine.worker import Emission
+from net.metrics import Metrics
+
+GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
+ROOT = root_key("toy", GEOMETRY)
+
+
+class SlowTransfer:
+    """Writes that land only when told to."""
+
+    def __init__(self) -> None:
+        self.landed = asyncio.Event()
+        self.in_flight = 0
+
+    async def submit(self, *_: Any) -> Any:
+        self.in_flight += 1
+        await self.landed.wait()
+        self.in_flight -= 1
+        return SimpleNamespace(nbytes=64, seconds=0.001, transport="slow")
+
+
+class Wires:
+    """A channel that keeps the handlers and remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.posted: list[tuple[str, str, dict]] = []
+
+    def handle(self, kind, handler):
+        self.handlers[kind] = handler
+
+    def on_lost(self, callback):
+        self.lost = callback
+
+    on_closed = on_lost
+
+    def post(self, peer, kind, body, data=()):
+        self.posted.append((peer, kind, body))
+
+    async def call(self, peer, kind, body, data=(), timeout_s=10.0):
+        return {}, memoryview(b"")
+
+
+class IdleWorker:
+    """The part of Worker that the service uses, without a model."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher = batcher
+        self.pushes: dict[str, Any] = {}
+
+    def add(self, request, push=None):
+        self.batcher.add(0.0, request)
+        if push:
+            self.pushes[request.request_id] = push
+
+    def abort(self, request_id):
+        return self.batcher.abort(0.0, request_id)
+
+    def take_push(self, request_id):
+        return self.pushes.pop(request_id, None)
+
+    def wake(self):
+        pass
+
+
+async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over():
+    channel, transfer = Wires(), SlowTransfer()
+    worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
+    service = EngineService("p", channel, transfer, worker, GEOMETRY, 8, dict, Metrics("m", "p"))
+    request = Request("r", [1] * 8, 8, SamplingParams(max_tokens=4), 0.0, ROOT)
+    body, data = pack_request(request)
+    target = {"node": "d", "region": "kv", "block_ids": [3, 4], "first_missing": 0}
+    await channel.handlers[messages.PREFILL]("a", body | {"target": target}, memoryview(data[0]))
+    step = worker.batcher.schedule(0.0)
+    for layer in range(2):
+        worker.pushes["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
+    await asyncio.sleep(0)
+    done = worker.batcher.commit(0.0, step, [5])
+    service.on_emissions([Emission(done.emitted[0][0], 5)])
+    fence = asyncio.create_task(channel.handlers[messages.FENCE]("d", {"id": "r"}, memoryview(b"")))
+    await asyncio.sleep(0.05)
+    assert transfer.in_flight == 1 and not fence.done()  # the decode node may not have its blocks back yet
+    transfer.landed.set()
+    await asyncio.wait_for(fence, 5)
+    assert transfer.in_flight == 0
+    await asyncio.sleep(0.05)
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+    assert service.held() == {"requests": 0, "incoming": 0, "pushing": 0, "acceptors": 0}
+    await service.close()
