@@ -48,7 +48,27 @@ class AttentionBackend(Protocol):
         """Scatter rotated k and v [T, num_kv_heads, head_size] into one layer's
         kv [num_blocks, 2, num_kv_heads, block_size, head_size] (a strided view, any float dtype) at slot_mapping."""
 
-    def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any, scale: float) -> Tensor:
+    def rotate_and_write_kv(
+        self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any
+    ) -> Tensor:
+        """Rotary embedding (attention/rotary.py) of q and k, then write_kv: one kernel where a backend has one.
+
+        qkv [T, num_heads + 2 num_kv_heads, head_size]: heads of q, then of k, then of v; its memory may be reused.
+        cos, sin [T, head_size / 2] float32, of the rows' positions. Returns q, rotated [T, num_heads, head_size]."""
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: RaggedBatch,
+        plan: Any,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
         """softmax(scale q k^T) v with the causal rule above. q [T, num_heads, head_size] -> same shape and dtype.
 
+        window: keys that a row sees, itself included; 0 = all. soft_cap: scores become
+        soft_cap * tanh(score / soft_cap) before the causal rule; 0.0 = as they are.
         Reads no slot that holds no token of the request: whatever lies there, NaN too, stays without effect."""

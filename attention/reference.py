@@ -2,7 +2,8 @@
 
 For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its KV head g = h // (heads per KV head):
 
-    out[i, h] = sum_{j <= p} softmax_j(scale q[i, h] . k[j, g]) v[j, g]
+    out[i, h] = sum_{p - window < j <= p} softmax_j(cap(scale q[i, h] . k[j, g])) v[j, g]
+    cap(x) = soft_cap tanh(x / soft_cap)      without a window: all j <= p; without a soft cap: cap(x) = x
 
 One request at a time, no blocking, no merging. Any float dtype: with float64 inputs it is the yardstick, with the
 dtype of a backend under test it says how far plain torch lies from the yardstick.
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
+from attention.rotary import RotateThenWrite
 
 
-class ReferenceBackend:
+class ReferenceBackend(RotateThenWrite):
     """Slow and obvious."""
 
     name = "reference"
@@ -32,12 +34,22 @@ class ReferenceBackend:
                 kv[block, 0, :, offset] = k[row]
                 kv[block, 1, :, offset] = v[row]
 
-    def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: None, scale: float) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: RaggedBatch,
+        plan: None,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
         out = torch.zeros_like(q)
         row = 0
         for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
             k, v = tokens_of(kv, batch.block_tables[s], kv_len).to(q.dtype)
-            out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale)
+            out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale, window, soft_cap)
             row += q_len
         return out
 
@@ -49,13 +61,17 @@ def tokens_of(kv: Tensor, block_table: Tensor, kv_len: int) -> Tensor:
     return torch.stack((kv[block, 0, :, offset], kv[block, 1, :, offset]))
 
 
-def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, soft_cap: float = 0.0) -> Tensor:
     """q [q_len, num_heads, head_size], k and v [kv_len, num_kv_heads, head_size] of one request."""
     q_len, kv_len, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    position = torch.arange(kv_len - q_len, kv_len, device=q.device)
-    hidden = torch.arange(kv_len, device=q.device)[None, :] > position[:, None]
+    if soft_cap:
+        scores = soft_cap * (scores / soft_cap).tanh()
+    row, key = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None], torch.arange(kv_len, device=q.device)
+    hidden = key > row
+    if window:
+        hidden |= key <= row - window
     # The softmax of half-precision scores is taken in float32, as transformers does.
     wide = torch.promote_types(q.dtype, torch.float32)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=wide).to(q.dtype)

@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention.interface import RaggedBatch
+from attention.reference import ReferenceBackend
+from attention.rotary import RotateThenWrite
 
 GROUP_TOKENS = 8192
 """Decodes are gathered at most this many tokens at a time: larger buffers (over 32 MiB) come fresh from the kernel on
@@ -68,7 +70,7 @@ class Plan:
     chunks: list[Chunk]
 
 
-class TorchBackend:
+class TorchBackend(RotateThenWrite):
     """float32, bfloat16, float16 on any device."""
 
     name = "torch"
@@ -92,8 +94,20 @@ class TorchBackend:
         by_token[0].index_put_((plan.blocks, plan.offsets), k.to(kv.dtype))
         by_token[1].index_put_((plan.blocks, plan.offsets), v.to(kv.dtype))
 
-    def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan, scale: float) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: RaggedBatch,
+        plan: Plan,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if window or soft_cap:
+            return ReferenceBackend().attend(q, kv, batch, None, scale, window=window, soft_cap=soft_cap)
         for group in plan.groups:
             out.index_copy_(0, group.rows, attend_group(q.index_select(0, group.rows), kv, group, scale))
         for chunk in plan.chunks:

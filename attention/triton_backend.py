@@ -6,12 +6,12 @@ slower). Nothing here waits for the device: lengths are cut into work on the dev
 CUDA graph and replayed with other lengths, as long as `plan` is captured with the layers: the first layer's `attend`
 cuts the work, and a plan kept from another step would have the lengths of that step.
 
-Sliding window and soft cap belong to the model's layers: a model that alternates them has one backend for each kind.
+A model whose layers alternate between a sliding window and none has its work cut once for each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -35,30 +35,30 @@ class Limits:
 
 
 @dataclass(slots=True)
+class Cut:
+    """A step's attention in pieces of work; None where the step has no row of the kind."""
+
+    decode: Work | None
+    prefill: Work | None
+
+
+@dataclass(slots=True)
 class Plan:
-    """The step's work, cut when the first layer tells the geometry; every later layer finds it done."""
+    """The step's work by (geometry, window), cut when the first such layer asks; every later one finds it done."""
 
     batch: RaggedBatch
-    geometry: Geometry | None = None
-    decode: Work | None = None
-    prefill: Work | None = None
+    cuts: dict[tuple[Geometry, int], Cut] = field(default_factory=dict)
 
 
 class TritonBackend:
     """float32, bfloat16, float16; head sizes that are multiples of 16 up to 256; any block size and grouping.
 
-    window: keys that a row sees, itself included; 0 = all.
-    soft_cap: scores become soft_cap * tanh(score / soft_cap); 0.0 = none.
     tiles: replaces the row of attention/tiles.py (experiments, tests).
     """
 
     name = "triton"
 
-    def __init__(self, *, window: int = 0, soft_cap: float = 0.0, tiles: Tiles | None = None) -> None:
-        if window < 0 or soft_cap < 0:
-            raise ValueError(f"window {window} and soft_cap {soft_cap} must not be negative; 0 = none")
-        self.window = window
-        self.soft_cap = soft_cap
+    def __init__(self, *, tiles: Tiles | None = None) -> None:
         self._tiles = tiles
 
     def plan(self, batch: RaggedBatch) -> Plan:
@@ -71,33 +71,48 @@ class TritonBackend:
             write_kv(k, v, kv, batch.slot_mapping)
 
     def rotate_and_write_kv(
-        self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch
-    ) -> None:
-        """Rotary embedding of q (in place) and k, and write_kv, in one launch; see attention/write.py."""
+        self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan
+    ) -> Tensor:
+        q: Tensor
+        q, k, v = qkv.split((num_heads, kv.shape[2], kv.shape[2]), dim=1)
         if len(q):
-            rotate_and_write_kv(q, k, v, cos, sin, batch.positions, kv, batch.slot_mapping)
+            rotate_and_write_kv(q, k, v, cos, sin, kv, batch.slot_mapping)
+        return q
 
-    def attend(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan, scale: float) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: RaggedBatch,
+        plan: Plan,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        if window < 0 or soft_cap < 0:
+            raise ValueError(f"window {window} and soft_cap {soft_cap} must not be negative; 0 = none")
         geometry = Geometry.of(q, kv)
         tiles = self.tiles(geometry, q.device)
-        if plan.geometry != geometry:
-            self._cut(plan, geometry, tiles, q)
+        cut = plan.cuts.get((geometry, window))
+        if cut is None:
+            cut = plan.cuts[geometry, window] = self._cut(batch, geometry, tiles, q, window)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         decodes = batch.num_decodes
-        if plan.decode is not None:
+        if cut.decode is not None:
             decode(
                 q[:decodes],
                 kv,
                 out[:decodes],
                 batch.block_tables[:decodes],
                 batch.ctx_lens[:decodes],
-                plan.decode,
+                cut.decode,
                 scale,
                 tiles.decode,
-                window=self.window,
-                soft_cap=self.soft_cap,
+                window=window,
+                soft_cap=soft_cap,
             )
-        if plan.prefill is not None:
+        if cut.prefill is not None:
             prefill(
                 q,
                 kv,
@@ -105,11 +120,11 @@ class TritonBackend:
                 batch.block_tables[decodes:],
                 batch.ctx_lens[decodes:],
                 batch.cu_q[decodes:],
-                plan.prefill,
+                cut.prefill,
                 scale,
                 tiles.prefill,
-                window=self.window,
-                soft_cap=self.soft_cap,
+                window=window,
+                soft_cap=soft_cap,
             )
         return out
 
@@ -119,16 +134,16 @@ class TritonBackend:
             return self._tiles
         return find_tiles(geometry.head_size, geometry.dtype.itemsize, limits_of(device).shared_bytes)
 
-    def _cut(self, plan: Plan, geometry: Geometry, tiles: Tiles, q: Tensor) -> None:
-        batch, decodes = plan.batch, plan.batch.num_decodes
-        plan.geometry = geometry
+    def _cut(self, batch: RaggedBatch, geometry: Geometry, tiles: Tiles, q: Tensor, window: int) -> Cut:
+        decodes = batch.num_decodes
+        decode_work = prefill_work = None
         if decodes:
-            lens = batch.ctx_lens[:decodes]
             # Two programs on every multiprocessor hide each other's latency.
             programs = 2 * limits_of(q.device).multiprocessors
-            plan.decode = plan_decode(lens, geometry, tiles.decode, programs, self.window)
+            decode_work = plan_decode(batch.ctx_lens[:decodes], geometry, tiles.decode, programs, window)
         if batch.num_requests > decodes:
-            plan.prefill = plan_prefill(batch.cu_q[decodes:], q.shape[0] - decodes, geometry, tiles.prefill)
+            prefill_work = plan_prefill(batch.cu_q[decodes:], q.shape[0] - decodes, geometry, tiles.prefill)
+        return Cut(decode_work, prefill_work)
 
 
 @cache

@@ -3,7 +3,7 @@
 Token t goes to slot_mapping[t] = block * BLOCK_SIZE + offset; -1 marks a padding row, which is skipped. The rotary
 form (half-split, as Llama's checkpoints have it) turns the two halves of a head by the angles of the token's position:
 
-    a' = a cos - b sin        b' = b cos + a sin        cos, sin [positions, HEAD_SIZE / 2]
+    a' = a cos - b sin        b' = b cos + a sin        cos, sin [T, HEAD_SIZE / 2]
 
 for k on its way into the pool and for q in place, so that rotated keys are never written twice.
 """
@@ -68,9 +68,8 @@ def rotary_kernel(
     k: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_SIZE], last axis dense
     v: tl.tensor,  # the same
     kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE], dense within a block; written
-    cos: tl.tensor,  # [positions, HALF] float32, dense
+    cos: tl.tensor,  # [T, HALF] float32, dense
     sin: tl.tensor,  # the same
-    positions: tl.tensor,  # [T] int64
     slots: tl.tensor,  # [T] int64
     q_row: tl.tensor,  # strides, elements
     q_head: tl.tensor,
@@ -94,7 +93,7 @@ def rotary_kernel(
     QUERY_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, D)[None, :]
-    angle = tl.load(positions + t) * HALF + d
+    angle = t * HALF + d
     c = tl.load(cos + angle, mask=d < HALF, other=0.0)
     s = tl.load(sin + angle, mask=d < HALF, other=0.0)
     if tl.program_id(1) < QUERY_TILES:
@@ -142,14 +141,12 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
     )
 
 
-def rotate_and_write_kv(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, kv: Tensor, slots: Tensor
-) -> None:
+def rotate_and_write_kv(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor) -> None:
     """As write_kv, with k rotated on the way and q [T, num_heads, head_size] rotated in place (rows of slot -1 stay).
-    cos, sin [positions, head_size / 2] float32; positions, slots [T] int64."""
+    cos, sin [T, head_size / 2] float32; slots [T] int64."""
     check_layout(kv, q, k, v, cos, sin)
     if cos.stride(0) != kv.shape[4] // 2 or sin.stride(0) != kv.shape[4] // 2:
-        raise ValueError(f"cos and sin must be dense [positions, {kv.shape[4] // 2}] tables")
+        raise ValueError(f"cos and sin must be dense [T, {kv.shape[4] // 2}] tables")
     _, _, num_kv_heads, block_size, head_size = kv.shape
     heads = HEADS_PER_PROGRAM
     rotary_kernel[(q.shape[0], triton.cdiv(q.shape[1], heads) + triton.cdiv(num_kv_heads, heads))](
@@ -159,7 +156,6 @@ def rotate_and_write_kv(
         kv,
         cos,
         sin,
-        positions,
         slots,
         q.stride(0),
         q.stride(1),

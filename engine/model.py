@@ -1,10 +1,12 @@
-"""One config-driven Llama decoder in eager torch.
+"""One config-driven Llama decoder.
 
 T is the step's tokens of all requests, H the hidden size. Products are fused where inputs are shared: q, k and v in one
 matrix, gate and up in one, so a layer is four matrix products.
 
     x += o( attention( rope(q), rope(k), v ) )      q, k, v = qkv( norm(x) )
     x += down( silu(gate) * up )                    gate, up = gate_up( norm(x) )
+
+An addition and the norm that follows it are one operation, so a layer ends with the next layer's norm.
 
 The order of casts follows transformers' Llama, so that bfloat16 rounds at the same places.
 """
@@ -21,21 +23,22 @@ from torch.nn import functional as F
 
 from attention.interface import AttentionBackend, RaggedBatch
 from engine.model_config import ModelConfig
-from engine.rope import angles, frequencies, rotate
+from engine.ops import Ops, TorchOps
+from engine.rope import angles, frequencies
+
+Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one decoder layer; matrices [out, in]."""
+    """Weights of one decoder layer; the shapes of products are [out, in]."""
 
     attn_norm: Tensor  # [H]
-    qkv: Tensor  # [(num_heads + 2 num_kv_heads) * head_size, H]
-    qkv_bias: Tensor | None
-    o: Tensor  # [H, num_heads * head_size]
-    o_bias: Tensor | None
+    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]
+    o: Linear  # [H, num_heads * head_size]
     mlp_norm: Tensor  # [H]
-    gate_up: Tensor  # [2 * intermediate, H]
-    down: Tensor  # [H, intermediate]
+    gate_up: Linear  # [2 * intermediate, H]
+    down: Linear  # [H, intermediate]
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class Step:
 
     batch: RaggedBatch
     plan: Any  # the attention backend's
-    cos: Tensor  # [T, 1, head_size / 2]
+    cos: Tensor  # [T, head_size / 2] float32
     sin: Tensor
 
 
@@ -52,15 +55,22 @@ class Model:
     """Weights on a device and the forward pass over a ragged batch."""
 
     def __init__(
-        self, config: ModelConfig, weights: dict[str, Tensor], backend: AttentionBackend, device: str = "cpu"
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        backend: AttentionBackend,
+        device: str = "cpu",
+        ops: Ops | None = None,
     ) -> None:
         """`weights` under the names of engine/weights.py, all of one dtype. The dict is emptied while it is read, so
         that fusing never holds two copies of a model. Raises ValueError naming a missing or left-over weight."""
         self.config, self.backend, self.device = config, backend, torch.device(device)
+        self.ops = ops or TorchOps()
         self.embed = self._take(weights, "embed")
-        self.lm_head = self.embed if config.tie_word_embeddings else self._take(weights, "lm_head")
+        self.lm_head = self.ops.linear(self.embed if config.tie_word_embeddings else self._take(weights, "lm_head"))
         self.norm = self._take(weights, "norm")
         self.layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.next_norms = [*(layer.attn_norm for layer in self.layers[1:]), self.norm]
         if weights:
             raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
         self.frequency = frequencies(config, self.device)
@@ -78,16 +88,20 @@ class Model:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _layer(self, weights: dict[str, Tensor], at: str) -> Layer:
-        biased = self.config.attention_bias
+        def linear(*names: str) -> Linear:
+            biases = [at + name + "_bias" for name in names]
+            biased = self.config.attention_bias and biases[0] in weights
+            return self.ops.linear(
+                self._take(weights, *(at + name for name in names)), self._take(weights, *biases) if biased else None
+            )
+
         return Layer(
             attn_norm=self._take(weights, at + "attn_norm"),
-            qkv=self._take(weights, at + "q", at + "k", at + "v"),
-            qkv_bias=self._take(weights, at + "q_bias", at + "k_bias", at + "v_bias") if biased else None,
-            o=self._take(weights, at + "o"),
-            o_bias=self._take(weights, at + "o_bias") if biased else None,
+            qkv=linear("q", "k", "v"),
+            o=linear("o"),
             mlp_norm=self._take(weights, at + "mlp_norm"),
-            gate_up=self._take(weights, at + "gate", at + "up"),
-            down=self._take(weights, at + "down"),
+            gate_up=linear("gate", "up"),
+            down=linear("down"),
         )
 
     @torch.inference_mode()
@@ -105,36 +119,28 @@ class Model:
         rows [R] int64, R may be 0. on_layer(l) is called, in order, once layer l's KV of this step is in the pool
         (on a GPU: once its write is queued on the current stream).
         """
-        cos, sin = angles(batch.positions, self.frequency, self.dtype)
+        cos, sin = angles(batch.positions, self.frequency)
         step = Step(batch, self.backend.plan(batch), cos, sin)
-        x = F.embedding(token_ids, self.embed)
-        for index, layer in enumerate(self.layers):
-            q = self._project(x, layer, kv_pool[:, index], step)
+        eps, x = self.config.rms_norm_eps, F.embedding(token_ids, self.embed)
+        normed = self.ops.rms_norm(x, self.layers[0].attn_norm, eps)
+        for index, (layer, next_norm) in enumerate(zip(self.layers, self.next_norms, strict=True)):
+            kv = kv_pool[:, index]
+            q = self._project(normed, layer, kv, step)
             if on_layer is not None:
                 on_layer(index)
-            x = x + self._attend(q, layer, kv_pool[:, index], step)
-            x = x + self._mlp(x, layer)
-        return F.linear(self._rms_norm(x[rows], self.norm), self.lm_head).float()
+            x, normed = self.ops.add_rms_norm(x, self._attend(q, layer, kv, step), layer.mlp_norm, eps)
+            x, normed = self.ops.add_rms_norm(x, self._mlp(normed, layer), next_norm, eps)
+        return self.lm_head(normed[rows]).float()
 
     def _project(self, x: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
         """Rotated q [T, num_heads, head_size] of this layer; its k and v go into the pool."""
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = F.linear(self._rms_norm(x, layer.attn_norm), layer.qkv, layer.qkv_bias)
-        qk, v = qkv.view(len(x), -1, self.config.head_size).split((heads + kv_heads, kv_heads), dim=1)
-        qk = rotate(qk, step.cos, step.sin)
-        self.backend.write_kv(qk[:, heads:], v, kv, step.batch, step.plan)
-        return qk[:, :heads]
+        qkv = layer.qkv(x).view(len(x), -1, self.config.head_size)
+        heads = self.config.num_heads
+        return self.backend.rotate_and_write_kv(qkv, heads, step.cos, step.sin, kv, step.batch, step.plan)
 
     def _attend(self, q: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
         out = self.backend.attend(q, kv, step.batch, step.plan, self.config.head_size**-0.5)
-        return F.linear(out.flatten(1), layer.o, layer.o_bias)
+        return layer.o(out.flatten(1))
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
-        gate, up = F.linear(self._rms_norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down)
-
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """weight * x / sqrt(mean(x^2) + eps): normalised in float32, rounded, then weighted."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return weight * (wide * scale).to(x.dtype)
+        return layer.down(self.ops.silu_mul(layer.gate_up(x)))

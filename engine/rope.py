@@ -1,9 +1,6 @@
-"""Rotary position embedding, half-split: element i of a head is rotated with element i + head_size / 2.
+"""The angles of rotary position embedding; attention/rotary.py applies them.
 
     angle = position * frequency[i]      frequency[i] = theta^(-2i / head_size) / divisor[i]
-
-    out[i]     = x[i] cos - x[i + half] sin
-    out[i + half] = x[i + half] cos + x[i] sin
 
 The divisors are the context extension: all 1, all `factor` (linear), or Llama 3's blend by wavelength.
 """
@@ -34,14 +31,7 @@ def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     return frequency.to(device)
 
 
-def angles(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, head_size / 2] of a step's positions [T]; taken in float32, then rounded to the model's dtype
-    as transformers does."""
-    angle = positions.float()[:, None, None] * frequency
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, head_size] -> a new tensor of the same shape."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def angles(positions: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, head_size / 2] float32 of a step's positions [T]."""
+    angle = positions.float()[:, None] * frequency
+    return angle.cos(), angle.sin()

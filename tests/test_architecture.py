@@ -63,6 +63,7 @@ MAY_TORCH = (
     "engine.loading",
     "engine.logit_rules",
     "engine.model",
+    "engine.ops",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",

@@ -70,8 +70,8 @@ def attention_launches(head_size: int, dtype: torch.dtype, tiles: Tiles, variant
     )
     q = meta(rows, variant.num_heads, head_size, dtype=dtype)
     kv = meta(8, 4, 2, variant.num_kv_heads, variant.block_size, head_size, dtype=dtype)[:, 1]
-    backend = TritonBackend(window=variant.window, soft_cap=variant.soft_cap, tiles=tiles)
-    launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1))
+    backend, kinds = TritonBackend(tiles=tiles), {"window": variant.window, "soft_cap": variant.soft_cap}
+    launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1, **kinds))
     return {launch.kernel.fn.__name__: launch for launch in launches}
 
 
@@ -126,16 +126,17 @@ def test_the_small_kernels_compile(capability: int) -> None:
 def test_writing_compiles_to_wide_accesses(capability: int, head_size: int) -> None:
     rows, bf16 = 64, torch.bfloat16
     qkv = meta(rows, 48, head_size, dtype=bf16)  # one projection, seen as q, k and v
-    q, k, v = qkv.split([32, 8, 8], 1)
+    _, k, v = qkv.split([32, 8, 8], 1)
     kv = meta(8, 4, 2, 8, 16, head_size, dtype=bf16)[:, 1]
-    angles = meta(4096, head_size // 2, dtype=torch.float32)
+    angles = meta(rows, head_size // 2, dtype=torch.float32)
     numbers = meta(rows, dtype=torch.int64)
     batch = RaggedBatch(numbers, numbers, numbers, numbers, numbers, 0, 16, [rows], [rows])
     backend = TritonBackend()
 
     def launch() -> None:
-        backend.write_kv(k, v, kv, batch, backend.plan(batch))
-        backend.rotate_and_write_kv(q, k, v, angles, angles, kv, batch)
+        plan = backend.plan(batch)
+        backend.write_kv(k, v, kv, batch, plan)
+        backend.rotate_and_write_kv(qkv, 32, angles, angles, kv, batch, plan)
 
     for recorded in aot.record(launch):
         used = aot.resources(aot.build(recorded, capability))

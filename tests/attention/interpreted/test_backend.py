@@ -48,8 +48,9 @@ def test_one_plan_serves_every_layer() -> None:
 
 def test_window_and_soft_cap_reach_both_kernels() -> None:
     case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
-    backend = TritonBackend(window=20, soft_cap=5.0, tiles=SMALL)
-    out = backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), case.scale)
+    backend = TritonBackend(tiles=SMALL)
+    plan = backend.plan(case.batch)
+    out = backend.attend(case.q, case.kv, case.batch, plan, case.scale, window=20, soft_cap=5.0)
     assert_close(out, attend(case, torch.float64, 20, 5.0), attend(case, torch.float32, 20, 5.0))
 
 
@@ -106,12 +107,12 @@ def test_blocks_beyond_four_gibibytes(sparse: Tensor, keys: int) -> None:
 
 
 def test_refuses_what_it_cannot_compute() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        TritonBackend(window=-1)
     case = make_case([1], [5], heads=(4, 2), head_size=72, block_size=16, dtype=torch.float32)
     backend = TritonBackend()
     with pytest.raises(ValueError, match="head size 72"):
         backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), 1.0)
+    with pytest.raises(ValueError, match="negative"):
+        backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), 1.0, window=-1)
     with pytest.raises(ValueError, match="contiguous"):
         token_major = case.kv.transpose(2, 3).contiguous().transpose(2, 3)
         backend.attend(case.q, token_major, case.batch, backend.plan(case.batch), 1.0)

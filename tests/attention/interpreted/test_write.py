@@ -73,7 +73,7 @@ def test_rotate_and_write(heads: tuple[int, int], head_size: int, dtype: torch.d
 
     pool = make_pool(heads[1], 16, head_size, dtype)
     expected_pool, expected_q, old_q, old_k = scatter(pool, 1, rotated(k), v), rotated(q), q.clone(), k.clone()
-    rotate_and_write_kv(q, k, v, cos.float(), sin.float(), positions, pool[:, 1], torch.tensor(SLOTS))
+    rotate_and_write_kv(q, k, v, cos[positions].float(), sin[positions].float(), pool[:, 1], torch.tensor(SLOTS))
 
     written = torch.tensor([slot >= 0 for slot in SLOTS])
     tolerance = {"atol": 4 * torch.finfo(dtype).eps, "rtol": torch.finfo(dtype).eps}
