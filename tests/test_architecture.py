@@ -66,6 +66,8 @@ MAY_TORCH = (
     "engine.moe",
     "engine.ops",
     "engine.parallel",
+    "engine.rank_processes",
+    "engine.rank_worker",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",
