@@ -104,6 +104,7 @@ class RankProcesses:
             if error is not None:
                 raise ModelError(f"--tensor-parallel-size {self._size}: rank {rank}: {error}")
         ranks = ProcessRanks(FileStore(self._store, self._size), 0, self._size, torch.device(self._device))
+        self._directory.cleanup()
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
         return ranks

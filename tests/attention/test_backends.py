@@ -104,8 +104,8 @@ def test_no_further_from_the_truth_than_twice_plain_torch(heads, kv_heads, size,
 @pytest.mark.parametrize("backend", [name for name in ON_CPU if name != "reference"])
 def test_windows_and_soft_caps(backend, heads, kv_heads, size, window, soft_cap, dtype):
     """The same rule, for every backend of the CPU."""
-    for name, mix in MIXES.items():
-        case = Case([*mix, (300, 9)], heads, kv_heads, size, 16, dtype)
+    for name in ("ragged decodes", "prefix and chunk", "everything"):
+        case = Case([*MIXES[name], (300, 9)], heads, kv_heads, size, 16, dtype)
         truth = case.run("reference", torch.float64, window, soft_cap)
         plain = (case.run("reference", dtype, window, soft_cap).double() - truth).abs().max()
         ours = (case.run(backend, dtype, window, soft_cap).double() - truth).abs().max()
