@@ -48,7 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3-window": ("Qwen3", QWEN_WINDOW | {"attention_bias": True}),
     "mixtral": ("Mixtral", EXPERTS),
-    "mixtral-window": ("Mixtral", EXPERTS | {"sliding_window": 20, "num_local_experts": 3}),
+    "mixtral-window": ("Mixtral", EXPERTS | {"sliding_window": 20, "num_local_experts": 3, "intermediate_size": 50}),
     "qwen3moe": ("Qwen3Moe", EXPERTS | {"moe_intermediate_size": 48, "num_experts_per_tok": 3}),
     "qwen3moe-mixed": (
         "Qwen3Moe",
