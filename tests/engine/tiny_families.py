@@ -77,7 +77,9 @@ def save(name: str, directory: Path, shard: str = "1GB") -> PreTrainedModel:
     prefix, changes = FAMILIES[name]
     kind = "Gemma3Text" if prefix == "Gemma3" else prefix
     sizes = {key: value for key, value in (SIZES | changes).items() if key != "head_dim" or value is not None}
-    config = getattr(transformers, kind + "Config")(**sizes, attn_implementation="eager", experts_implementation="eager")
+    config = getattr(transformers, kind + "Config")(
+        **sizes, attn_implementation="eager", experts_implementation="eager"
+    )
     model = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name or parameter_name.endswith("bias"):
