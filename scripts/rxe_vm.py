@@ -61,7 +61,7 @@ def _run(
 ) -> int:
     (out / "arguments").write_text("".join(f"{argument}\n" for argument in arguments))
     script = options.script or vm.GUEST / "tests.sh"
-    code = vm.boot(boot_image, script, out, machine, options.timeout)
+    code: int = vm.boot(boot_image, script, out, machine, options.timeout)
     if options.script:
         return code
     results = out / "junit.xml"

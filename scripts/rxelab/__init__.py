@@ -1,1 +1,1 @@
-"""Real RDMA verbs without RDMA hardware: a Debian kernel with Soft-RoCE in an emulated machine whose disk is this one's."""
+"""Real RDMA verbs without RDMA hardware: a Debian kernel with Soft-RoCE, emulated, on this machine's own files."""
