@@ -42,9 +42,12 @@ class Image:
     initrd: Path
 
 
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "mooncake" / "rxe-lab"
+    return user_cache() / "mooncake" / "rxe-lab"
 
 
 def prepare(cache: Path) -> Image:

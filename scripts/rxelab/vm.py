@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rxelab.errors import LabError
-from rxelab.image import Image
+from rxelab.image import Image, user_cache
 
 GUEST = Path(__file__).resolve().parent / "guest"
 BOOTED = "] ready"
@@ -41,7 +41,7 @@ def boot(image: Image, script: Path, out: Path, machine: Machine, timeout_s: flo
 def _command(image: Image, script: Path, out: Path, machine: Machine) -> list[str]:
     words = (
         "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on no_timer_check tsc=reliable",
-        f"next={GUEST / 'init.sh'} run={script.resolve()} python={Path(sys.executable).parent}",
+        f"next={GUEST / 'init.sh'} run={script.resolve()} python={Path(sys.executable).parent} cache={user_cache()}",
     )
     if any(" " in str(path) for path in (GUEST, script.resolve(), Path(sys.executable))):
         raise LabError("paths travel on the kernel command line: the checkout and .venv may not have spaces in theirs")

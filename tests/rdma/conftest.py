@@ -1,4 +1,4 @@
-"""These run inside the RDMA lab (scripts/rxe_vm.py), where rxa0-rxb0 and rxa1-rxb1 are two rails and rxe0 loops back."""
+"""These run inside the RDMA lab (scripts/rxe_vm.py): rxa0-rxb0 and rxa1-rxb1 are two rails, rxe0 loops back."""
 
 import os
 

@@ -1,9 +1,10 @@
 #!/bin/bash
-# Process 1 of the guest once its root is up. From the kernel command line: run=COMMAND FILE python=DIRECTORY.
+# Process 1 of the guest once its root is up. From the kernel command line: run=, python=, cache=.
 for word in $(< /proc/cmdline); do
     case $word in
     run=*) run=${word#run=} ;;
     python=*) python=${word#python=} ;;
+    cache=*) export XDG_CACHE_HOME=${word#cache=} ;; # the host's: compiled modules are found there
     esac
 done
 export PATH=$python:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -19,4 +20,4 @@ code=$?
 sync
 echo "VM-EXIT-CODE: $code"
 echo o > /proc/sysrq-trigger
-sleep 5
+read -r -t 5 _ < /dev/zero
