@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from struct import Struct
@@ -61,6 +62,12 @@ def verbs() -> Verbs:
         return Verbs()
     except BuildError as error:
         raise Unusable(str(error)) from None
+
+
+def prepare() -> None:
+    """Compile and load ahead of the first transfer, where there is a device. Blocking, at most a few seconds."""
+    with suppress(Unusable):
+        verbs()
 
 
 def device_names() -> list[str]:
