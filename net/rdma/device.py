@@ -40,6 +40,7 @@ class Completion:
     status: int
     why: str  # empty when it succeeded
     opcode: int
+    length: int  # bytes received
     immediate: int
 
 
@@ -188,11 +189,11 @@ class Device:
         while (count := lib.kv_poll(self.cq, self._records, POLL)) > 0:
             total += count
             for record in COMPLETION.iter_unpack(bytes(ffi.buffer(self._records, count * COMPLETION.size))):
-                number, status, opcode, _, immediate, qp_num, _, _, _ = record
+                number, status, opcode, length, immediate, qp_num, _, _, _ = record
                 handler = self.handlers.get(qp_num)
                 if handler is not None:
                     why = self._verbs.status(status) if status else ""
-                    handler(Completion(number, status, why, opcode, immediate))
+                    handler(Completion(number, status, why, opcode, length, immediate))
         if count < 0:
             raise VerbsError(errno.EIO, f"the completion queue of {self.name} is broken")
         return total

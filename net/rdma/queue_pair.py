@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from net.memory import Region
 from net.rdma.device import PORT, Completion, Device
 from net.rdma.send_queue import SendQueue
 from net.rdma.verbs import OP, VerbsError, verbs
@@ -18,7 +19,7 @@ from net.rdma.verbs import OP, VerbsError, verbs
 DEPTH = 256  # requests of a send queue
 SIGNAL_EVERY = 32
 RECEIVES = 16  # notices that may arrive before the first is looked at
-INLINE_BYTES = 64
+NOTICE_BYTES = 64  # of a message that travels inside its work request
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
 RECEIVE_BIT = 1 << 63  # in the wr_id of receives
@@ -53,7 +54,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One work request: a slice to move, or an atomic. `item` is handed back when it is over."""
+    """One work request: a slice to move, an atomic, a notice. `item` is handed back when it is over."""
 
     opcode: int
     local: int
@@ -63,19 +64,21 @@ class Request:
     length: int
     item: Any
     add: int = 0
+    swap: int = 0
     immediate: int = 0
+    inline: bool = False  # the bytes are copied while it is posted; at most NOTICE_BYTES
 
 
 class QueuePair:
     """`on_done(items)` hears of what succeeded, `on_error(items, why)` of what did not when the connection breaks,
-    the one at fault first; `on_notice(immediate)` of the other side's notices."""
+    the one at fault first; `on_notice(immediate, bytes)` of what the other side sends."""
 
     def __init__(
         self,
         device: Device,
         on_done: Callable[[list[Any]], None],
         on_error: Callable[[list[Any], str, bool], None],
-        on_notice: Callable[[int], None] = lambda immediate: None,
+        on_notice: Callable[[int, bytes], None] = lambda immediate, content: None,
     ) -> None:
         """on_error's third argument: the memory was refused (the fault of the first item, not of the rail).
         Raises VerbsError."""
@@ -83,11 +86,12 @@ class QueuePair:
         self._verbs = verbs()
         self._on_done, self._on_error, self._on_notice = on_done, on_error, on_notice
         depth = min(DEPTH, device.max_sends)
-        inline = self._verbs.ffi.new("uint32_t *", INLINE_BYTES)
+        inline = self._verbs.ffi.new("uint32_t *", NOTICE_BYTES)
         self._qp = self._verbs.pointer(
             self._verbs.lib.kv_create_qp(device.pd, device.cq, depth, RECEIVES, inline), "create_qp"
         )
-        self.inline_bytes = int(inline[0])
+        self._inbox = Region.private(f"inbox of queue pair {self.qp_num}", RECEIVES * NOTICE_BYTES)
+        self._inbox_key = device.register(self._inbox).lkey
         self._queue: SendQueue[Any] = SendQueue(depth, min(SIGNAL_EVERY, depth))
         self.ready = False
         self.psn = 0
@@ -128,9 +132,9 @@ class QueuePair:
         marks = self._queue.post([request.item for request in requests])
         records = bytearray(OP.size * len(requests))
         for i, (request, (number, signalled)) in enumerate(zip(requests, marks, strict=True)):
-            flags = lib.IBV_SEND_SIGNALED if signalled else 0
+            flags = (lib.IBV_SEND_SIGNALED if signalled else 0) | (lib.IBV_SEND_INLINE if request.inline else 0)
             OP.pack_into(
-                *(records, i * OP.size, number, request.local, request.remote, request.add, 0),
+                *(records, i * OP.size, number, request.local, request.remote, request.add, request.swap),
                 *(request.length, request.lkey, request.rkey, request.opcode, flags, request.immediate),
             )
         posted = ffi.new("int *")
@@ -139,14 +143,15 @@ class QueuePair:
             self.break_off(f"the send queue took {posted[0]} of {len(requests)} requests (errno {error})")
 
     def _post_receive(self, number: int) -> None:
-        self._verbs.check(self._verbs.lib.kv_post_receive(self._qp, number | RECEIVE_BIT, 0, 0, 0), "post_recv")
+        address = self._inbox.address + number * NOTICE_BYTES
+        error = self._verbs.lib.kv_post_receive(self._qp, number | RECEIVE_BIT, address, NOTICE_BYTES, self._inbox_key)
+        self._verbs.check(error, "post_recv")
 
     def _completed(self, completion: Completion) -> None:
         lib = self._verbs.lib
         if completion.number & RECEIVE_BIT:
             if not completion.status and self.ready:
-                self._post_receive(completion.number & ~RECEIVE_BIT)
-                self._on_notice(completion.immediate)
+                self._received(completion)
             return
         if not self._queue.knows(completion.number):
             return  # of an earlier generation
@@ -162,6 +167,15 @@ class QueuePair:
             )
             self._stop()
             self._on_error(failed, completion.why, refused)
+
+    def _received(self, completion: Completion) -> None:
+        number = completion.number & ~RECEIVE_BIT
+        content = b""
+        if completion.opcode == self._verbs.lib.IBV_WC_RECV:
+            start = number * NOTICE_BYTES
+            content = bytes(self._inbox.memory[start : start + completion.length])
+        self._post_receive(number)
+        self._on_notice(completion.immediate, content)
 
     def break_off(self, why: str) -> None:
         """End the connection from this side; nothing of it moves any more when this returns."""
@@ -195,6 +209,8 @@ class QueuePair:
         self.device.handlers.pop(self.qp_num, None)
         qp, self._qp = self._qp, None
         self._verbs.check(self._verbs.lib.ibv_destroy_qp(qp), "destroy_qp")
+        self.device.deregister(self._inbox.name)
+        self._inbox.close()
 
 
 __all__ = ["Endpoint", "QueuePair", "Request", "VerbsError"]

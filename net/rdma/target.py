@@ -30,7 +30,7 @@ class Target:
         devices: Sequence[Device],
         regions: Mapping[str, Region],
         everyone: set[Target],
-        on_notice: Callable[[str, int], None],
+        on_notice: Callable[[str, int, bytes], None],
     ) -> None:
         self.connection = connection
         self._devices = devices
@@ -48,12 +48,7 @@ class Target:
             try:
                 if index >= len(self._devices):
                     raise ValueError("the peer has no device for this rail")
-                pair = QueuePair(
-                    self._devices[index],
-                    _nothing,
-                    _nothing,
-                    lambda value: self._on_notice(self.connection.peer_id, value),
-                )
+                pair = QueuePair(self._devices[index], _nothing, _nothing, self._notice)
                 pair.connect(Endpoint.from_json(theirs))
                 answers.append(pair.endpoint().to_json())
             except (VerbsError, ValueError) as error:
@@ -64,8 +59,8 @@ class Target:
             self._pairs.append(pair)
         return answers
 
-    def _notice(self, value: int) -> None:
-        self._on_notice(self.connection.peer_id, value)
+    def _notice(self, value: int, content: bytes) -> None:
+        self._on_notice(self.connection.peer_id, value, content)
 
     def _start(self, index: int, theirs: Any) -> Header:
         answer: Header = {"op": "started", "rail": index}

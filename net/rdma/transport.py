@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +41,7 @@ class Rdma:
         self._peers: dict[str, Link] = {}
         self._targets: set[Target] = set()
         self._opening: dict[str, asyncio.Lock] = {}
+        self.on_notice: list[Callable[[str, int, bytes], None]] = []  # (peer, number, content) of what peers notify
         links.accept("rdma", self._accept)
 
     def devices(self) -> Sequence[Device]:
@@ -66,7 +67,18 @@ class Rdma:
             link = Link(connection, self.devices())
             self._peers[connection.peer_id] = link
             return link
-        return Target(connection, self.devices(), self._regions, self._targets, lambda peer_id, value: None)
+        return Target(connection, self.devices(), self._regions, self._targets, self._noticed)
+
+    def _noticed(self, peer_id: str, value: int, content: bytes) -> None:
+        for listener in self.on_notice:
+            listener(peer_id, value, content)
+
+    def link(self, peer_id: str) -> Link:
+        """For notices and atomics, once `open` has found the peer. Raises PeerLost."""
+        link = self._peers.get(peer_id)
+        if link is None or link.ended:
+            raise PeerLost(f"the RDMA connection to {peer_id!r} is closed")
+        return link
 
     # --- net.transport.Transport
 
@@ -95,13 +107,10 @@ class Rdma:
 
     def is_open(self, peer_id: str) -> bool:
         link = self._peers.get(peer_id)
-        return link is not None and not link.closed_for_good
+        return link is not None and not link.ended
 
     async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
-        link = self._peers.get(peer_id)
-        if link is None or link.closed_for_good:
-            raise PeerLost(f"the RDMA connection to {peer_id!r} is closed")
-        await link.submit(op, local, remote, spans)
+        await self.link(peer_id).submit(op, local, remote, spans)
 
     def withdraw(self, name: str) -> None:
         for device in self._devices:
