@@ -80,6 +80,11 @@ class Engine:
             await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
 
+    @property
+    def lost(self) -> str | None:
+        """Why this engine cannot compute any more; None while it can."""
+        return None if self._processes is None else self._processes.lost
+
     # --- what others are told
 
     def record(self) -> NodeRecord:

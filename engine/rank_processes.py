@@ -71,7 +71,7 @@ class RankProcesses:
         self._directory = tempfile.TemporaryDirectory(prefix="mooncake-ranks-")  # mode 0700: this user only
         self._store = str(Path(self._directory.name) / "store")
         self._lock = threading.Lock()
-        self._lost: str | None = None
+        self.lost: str | None = None  # why the ranks are out of step
         self._closing = False
         self._links: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -112,8 +112,8 @@ class RankProcesses:
     @contextmanager
     def step(self, rows: Sequence[Row]) -> Iterator[None]:
         """Around rank 0's forward pass: the other ranks compute the same rows. Raises RanksLost."""
-        if self._lost is not None:
-            raise RanksLost(self._lost)
+        if self.lost is not None:
+            raise RanksLost(self.lost)
         bare = [replace(row, sample=None if row.sample is None else SAMPLED) for row in rows]
         try:
             for link in self._links:
@@ -121,7 +121,7 @@ class RankProcesses:
             yield
         except Exception as error:
             self._lose(f"a step failed halfway ({type(error).__name__}: {error})")
-            raise RanksLost(self._lost) from error
+            raise RanksLost(self.lost) from error
 
     def close(self) -> None:
         """End the other ranks and wait for them."""
@@ -144,9 +144,9 @@ class RankProcesses:
     def _lose(self, why: str) -> None:
         """Once: end the other ranks, and this node as if it had been told to stop."""
         with self._lock:
-            if self._closing or self._lost is not None:
+            if self._closing or self.lost is not None:
                 return
-            self._lost = why
+            self.lost = why
         log.critical("%s: this node cannot compute any more and ends", why)
         for process in self._processes:
             with suppress(ProcessLookupError):

@@ -89,6 +89,7 @@ def test_a_node_that_lost_a_rank_ends(start: Start, tiny_model, expected):
         node.expected_dead = True
         os.kill(rank, signal.SIGKILL)
         soon(lambda: not node.alive)
+        assert node.process.returncode == 1
         assert any("tensor-parallel rank 1 ended with exit code -9" in line for line in node.last_lines(60))
 
 
