@@ -1,12 +1,14 @@
 """TCP transport: bulk on a connection of its own, received straight into the destination.
 
-    READ   read{id, region} + runs ──>                 WRITE   write{id, region} + runs ──>
+    READ   read{id, region, runs} ──>                  WRITE   write{id, region, runs} + bytes ──>
            <── data{id} + bytes ...                            data{id} + bytes ... ──>
            <── fail{id, reason}                                <── done{id}  or  fail{id, reason}
            cancel{id} ──>                                      cancel{id} ──>   <── cancelled{id}
 
-Each node dials one data connection for what it submits. Bytes travel in frames of at most FRAME, so concurrent
-transfers share the connection and a cancelled one stops at the next frame.
+More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials one data connection
+for the bulk it submits, and a second one with the first urgent submission: what is urgent does not wait behind bulk in
+the socket's buffers. Bytes travel in frames of at most FRAME, so concurrent transfers share the connection and a
+cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,10 +25,10 @@ from net.connection import Connection, Receiver
 from net.errors import PeerLost, TransferError
 from net.links import Links
 from net.memory import Region
-from net.spans import Cursor, Span, pack, runs
-from net.tcp_server import Served, push
-from net.transport import Op
-from net.wire import Frame, FrameError, Header, encode, nowhere
+from net.spans import Cursor, Run, Span, flat, pack, runs
+from net.tcp_server import FEW_RUNS, FRAME, Served, at_once, push
+from net.transport import BULK, Op
+from net.wire import Frame, FrameError, Header, nowhere
 
 CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
 
@@ -39,34 +42,44 @@ class Tcp:
         self._links = links
         self._regions = regions
         self._rails: dict[str, _Rail] = {}
+        self._urgent: dict[str, _Rail] = {}
         self._served: set[Served] = set()
         self._dialing: dict[str, asyncio.Lock] = {}
-        links.accept("data", self._accept)
+        links.accept("data", partial(self._accept, self._rails))
+        links.accept("urgent data", partial(self._accept, self._urgent))
 
-    def _accept(self, connection: Connection) -> Receiver:
+    def _accept(self, rails: dict[str, _Rail], connection: Connection) -> Receiver:
         if connection.dialed:
-            return _Rail(connection, self._rails)
+            return _Rail(connection, rails)
         return Served(connection, self._regions, self._served)
 
     def offer(self) -> dict[str, Any]:
         return {}
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
-        if peer_id not in self._rails:
-            async with self._dialing.setdefault(peer_id, asyncio.Lock()):
-                if peer_id not in self._rails:
-                    await self._links.dial(peer_id, "data")  # `_accept` enters the rail
-        if (rail := self._rails.get(peer_id)) is None:
-            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        rail = await self._rail(peer_id, self._rails, "data")
         return f"TCP to {rail.connection.remote_host}"
+
+    async def _rail(self, peer_id: str, rails: dict[str, _Rail], purpose: str) -> _Rail:
+        if peer_id not in rails:
+            async with self._dialing.setdefault(peer_id, asyncio.Lock()):
+                if peer_id not in rails:
+                    await self._links.dial(peer_id, purpose)  # `_accept` enters the rail
+        if (rail := rails.get(peer_id)) is None:
+            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        return rail
 
     def is_open(self, peer_id: str) -> bool:
         return peer_id in self._rails
 
-    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+    async def submit(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+    ) -> None:
         rail = self._rails.get(peer_id)
         if rail is None:
             raise PeerLost(f"the data connection to {peer_id!r} is closed")
+        if priority > BULK:
+            rail = await self._rail(peer_id, self._urgent, "urgent data")
         here, there, lengths = zip(*spans, strict=True)
         ours = Cursor(local.memory, runs(here, lengths))
         theirs = runs(there, lengths)
@@ -88,9 +101,10 @@ class Tcp:
 
     def drop(self, peer_id: str) -> None:
         """Cut its connections: nothing more of it is received."""
-        if (rail := self._rails.pop(peer_id, None)) is not None:
-            rail.end(self._links.why_lost(peer_id))
-            rail.connection.abort()
+        for rails in (self._rails, self._urgent):
+            if (rail := rails.pop(peer_id, None)) is not None:
+                rail.end(self._links.why_lost(peer_id))
+                rail.connection.abort()
         for served in [one for one in self._served if one.connection.peer_id == peer_id]:
             served.end()
             served.connection.abort()
@@ -99,13 +113,14 @@ class Tcp:
         """Cutting the connection was the fence."""
 
     async def close(self) -> None:
-        for rail in list(self._rails.values()):
+        for rail in [*self._rails.values(), *self._urgent.values()]:
             rail.end("this node is closing")
             rail.connection.close()
         for served in list(self._served):
             served.end()
             served.connection.close()
         self._rails.clear()
+        self._urgent.clear()
 
 
 class _Unresponsive(Exception):
@@ -133,7 +148,7 @@ class _Rail:
     async def read(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.READ, ours)
         try:
-            self.connection.send({"op": "read", "id": transfer_id, "region": region}, [pack(theirs)])
+            self._request("read", transfer_id, region, theirs)
             await transfer.done
         except asyncio.CancelledError:
             incoming = self.connection.decoder.incoming
@@ -148,14 +163,26 @@ class _Rail:
     async def write(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            request = encode({"op": "write", "id": transfer_id, "region": region}, [pack(theirs)])
-            await push(self.connection, transfer_id, ours, transfer.done.done, request)
+            if len(theirs) <= FEW_RUNS and at_once(self.connection, min(ours.left, FRAME)):
+                first = ours.take(min(ours.left, FRAME))
+                header = {"op": "write", "id": transfer_id, "region": region, "runs": flat(theirs)}
+                self.connection.send_views(header, first)
+            else:
+                self._request("write", transfer_id, region, theirs)
+            await push(self.connection, transfer_id, ours, transfer.done.done)
             await transfer.done
         except asyncio.CancelledError:
             await self._stop(transfer_id, transfer)
             raise
         finally:
             self._finish(transfer_id)
+
+    def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
+        header = {"op": op, "id": transfer_id, "region": region}
+        if len(theirs) <= FEW_RUNS:
+            self.connection.send(header | {"runs": flat(theirs)})
+        else:
+            self.connection.send(header, [pack(theirs)])
 
     async def _stop(self, transfer_id: int, transfer: _Transfer) -> None:
         """Return when the peer has confirmed that nothing of this WRITE lands any more."""

@@ -25,15 +25,16 @@ from typing import Any
 
 from net.channel import Channel
 from net.copying import Copier, Copy
+from net.deadlines import Deadlines
 from net.errors import PeerLost, RemoteError, TransferError
 from net.memory import Region
 from net.rdma.transport import Rdma
 from net.shm import Shm
 from net.spans import Span, check, merged
 from net.tcp import Tcp
-from net.transport import Op, Transport, Unusable
+from net.transport import BULK, URGENT, Op, Transport, Unusable
 
-__all__ = ["Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
+__all__ = ["BULK", "URGENT", "Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
 """The registry of transports, best first."""
@@ -96,6 +97,7 @@ class TransferEngine:
         }
         self._traffic: dict[str, _Traffic] = {}
         self._copier = Copier()
+        self._deadlines = Deadlines()
         self._closed = False
         channel.handle("transfer.open", self._offer)
         channel.on_lost(self._gone)
@@ -137,26 +139,31 @@ class TransferEngine:
         remote: str,
         spans: Sequence[tuple[int, int, int]],
         timeout_s: float = 30.0,
+        priority: int = BULK,
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
-        returns. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for what may be reused
-        when."""
+        returns. `priority` is BULK or URGENT. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the
+        module for what may be reused when."""
         started = time.perf_counter()  # uvloop caches loop.time() per turn
         traffic = self._of(peer_id)
+        deadline = self._deadlines.start(timeout_s)
         try:
             region = self._region(local)
             moves, nbytes = merged(spans, local, region.nbytes)
-            async with asyncio.timeout(timeout_s):
-                name = await self._move(peer_id, op, region, remote, moves, nbytes)
-        except TimeoutError:
+            name = await self._move(peer_id, op, region, remote, moves, nbytes, priority)
+        except asyncio.CancelledError:
             traffic.failures += 1
+            if not deadline.was_hit():
+                raise
             if traffic.path is not None and self.path_of(peer_id) is None:
                 raise PeerLost(f"lost {peer_id!r} during a transfer: {self._channel.links.why_lost(peer_id)}") from None
             raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
         except BaseException:
             traffic.failures += 1
             raise
+        finally:
+            self._deadlines.end(deadline)
         seconds = time.perf_counter() - started
         traffic.seconds += seconds
         if op is Op.READ:
@@ -196,17 +203,22 @@ class TransferEngine:
         for transport in self._transports.values():
             await transport.close()
         self._copier.close()
+        self._deadlines.close()
 
-    async def _move(self, peer_id: str, op: Op, region: Region, remote: str, moves: Sequence[Span], nbytes: int) -> str:
-        path = await self.open(peer_id)
+    async def _move(
+        self, peer_id: str, op: Op, region: Region, remote: str, moves: Sequence[Span], nbytes: int, priority: int
+    ) -> str:
+        path = self.path_of(peer_id)
+        if path is None or self._closed:
+            path = await self.open(peer_id)
         if not nbytes:
             return path.transport
         if path is _LOCAL:
             other = self._region(remote)
             check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
-            await self._copier.copy(Copy(op, region, other, moves), nbytes)
+            await self._copier.copy(Copy(op, region, other, moves), nbytes, priority > BULK)
         else:
-            await self._transports[path.transport].submit(peer_id, op, region, remote, moves)
+            await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority)
         return path.transport
 
     async def _find(self, peer_id: str) -> Path:

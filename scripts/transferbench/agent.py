@@ -73,7 +73,7 @@ CALLS_MAX = 1 << 15
 
 @cache
 def plan(size: int, batch: int, nbytes: int) -> list[Call]:
-    """Calls that visit every block of the arenas at most once, in an order in which neighbours do not meet: nobody may merge
+    """Calls that visit every block at most once, in an order in which neighbours do not meet, so that nobody may merge
     them into one copy. The same for every contender."""
     slots = nbytes // size
     here, there = list(range(slots)), list(range(slots))

@@ -91,4 +91,4 @@ class Node:
             await asyncio.gather(*(self._measure(Op(order["op"]), one, order["seconds"]) for one in share))
         else:
             await asyncio.sleep(order["seconds"])
-        return watch.stop()
+        return dict(watch.stop())
