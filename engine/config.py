@@ -194,6 +194,13 @@ class Config:
         "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
         ("auto", "shm", "rdma", "tcp"),
     )
+    rail_limit: int = flag(
+        0,
+        "transfer",
+        "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
+        unit="bytes/s",
+        least=0,
+    )
     rdma_devices: str = flag(
         "auto",
         "transfer",

@@ -68,7 +68,10 @@ class Node:
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
-        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)})
+        self.transfer = TransferEngine(
+            self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
+        )
+        self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes

@@ -29,7 +29,7 @@ UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
 BURST = 1 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
 SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
-AHEAD_MIN = 32 << 10  # bytes of a payload whose header leaves first: the peer wakes up and decodes it while we copy
+AHEAD_MIN = 32 << 10  # bytes of a payload whose header leaves first, so that the peer wakes up while we copy
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
 

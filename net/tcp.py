@@ -14,6 +14,7 @@ cancelled one stops at the next frame.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -186,19 +187,18 @@ class _Rail:
 
     async def _stop(self, transfer_id: int, transfer: _Transfer) -> None:
         """Return when the peer has confirmed that nothing of this WRITE lands any more."""
-        if transfer.done.done():
+        if transfer.done.done() and not transfer.done.cancelled():  # cancelled with the task that waited for it
             return
         transfer.stopped = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(CANCEL_S):
-                self.connection.send({"op": "cancel", "id": transfer_id})
-                await transfer.stopped
-        except TimeoutError:
-            raise _Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s") from None
-        except asyncio.CancelledError:
-            raise _Unresponsive("a cancelled write was not waited for") from None
-        except PeerLost:
-            return  # `on_lost` tells both sides
+        give_up_at = time.monotonic() + CANCEL_S
+        with suppress(PeerLost):  # `on_lost` tells both sides
+            self.connection.send({"op": "cancel", "id": transfer_id})
+            while not transfer.stopped.done() and (left := give_up_at - time.monotonic()) > 0:
+                with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
+                    await asyncio.wait([transfer.stopped], timeout=left)
+            if not transfer.stopped.done():
+                raise _Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s")
+            transfer.stopped.result()
 
     def _begin(self, op: Op, ours: Cursor) -> tuple[int, _Transfer]:
         transfer_id = next(self._ids)

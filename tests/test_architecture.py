@@ -42,6 +42,7 @@ PURE = (
     "cache.homes",
     "net.wire",
     "net.rails",
+    "net.traffic",
     "net.rdma.send_queue",
     "sched",
 )

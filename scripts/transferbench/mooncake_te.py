@@ -49,7 +49,8 @@ class Client:
         many = len(prepared[0][0]) > 1
         kind = "batch_transfer_sync" if many else "transfer_sync"
         call = getattr(self._engine, f"{kind}_{op}")
-        return timed(partial(self._many if many else self._one, call), prepared, seconds)
+        took: list[float] = timed(partial(self._many if many else self._one, call), prepared, seconds)
+        return took
 
     def _many(self, call: Any, arguments: Any) -> None:
         _check(call(self._target, *arguments), "a transfer")

@@ -64,7 +64,8 @@ class Client:
         return blocks
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        return timed(partial(self._move, op.upper()), prepared, seconds)
+        took: list[float] = timed(partial(self._move, op.upper()), prepared, seconds)
+        return took
 
     def _move(self, op: str, arguments: Any) -> None:
         agent = self._agent

@@ -42,7 +42,8 @@ class Memcpy:
         return [(size, [(here + a, there + b) for a, b in zip(ours, theirs, strict=True)]) for ours, theirs in calls]
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        return timed(_read if op == "read" else _write, prepared, seconds)
+        took: list[float] = timed(_read if op == "read" else _write, prepared, seconds)
+        return took
 
 
 def _read(call: Any) -> None:
@@ -99,7 +100,8 @@ class SocketClient:
         ]
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        return timed(partial(self._read if op == "read" else self._write), prepared, seconds)
+        took: list[float] = timed(partial(self._read if op == "read" else self._write), prepared, seconds)
+        return took
 
     def _read(self, call: Any) -> None:
         (count, size, offsets), views = call
