@@ -154,7 +154,9 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, load: float) ->
     """Flags as used, servers as started, and what the machine could do."""
     flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     server = fleet.servers.get(servers.OURS)
-    started = {p.name: {"version": p.version, "command": _anonymous(p.argv, args)} for p in fleet.programs}
+    started: dict[str, dict[str, Any]] = {
+        program.name: {"version": program.version, "command": _anonymous(program.argv)} for program in fleet.programs
+    }
     started[servers.OURS]["config"] = server.config if server else None
     for name in ("work_dir", "json", *(f"{peer}_python" for peer in PEERS)):
         flags.pop(name)
@@ -169,7 +171,7 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, load: float) ->
     }
 
 
-def _anonymous(argv: Sequence[str], args: Namespace) -> str:
+def _anonymous(argv: Sequence[str]) -> str:
     """The command without this machine's directories."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in argv]
     return shlex.join(words)

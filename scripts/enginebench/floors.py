@@ -92,13 +92,11 @@ def measure(threads: int) -> Ceilings:
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    source = torch.ones(1 << 29, dtype=torch.bfloat16)
-    words, matrix, vector = source.view(torch.int64), source.view(1 << 16, -1), torch.ones(1 << 13).bfloat16()
-    read_s = min(fastest(words.sum), fastest(lambda: torch.mv(matrix, vector)))
-    del source, words, matrix
     x, w = torch.randn(2048, 576).bfloat16(), torch.randn(3072, 576).bfloat16()
     product_s = min(fastest(lambda: torch.nn.functional.linear(x, w)), packed_s(x, w))
-    return Ceilings((1 << 30) / read_s, 2 * 2048 * 576 * 3072 / product_s, threads)
+    matrix, vector = torch.ones(1 << 16, 1 << 13, dtype=torch.bfloat16), torch.ones(1 << 13, dtype=torch.bfloat16)
+    read_s = min(fastest(matrix.view(torch.int64).sum), fastest(lambda: torch.mv(matrix, vector)))
+    return Ceilings(matrix.nbytes / read_s, 2 * 2048 * 576 * 3072 / product_s, threads)
 
 
 def packed_s(x: torch.Tensor, w: torch.Tensor) -> float:
