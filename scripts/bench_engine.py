@@ -35,13 +35,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -60,7 +62,7 @@ from scripts.enginebench.cases import SECTIONS, Case, Prompts, cases
 from scripts.enginebench.cells import Cells
 from scripts.enginebench.floors import Ceilings, Work, measured_elsewhere
 from scripts.enginebench.run import Fleet, needed, run_all
-from scripts.enginebench.verdict import Line, lines, table
+from scripts.enginebench.verdict import lines, table
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ("vllm", "transformers")
@@ -199,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"bench_engine: --cores {args.cores}: this process may use only {len(cores)}")
         return 2
     os.sched_setaffinity(0, cores)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         args.work_dir.mkdir(parents=True, exist_ok=True)
         found, missing = programs(args, cores, console)
@@ -221,12 +224,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"memory {ceilings.memory_bytes_per_s / 1e9:.1f} GB/s, GEMM {ceilings.gemm_flop_per_s / 1e12:.2f} TFLOP/s")
     print(table(table_lines, names, notes))
     if args.json is not None:
-        write_result(config_of(args, fleet, ceilings, load) | {"notes": notes}, rows_of(table_lines), args.json)
+        rows = [line.as_row() for line in table_lines]
+        write_result(config_of(args, fleet, ceilings, load) | {"notes": notes}, rows, args.json)
+    cells.finish()
     return 0 if all(line.ours is not None for line in table_lines) else 1
 
 
-def rows_of(found: Sequence[Line]) -> list[dict[str, Any]]:
-    return [line.as_row() for line in found]
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the run as Ctrl-C does, so that paused servers do not outlive it."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

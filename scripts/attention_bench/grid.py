@@ -71,10 +71,10 @@ class Point:
 def points(quick: bool = False) -> Iterator[Point]:
     """Every combination without window and soft cap, then those on two geometries. `quick`: a tenth of it."""
     geometries, blocks = (GEOMETRIES[5:6], BLOCK_SIZES[:1]) if quick else (GEOMETRIES, BLOCK_SIZES)
-    for dtype, block_size, geometry, mix in product(DTYPES, blocks, geometries, MIXES):
-        yield Point(mix, *geometry, block_size, dtype)
-    for dtype, geometry, (window, soft_cap) in product(DTYPES, GEOMETRIES[5:8:2], MASKS):
-        yield Point("everything", *geometry, 16, dtype, window, soft_cap)
+    for dtype, block_size, (heads, kv_heads, size), mix in product(DTYPES, blocks, geometries, MIXES):
+        yield Point(mix, heads, kv_heads, size, block_size, dtype)
+    for dtype, (heads, kv_heads, size), (window, soft_cap) in product(DTYPES, GEOMETRIES[5:8:2], MASKS):
+        yield Point("everything", heads, kv_heads, size, 16, dtype, window, soft_cap)
 
 
 class Case:

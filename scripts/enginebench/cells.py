@@ -28,7 +28,7 @@ class Cell:
 
 
 class Cells:
-    """The cells so far. A line that was cut off by a crash is dropped."""
+    """The cells so far. Failed ones are tried again after an interruption; a line cut off by a crash is dropped."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any], fresh: bool = False) -> None:
         self.path = path
@@ -38,7 +38,8 @@ class Cells:
         if lines and lines[0] == question:
             for line in lines[1:-1]:
                 cell = Cell(**orjson.loads(line))
-                self._cells[cell.server, cell.case, cell.round] = cell
+                if cell.error is None:
+                    self._cells[cell.server, cell.case, cell.round] = cell
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [question, *(orjson.dumps(asdict(cell)) for cell in self._cells.values())]
         path.write_bytes(b"\n".join(kept) + b"\n")
@@ -50,6 +51,10 @@ class Cells:
         self._cells[cell.server, cell.case, cell.round] = cell
         with self.path.open("ab") as file:
             file.write(orjson.dumps(asdict(cell)) + b"\n")
+
+    def finish(self) -> None:
+        """The run is complete: the next one begins anew. The file stays, under another name."""
+        self.path.replace(self.path.with_name(f"last-{self.path.name}"))
 
     def get(self, server: str, case: str, round_number: int) -> Cell | None:
         return self._cells.get((server, case, round_number))

@@ -86,15 +86,15 @@ def floor_ms(case: Case, metric: str, work: Work, ceilings: Ceilings) -> float:
     return 1000 * work.prefill_s(ceilings, case.prompt_len)
 
 
-def measure(threads: int) -> Ceilings:
-    """In this process. Takes seconds and 1.5 GiB."""
+def measure(threads: int, matrix_rows: int = 1 << 16) -> Ceilings:
+    """In this process. Takes seconds, and 16 KiB for each row of the matrix that is read."""
     import torch
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     x, w = torch.randn(2048, 576).bfloat16(), torch.randn(3072, 576).bfloat16()
     product_s = min(fastest(lambda: torch.nn.functional.linear(x, w)), packed_s(x, w))
-    matrix, vector = torch.ones(1 << 16, 1 << 13, dtype=torch.bfloat16), torch.ones(1 << 13, dtype=torch.bfloat16)
+    matrix, vector = torch.ones(matrix_rows, 1 << 13, dtype=torch.bfloat16), torch.ones(1 << 13, dtype=torch.bfloat16)
     read_s = min(fastest(matrix.view(torch.int64).sum), fastest(lambda: torch.mv(matrix, vector)))
     return Ceilings(matrix.nbytes / read_s, 2 * 2048 * 576 * 3072 / product_s, threads)
 
