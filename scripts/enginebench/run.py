@@ -55,7 +55,7 @@ class Fleet:
             samples = asyncio.run(run_case(program, server, case, prompts, round_number))
             return Cell(program.name, case.name, round_number, samples)
         except (CaseFailed, ValueError) as error:
-            ended = "" if process.alive else " (the server has ended)"
+            ended = " (the server has ended)" if process.ended() else ""
             return Cell(program.name, case.name, round_number, {}, f"{error}{ended}")
         finally:
             process.pause()

@@ -139,9 +139,11 @@ class Process:
             config = json.loads(get(f"{self.url}/debug/state") or b"{}").get("config")
         return Server(self.program.name, self.url, model, MAX_MODEL_LEN, config)
 
-    @property
-    def alive(self) -> bool:
-        return self._node.alive
+    def ended(self) -> bool:
+        """True if it has ended or does so within a moment: its connections break first."""
+        with suppress(subprocess.TimeoutExpired):
+            self._node.process.wait(1.0)
+        return not self._node.alive
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -1,6 +1,7 @@
 """A stand-in for any of the benchmarked servers: streams tokens at a fixed pace, takes ids and text, no model.
 
---pace-ms between tokens, --cached of every prompt after the first token prefix, --die-after that many completions.
+--pace-ms between tokens, --cached tokens that it claims of every prompt, --die-after that many completions,
+--refuse to start.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class Handler(BaseHTTPRequestHandler):
         print("request", *args, file=sys.stderr)
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # a ninth connection at once would be tried again a second later
+
+
 if "--refuse" in FLAGS:
     print("no memory left", file=sys.stderr)
     sys.exit(1)
-ThreadingHTTPServer(("127.0.0.1", int(FLAGS["--port"])), Handler).serve_forever()
+Server(("127.0.0.1", int(FLAGS["--port"])), Handler).serve_forever()

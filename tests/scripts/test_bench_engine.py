@@ -137,7 +137,7 @@ def test_a_paused_server_does_nothing(tmp_path):
     finally:
         process.pause()
         process.stop()  # of a paused one, too
-    assert not process.alive
+    assert process.ended()
 
 
 def test_prompts_are_the_same_as_text_and_differ_by_round(prompts):
