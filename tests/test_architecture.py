@@ -41,6 +41,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.rails",
+    "net.rdma.send_queue",
     "sched",
 )
 IMPURE_IMPORTS = {
@@ -63,7 +65,11 @@ MAY_TORCH = (
     "engine.loading",
     "engine.logit_rules",
     "engine.model",
+    "engine.moe",
     "engine.ops",
+    "engine.parallel",
+    "engine.rank_processes",
+    "engine.rank_worker",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",
