@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.batcher import Step
 from engine.request import Request
+from engine.step import Step
 from sched.cost import DecodeModel, PrefillModel, prefill_features
 
 

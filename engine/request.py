@@ -8,7 +8,7 @@ prefill, decode, prefix hits and recovery are all the same difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -155,6 +155,17 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    def stop_reason(self, eos_token_ids: Collection[int], max_model_len: int) -> str | None:
+        """Why generation ends with the last known token, None if it goes on."""
+        params, count, last = self.sampling, self.num_output_tokens, self.token_ids[-1]
+        if count >= params.min_tokens and (
+            last in params.stop_token_ids or (last in eos_token_ids and not params.ignore_eos)
+        ):
+            return "stop"
+        if count >= params.max_tokens or self.num_tokens >= max_model_len:
+            return "length"
+        return "handover" if self.handover else None
 
     def block_keys(self, block_size: int) -> list[BlockKey]:
         """Keys of all full blocks of the known tokens."""

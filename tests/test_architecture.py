@@ -33,7 +33,9 @@ USES = {
 PURE = (
     "engine.request",
     "engine.batcher",
+    "engine.block_book",
     "engine.resolve",
+    "engine.step",
     "engine.timeline",
     "cache.block",
     "cache.pool",

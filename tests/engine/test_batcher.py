@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool, OutOfBlocks
-from engine.batcher import Batcher, Step
+from engine.batcher import Batcher
 from engine.request import Request, RequestState, SamplingParams
+from engine.step import Step
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 EOS = 0
@@ -32,7 +33,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def run_step(b: Batcher, now: float, step: Step):
-    sampled = [next_token(row.request.token_ids) if row.samples else None for row in step.rows]
+    sampled = [(next_token(row.request.token_ids),) if row.samples else None for row in step.rows]
     return b.commit(now, step, sampled)
 
 
@@ -86,7 +87,7 @@ def test_prefix_is_reused_but_never_the_last_token():
     step = b.schedule(1)
     assert again.num_cached == 4  # 8 tokens = 2 full blocks, but one token must be computed
     assert step.rows[0].num_tokens == 4
-    b.commit(1, step, [5])
+    b.commit(1, step, [(5,)])
     b.check_integrity()
 
 
@@ -127,7 +128,7 @@ def test_why_a_request_ends(sampling, token, reason):
     b = batcher()
     r = request("a", [1, 2, 3], **sampling)
     b.add(0, r)
-    b.commit(0, b.schedule(0), [token])
+    b.commit(0, b.schedule(0), [(token,)])
     assert r.finish_reason == reason
     assert r.finished == (reason is not None)
 
@@ -147,7 +148,7 @@ def test_abort_in_a_running_step_keeps_the_blocks_until_commit():
     step = b.schedule(0)
     b.abort(0, "a")
     assert b.pool.usage()["held"] == 1
-    assert b.commit(1, step, [5]).emitted == []
+    assert b.commit(1, step, [(5,)]).emitted == []
     assert b.pool.usage()["held"] == 0
     assert not b.requests
 
@@ -194,7 +195,7 @@ def test_handover_ends_after_one_token():
     r = request("a", [1, 2, 3], max_tokens=10)
     r.handover = True
     b.add(0, r)
-    b.commit(0, b.schedule(0), [5])
+    b.commit(0, b.schedule(0), [(5,)])
     assert r.finish_reason == "handover"
 
 
@@ -203,6 +204,39 @@ def test_same_request_id_twice_is_refused():
     b.add(0, request("a", [1]))
     with pytest.raises(ValueError, match="already running"):
         b.add(0, request("a", [1]))
+
+
+def test_several_accepted_tokens_of_one_row_and_rejected_drafts_roll_back():
+    """A row of 1 + 3 drafts that yields two tokens: KV of the two rejected positions does not count."""
+    b = batcher(blocks=8, block_size=4)
+    r = request("a", [1, 2, 3, 4, 5, 6], max_tokens=10)
+    b.add(0, r)
+    run_step(b, 0, b.schedule(0))  # 7 known, 6 computed
+    step = b.schedule(1)
+    b.blocks.extend(r, 4)
+    step.rows[0].num_tokens = 4
+    done = b.commit(1, step, [(21, 22)])
+    assert done.emitted == [(r, 0, 2)]
+    assert (r.num_tokens, r.num_computed, r.num_named) == (9, 8, 2)
+    assert b.schedule(2).rows[0].start == 8
+
+
+def test_tokens_after_the_end_are_dropped():
+    b = batcher()
+    r = request("a", [1, 2, 3], max_tokens=10)
+    b.add(0, r)
+    done = b.commit(0, b.schedule(0), [(21, EOS, 22)])
+    assert done.emitted == [(r, 0, 2)]
+    assert (list(r.output_ids), r.finish_reason) == ([21, EOS], "stop")
+    assert b.pool.usage()["held"] == 0
+
+
+def test_reserving_a_known_id_takes_no_blocks():
+    b = batcher()
+    b.add(0, request("a", [1]))
+    with pytest.raises(ValueError, match="already running"):
+        b.reserve(0, request("a", [1] * 8))
+    assert b.pool.usage()["held"] == 0
 
 
 @settings(max_examples=120, deadline=None)
