@@ -137,7 +137,10 @@ class Engine:
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
-            "mixed_step": {"factor": self.costs.mixed.factor, "error": self.costs.mixed.error},
+            "mixed_step": {
+                "coefficients": self.costs.mixed.regression.coefficients,
+                "error": self.costs.mixed.regression.error,
+            },
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }
