@@ -138,8 +138,8 @@ class Engine:
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
             "mixed_step": {
-                "coefficients": self.costs.mixed.regression.coefficients,
-                "error": self.costs.mixed.regression.error,
+                "coefficients": self.costs.mixed.coefficients,
+                "error": self.costs.mixed.error,
             },
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,

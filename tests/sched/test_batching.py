@@ -37,7 +37,7 @@ TUNING = Tuning(chunk_tokens=256, tbt_s=0.1, predictor=Linear())
         ("mixed", 8, 256),
         ("mixed", 0, 256),
         ("dynamic", 8, 92),
-        ("dynamic", 60, 60),  # as long again as the decodes take
+        ("dynamic", 60, 120),  # twice as long again as the decodes take
         ("dynamic", 20, 80),
         ("dynamic", 0, 1016),
     ],
@@ -87,14 +87,19 @@ def test_the_largest_chunk_is_the_largest(a, d, seconds, load):
 
 
 def test_mixed_steps_teach_how_the_two_add_up():
-    """A machine whose chunks cost 25 ms each and 1.4 times the prefill model's slope."""
+    """A machine whose chunks cost 25 ms each, 10 us per token of context and 1.4 times the prefill model's slope."""
     rng = np.random.default_rng(1)
     prefill, decode = PrefillModel((1e-3, 1e-3, 1e-8)), DecodeModel((1e-2, 1e-3, 1e-7))
     model = StepModel(prefill, decode)
 
     def truth(tokens: int, context: int) -> float:
         _, a1, a2 = prefill.coefficients
-        return decode.estimate(4, 2000) + 0.025 + 1.4 * (a1 * tokens + a2 * tokens * (tokens + 2 * context))
+        return (
+            decode.estimate(4, 2000)
+            + 0.025
+            + 1e-5 * context
+            + 1.4 * (a1 * tokens + a2 * tokens * (tokens + 2 * context))
+        )
 
     for _ in range(100):
         tokens, context = int(rng.integers(32, 256)), int(rng.integers(0, 4000))
