@@ -4,7 +4,7 @@
     decode-first   every decode, then prefill up to the step's token budget
     mixed          every decode, then at most a fixed chunk of prefill (Sarathi-Serve, section 4)
     dynamic        every decode, then the largest chunk with which the step is predicted to stay within a time, or to
-                   take three times as long as its decodes
+                   take four times as long as its decodes
 
 They are budget policies of one scheduler (engine/batcher.py), not schedulers: a step has a token budget, a policy says
 how much of it prefill may take. On a node that only prefills, all but `mixed` are the same.
@@ -19,7 +19,7 @@ from typing import Protocol
 LEAST_CHUNK_TOKENS = 32
 """`dynamic` lets prefill have so many tokens whatever is predicted: prompts must not starve."""
 
-SLOWDOWN = 3.0
+SLOWDOWN = 4.0
 """`dynamic` lets a step take this many times its decodes, even beyond the wanted time: where decoding alone nearly
 uses that up, tiny chunks would multiply the time to first token and hardly help the streams."""
 

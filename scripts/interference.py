@@ -110,7 +110,10 @@ async def play(client: Client, args: Namespace, setup: str, number: int, prompt_
                 await asyncio.sleep(0.01)
             long = Outcome()
             await client.send(Spec(source.tokens(prompt_tokens, SUFFIX, number, 1000), 1), long)
-            _check(streams, outcomes)
+            seen = [len(outcome.itl_s) for outcome in outcomes]
+            while any(len(o.itl_s) < n + 2 for o, n in zip(outcomes, seen, strict=True)):  # the gaps it cut into
+                _check(streams, outcomes)
+                await asyncio.sleep(0.01)
     finally:
         for task in streams:
             task.cancel()

@@ -37,7 +37,7 @@ TUNING = Tuning(chunk_tokens=256, tbt_s=0.1, predictor=Linear())
         ("mixed", 8, 256),
         ("mixed", 0, 256),
         ("dynamic", 8, 92),
-        ("dynamic", 60, 120),  # twice as long again as the decodes take
+        ("dynamic", 60, 180),  # three times as long again as the decodes take
         ("dynamic", 20, 80),
         ("dynamic", 0, 1016),
     ],
