@@ -120,7 +120,7 @@ async def play(client: Client, args: Namespace, setup: str, number: int, prompt_
         await asyncio.gather(*streams, return_exceptions=True)
     if long.error:
         raise RuntimeError(f"{setup}: the long prompt failed: {long.error}")
-    return _round(setup, outcomes, long)
+    return gaps_of(setup, outcomes, long)
 
 
 def _check(streams: Sequence[asyncio.Task[None]], outcomes: Sequence[Outcome]) -> None:
@@ -129,8 +129,8 @@ def _check(streams: Sequence[asyncio.Task[None]], outcomes: Sequence[Outcome]) -
             raise RuntimeError(f"a stream ended early: {outcome.error or 'it has all its tokens'}")
 
 
-def _round(setup: str, outcomes: Sequence[Outcome], long: Outcome) -> Round:
-    """A gap counts when it ends while the prompt is prefilled, or covers that end."""
+def gaps_of(setup: str, outcomes: Sequence[Outcome], long: Outcome) -> Round:
+    """A gap counts when a part of it lies between the sending of the prompt and its first token."""
     begin, end = long.sent_s, long.sent_s + long.ttft_s
     before, during = [], []
     tokens = 0
