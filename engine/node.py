@@ -235,6 +235,8 @@ class Node:
         """GET /metrics; what is a state and not an event is read now."""
         roles = Counter(role for member in self._gossip.members for role in member.roles)
         self.metrics.set_members({role: roles[role] for role in ROLES})
+        if self.engine is not None:
+            self.metrics.set_waiting(self.engine.waiting_by_class())
         return self.metrics.text()
 
     # --- what it says of itself

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from engine.batcher import Batcher, Step
+from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.push import KvPush
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
 from engine.sampler import Sampled, SamplingRow
+from engine.step import Step
 from net.metrics import Metrics
 
 log = logging.getLogger("mooncake.engine")
@@ -157,10 +158,10 @@ class Worker:
 
     def _commit(self, step: Step, sampled: Sequence[Sampled | None]) -> None:
         now = time.monotonic()
-        done = self.batcher.commit(now, step, [s.token_id if s else None for s in sampled])
+        done = self.batcher.commit(now, step, [(s.token_id,) if s else None for s in sampled])
         self._publisher.publish(done.named)
         emissions = []
-        for request, index in done.emitted:
+        for request, index, _ in done.emitted:
             token = sampled[index]
             assert token is not None
             emissions.append(Emission(request, token.token_id, token.logprobs))

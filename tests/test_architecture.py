@@ -33,7 +33,10 @@ USES = {
 PURE = (
     "engine.request",
     "engine.batcher",
+    "engine.block_book",
     "engine.resolve",
+    "engine.seats",
+    "engine.step",
     "engine.timeline",
     "cache.block",
     "cache.pool",
