@@ -126,7 +126,7 @@ class Config:
         auto=0,
     )
     attention_backend: str = flag(
-        "auto", "engine", "attention implementation", ("auto", "reference", "torch", "triton")
+        "auto", "engine", "attention implementation", ("auto", "cpu", "reference", "torch", "triton")
     )
 
     # --- cache

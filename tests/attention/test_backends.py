@@ -1,4 +1,4 @@
-"""The torch backend against the float64 reference, over a paged pool whose unused slots hold NaN."""
+"""Every backend of the CPU against the float64 reference, over a paged pool whose unused slots hold NaN."""
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ ON_CPU = sorted(backends.keys() - {"triton"})
 """triton takes a GPU or the interpreter: tests/attention/interpreted holds it to the same yardstick."""
 
 torch.set_num_threads(1)
+
+FAST = sorted(set(ON_CPU) - {"reference"})
 
 # (tokens of this step, tokens before them), decodes first: what one step can hold.
 MIXES = {
@@ -85,17 +87,18 @@ def ragged_batch(mix: list[tuple[int, int]], block_size: int, generator: torch.G
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("block_size", [16, 48, 64])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), GEOMETRIES)
 def test_no_further_from_the_truth_than_twice_plain_torch(heads, kv_heads, size, block_size, dtype):
     """|ours - ref64| <= 2 |plain - ref64| + SLACK, plain being the reference in the dtype under test."""
-    for name, mix in MIXES.items():
+    for mix_name, mix in MIXES.items():
         case = Case(mix, heads, kv_heads, size, block_size, dtype)
         truth = case.run("reference", torch.float64)
         plain = (case.run("reference", dtype).double() - truth).abs().max()
-        ours = (case.run("torch", dtype).double() - truth).abs().max()
         assert truth.isfinite().all()
-        assert ours <= 2 * plain + SLACK, f"{name}: {ours:.2e}, plain torch {plain:.2e}"
+        for name in FAST:
+            ours = (case.run(name, dtype).double() - truth).abs().max()
+            assert ours <= 2 * plain + SLACK, f"{name}, {mix_name}: {ours:.2e}, plain torch {plain:.2e}"
 
 
 def test_reference_is_softmax_attention_by_hand():
@@ -174,7 +177,6 @@ def test_large_batches_split_into_several_groups():
 
 
 def test_choose_names_the_choices():
-    assert choose("auto", "cpu").name == "torch"
     assert choose("reference", "cpu").name == "reference"
     with pytest.raises(ValueError, match=r"'flash'.*auto, reference, torch"):
         choose("flash", "cpu")
