@@ -153,7 +153,7 @@ class Config:
         "auto",
         "engine",
         "attention implementation, or your own: FILE.py:NAME",
-        ("auto", "reference", "torch", "triton"),
+        ("auto", "cpu", "reference", "torch", "triton"),
         file=True,
     )
 

@@ -68,7 +68,7 @@ def load_rank(
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        _backend(config),
+        _backend(config, source.config.head_size),
         config.device,
         ranks=None if join is None else join(),
     )
@@ -78,8 +78,8 @@ def load_rank(
     return Runner(model, kv, geometry.block_size, config.device)
 
 
-def _backend(config: Config) -> AttentionBackend:
+def _backend(config: Config, head_size: int) -> AttentionBackend:
     try:
-        return choose(config.attention_backend, config.device)
+        return choose(config.attention_backend, config.device, head_size)
     except ValueError as error:  # not on this device, not installed, or no such file
         raise UsageError(str(error)) from error
