@@ -73,6 +73,15 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def has_penalty(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything may change the logits before a token is chosen."""
+        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty
+
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready; `from_wire` is its inverse."""
         wire = asdict(self)

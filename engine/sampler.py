@@ -47,13 +47,24 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     if not rows:
         return []
     changed = apply_rules(logits, rows)
-    tokens = changed.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        tokens[index] = _draw(changed[index], [rows[i] for i in drawn])
+    if len(drawn) == len(rows):
+        tokens = _draw(changed, rows)
+    else:
+        tokens = _best(changed)
+        if drawn:
+            index = torch.tensor(drawn, device=logits.device)
+            tokens[index] = _draw(changed[index], [rows[i] for i in drawn])
     logprobs = _logprobs(logits, rows, tokens)
     return [Sampled(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
+
+
+def _best(logits: Tensor) -> Tensor:
+    """Argmax of every row, the first of equal ones. numpy's takes 7 us for a row of 49,152 logits, torch's on the CPU
+    66 us."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -133,7 +133,7 @@ class Worker:
             async with asyncio.timeout(BLOCKED_RETRY_S if self.batcher.waiting else None):
                 await self._wake.wait()
 
-    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[Sampled | None]:
+    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
         """Runs in the engine thread."""
         rows = [self._row(row.request, row.start, row.num_tokens, row.samples) for row in step.rows]
         pushes = [
@@ -155,14 +155,13 @@ class Worker:
             sample = SamplingRow(request.sampling, list(request.token_ids), request.num_prompt_tokens, eos_ids=eos)
         return Row(request.token_ids[start : start + count], start, list(request.block_ids), sample)
 
-    def _commit(self, step: Step, sampled: Sequence[Sampled | None]) -> None:
+    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> None:
         now = time.monotonic()
-        done = self.batcher.commit(now, step, [s.token_id if s else None for s in sampled])
+        done = self.batcher.commit(now, step, [tokens[0].token_id if tokens else None for tokens in sampled])
         self._publisher.publish(done.named)
         emissions = []
         for request, index in done.emitted:
-            token = sampled[index]
-            assert token is not None
+            (token,) = sampled[index]
             emissions.append(Emission(request, token.token_id, token.logprobs))
         self._metrics.observe_step(step.num_tokens)
         if emissions:
