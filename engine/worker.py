@@ -154,7 +154,7 @@ class Worker:
         """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
         commit, fail and schedule do, and an abort leaves both until then."""
         begin = time.perf_counter()
-        rows = [self._row(row) for row in step.rows]
+        rows = [row_of(row, self._eos_token_ids) for row in step.rows]
         pushes = [
             (push, list(row.request.block_ids), row.start, row.start + row.num_tokens)
             for row in step.rows
@@ -167,15 +167,6 @@ class Worker:
         sampled = self.runner.step(rows, on_layer if pushes else None)
         self._took = time.perf_counter() - begin
         return sampled
-
-    def _row(self, row: ScheduledRow) -> Row:
-        request, sample = row.request, None
-        if row.samples:
-            sample = SamplingRow(
-                request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=self._eos_token_ids
-            )
-        token_ids = request.token_ids[row.start : row.start + row.num_tokens]
-        return Row(token_ids, row.start, request.block_table(), sample)
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> _Produced:
         self.costs.observe(step, self._took)
@@ -223,6 +214,15 @@ class Worker:
         for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
             self._metrics.count_preemption()
         self._preemptions_seen = self.batcher.num_preemptions
+
+
+def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...]) -> Row:
+    """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
+    request, sample = scheduled.request, None
+    if scheduled.samples:
+        sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
+    token_ids = request.token_ids[scheduled.start : scheduled.start + scheduled.num_tokens]
+    return Row(token_ids, scheduled.start, request.block_table(), sample)
 
 
 def _layer_done(pushes: Sequence[tuple[KvPush, Sequence[int], int, int]], layer: int) -> None:
