@@ -90,7 +90,7 @@ class Node:
         self.channel.on_lost(self._gossip.suspect)
         await self._gossip.start(host, port)
         self._gossiping = True
-        tokenizer = Tokenizer.load(self.source, config.tokenizer)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
         self._http = HttpServer(app)

@@ -69,14 +69,15 @@ class StallMonitor:
         """For /debug/state, milliseconds: `computing` is the part that the loop's thread spent on a processor."""
         late = sorted(seconds for seconds, _ in self._late)
         computing = sorted(seconds for _, seconds in self._late)
-        places = sorted(list(self._places.items()), key=lambda item: -item[1].seconds)[:10]
+        places = self._places.copy()  # at once: the thread may add one
         return {
             "samples": self._count,
             "late_ms": _percentiles(late),
             "computing_ms": _percentiles(computing),
             "longest_ms": {"late": 1000 * self._longest[0], "computing": 1000 * self._longest[1]},
             "places": {
-                name: {"count": p.count, "ms": 1000 * p.seconds, "longest_ms": 1000 * p.longest_s} for name, p in places
+                name: {"count": p.count, "ms": 1000 * p.seconds, "longest_ms": 1000 * p.longest_s}
+                for name, p in sorted(places.items(), key=lambda item: -item[1].seconds)[:10]
             },
         }
 
