@@ -12,6 +12,7 @@ This file is the table of contents: flags -> Config -> Node -> run. What a node 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The engine thread and the event loop share the interpreter lock; 5 ms, the default, is what one waits for the
     # other each time it was given up (around every torch operation).
     sys.setswitchinterval(GIL_SWITCH_S)
+    gc.disable()  # until the node is up
     # libgomp's spinning threads starve every other process on the same cores; read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -72,6 +74,10 @@ async def serve(config: Config, source: ModelSource) -> int:
         node = Node(config, source, http_socket, cluster)
         try:
             await _first(node.start(), stop.wait())
+            # What start-up made lives as long as the node: a full collection over it would hold every thread for
+            # half a second. None runs meanwhile either.
+            gc.freeze()
+            gc.enable()
             if not stop.is_set():
                 print(json.dumps(node.ready_line()), flush=True)
                 await stop.wait()
