@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ from engine.model import Model
 from engine.model_source import ModelSource
 from engine.runner import Runner
 from engine.service import KV_REGION
+from engine.weight_cache import WeightCache
 from engine.weights import load
 from net.memory import Region
 
@@ -34,8 +37,18 @@ def load_model(
     """`progress(done, total)` in bytes of weights, called from this thread."""
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress)
+    weights = load(source, getattr(torch, config.dtype), config.device, progress, weight_cache(config))
     model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
     return LoadedModel(Runner(model, kv, geometry.block_size, config.device), region, source.config.eos_token_ids)
+
+
+def weight_cache(config: Config) -> WeightCache | None:
+    """The cache that --weight-cache names."""
+    if config.weight_cache == "off":
+        return None
+    if config.weight_cache != "auto":
+        return WeightCache(Path(config.weight_cache).expanduser())
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")

@@ -70,6 +70,7 @@ MAY_TORCH = (
     "engine.runner",
     "engine.safetensors_weights",
     "engine.sampler",
+    "engine.weight_cache",
     "engine.weights",
 )
 # ... these inside a function, for the roles that run a model ...
