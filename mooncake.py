@@ -11,6 +11,10 @@ This file is the table of contents: flags -> Config -> Node -> run. What a node 
 
 from __future__ import annotations
 
+import time
+
+BEGUN = time.monotonic()  # before the imports: they are a part of the start-up
+
 import asyncio
 import gc
 import json
@@ -33,6 +37,7 @@ from engine.machine import survey
 from engine.model_error import ModelError
 from engine.model_source import ModelSource, describe
 from engine.node import Node
+from engine.phases import Phases
 from engine.resolve import resolve
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
@@ -55,14 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream=sys.stderr,
             format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
         )
+        phases = Phases(BEGUN)
+        phases.end("imports", time.monotonic())
         source = describe(config.model, config.load_format, config.seed)
-        return _run(serve(config, source))
+        return _run(serve(config, source, phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
 
 
-async def serve(config: Config, source: ModelSource) -> int:
+async def serve(config: Config, source: ModelSource, phases: Phases) -> int:
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
     # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
@@ -70,8 +77,9 @@ async def serve(config: Config, source: ModelSource) -> int:
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
     print(show(config), file=sys.stderr, flush=True)
     stop = _stop_on_signals()
+    phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
-        node = Node(config, source, http_socket, cluster)
+        node = Node(config, source, http_socket, cluster, phases)
         try:
             await _first(node.start(), stop.wait())
             # What start-up made lives as long as the node: a full collection over it would hold every thread for

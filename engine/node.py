@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import socket
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from engine.config import ROLES, Config
 from engine.flags import UsageError, as_dict
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
+from engine.phases import Phases
 from engine.placing import Placer
 from engine.resolve import disagreement, geometry
 from engine.share import open_share
@@ -48,10 +50,15 @@ TRANSPORTS = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
 
 class Node:
     """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
-    to join answered (None: this node starts a cluster)."""
+    to join answered (None: this node starts a cluster); `phases` of the start are logged when it is over."""
 
     def __init__(
-        self, config: Config, source: ModelSource, http_socket: socket.socket, cluster: dict[str, Any] | None
+        self,
+        config: Config,
+        source: ModelSource,
+        http_socket: socket.socket,
+        cluster: dict[str, Any] | None,
+        phases: Phases,
     ) -> None:
         if config.device == "cuda":
             raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
@@ -71,6 +78,7 @@ class Node:
         )
         self.engine: Engine | None = None
         self._cluster = cluster
+        self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
         self._gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
@@ -91,18 +99,22 @@ class Node:
         self.channel.on_lost(self._gossip.suspect)
         await self._gossip.start(host, port)
         self._gossiping = True
+        self._phase("network")
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
+        self._phase("tokenizer")
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
         self._http = HttpServer(app)
         await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
+        self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
             self.engine.start()
+            self._phase("engine")
         self._loading = None
-        log.info("ready")
+        log.info("ready after %s", self._phases.line())
 
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
@@ -138,18 +150,26 @@ class Node:
             from engine.engine import Engine
             from engine.loading import load_model
 
+            self._phase("torch")
             return Engine, load_model(self.config, self.geometry, self.source, self._progress)
 
         self._loading = "loading weights"
-        begin = time.monotonic()
         engine, loaded = await asyncio.to_thread(load)
-        log.info("weights loaded in %.1f s", time.monotonic() - begin)
+        self._phase("weights")
         return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 
+    def _phase(self, name: str) -> None:
+        self._phases.end(name, time.monotonic())
+
     def _progress(self, done: int, total: int) -> None:
-        """Called from the loading thread; ten lines at most."""
+        """Called from the loading thread: a bar on a terminal, ten lines at most in a log."""
         percent = 100 * done // max(1, total)
-        if percent // 10 > self._percent // 10:
+        if sys.stderr.isatty() and percent > self._percent:
+            bar = "#" * (percent // 5)
+            print(
+                f"\rloading weights [{bar:.<20}] {percent} %", end="\n" * (done == total), file=sys.stderr, flush=True
+            )
+        elif percent // 10 > self._percent // 10:
             log.info("loading weights: %d %%", percent)
         self._percent = percent
 

@@ -31,6 +31,7 @@ USES = {
 
 # Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
 PURE = (
+    "engine.phases",
     "engine.request",
     "engine.batcher",
     "engine.resolve",
