@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import socket
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
 from engine.phases import Phases
 from engine.placing import Placer
+from engine.progress import Progress
 from engine.resolve import disagreement, geometry
 from engine.share import open_share
 from engine.tokenizer import Tokenizer
@@ -32,8 +32,9 @@ from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
+from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
-from net.transfer import TransferEngine
+from net.transfer import TransferEngine, transports
 from sched.admission import Limits
 from sched.member import Member, presets
 from sched.placement import placements
@@ -45,7 +46,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mooncake.node")
 
-TRANSPORTS = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
+TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
+
+
+def rdma_options(config: Config) -> dict[str, Any]:
+    """The arguments of net.rdma.transport.Rdma."""
+    names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
 
 
 class Node:
@@ -71,7 +78,7 @@ class Node:
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self._stalls = StallMonitor(self.metrics.observe_stall)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
-        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
+        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)})
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
@@ -85,7 +92,6 @@ class Node:
         self._gossiping = False
         self._http: HttpServer | None = None
         self._loading: str | None = "starting"
-        self._percent = 0
 
     # --- life
 
@@ -93,6 +99,8 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self._stalls.start()
+        if "rdma" in TRANSPORTS[config.transport]:
+            await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self._gossip.on_up(self._member_up)
         self._gossip.on_down(self._member_down)
@@ -151,7 +159,7 @@ class Node:
             from engine.loading import load_model
 
             self._phase("torch")
-            return Engine, load_model(self.config, self.geometry, self.source, self._progress)
+            return Engine, load_model(self.config, self.geometry, self.source, Progress())
 
         self._loading = "loading weights"
         engine, loaded = await asyncio.to_thread(load)
@@ -160,18 +168,6 @@ class Node:
 
     def _phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())
-
-    def _progress(self, done: int, total: int) -> None:
-        """Called from the loading thread: a bar on a terminal, ten lines at most in a log."""
-        percent = 100 * done // max(1, total)
-        if sys.stderr.isatty() and percent > self._percent:
-            bar = "#" * (percent // 5)
-            print(
-                f"\rloading weights [{bar:.<20}] {percent} %", end="\n" * (done == total), file=sys.stderr, flush=True
-            )
-        elif percent // 10 > self._percent // 10:
-            log.info("loading weights: %d %%", percent)
-        self._percent = percent
 
     # --- rooms
 

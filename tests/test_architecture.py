@@ -42,6 +42,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.rails",
+    "net.rdma.send_queue",
     "sched",
 )
 IMPURE_IMPORTS = {
