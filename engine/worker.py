@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from engine.batcher import Batcher, ScheduledRow, Step
+from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.push import KvPush
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
 from engine.sampler import Sampled, SamplingRow
+from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
 
 log = logging.getLogger("mooncake.engine")
@@ -170,10 +171,10 @@ class Worker:
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> _Produced:
         self.costs.observe(step, self._took)
-        tokens = [chosen[0].token_id if chosen else None for chosen in sampled]
+        tokens = [[token.token_id for token in chosen] or None for chosen in sampled]
         done = self.batcher.commit(time.monotonic(), step, tokens)
         emissions = []
-        for request, index in done.emitted:
+        for request, index, _ in done.emitted:
             (token,) = sampled[index]
             emissions.append(Emission(request, token.token_id, token.logprobs))
         # Held before the next schedule, which may preempt their request and reuse them.
