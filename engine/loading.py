@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from attention import choose
+from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
 from engine.config import Config
+from engine.flags import UsageError
 from engine.model import Model
 from engine.model_source import ModelSource
 from engine.parallel import Ranks, Shard
@@ -37,7 +38,7 @@ def load_model(
     source: ModelSource,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """`progress(done, total)` in bytes of weights, called from this thread. Raises ModelError."""
+    """`progress(done, total)` in bytes of weights, called from this thread. Raises ModelError, UsageError."""
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     if config.tensor_parallel_size == 1:
         runner = load_rank(config, geometry, source, region, progress=progress)
@@ -70,7 +71,7 @@ def load_rank(
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        choose(config.attention_backend, config.device),
+        _backend(config),
         config.device,
         ranks=None if join is None else join(),
     )
@@ -78,6 +79,13 @@ def load_rank(
     if shard is not None:
         kv = kv[:, :, :, shard.kv_heads]
     return Runner(model, kv, geometry.block_size, config.device)
+
+
+def _backend(config: Config) -> AttentionBackend:
+    try:
+        return choose(config.attention_backend, config.device)
+    except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
 
 
 def weight_cache(config: Config) -> WeightCache | None:
