@@ -85,6 +85,12 @@ class Config:
         "how weights are read; auto = by what --model is; dummy = random weights by --seed from a config.json",
         ("auto", "safetensors", "gguf", "dummy"),
     )
+    weight_cache: str = flag(
+        "auto",
+        "model",
+        "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
+        "cache directory, off = convert every time",
+    )
     dtype: str = flag(
         "auto",
         "model",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -17,6 +19,7 @@ from engine.parallel import Ranks, Shard
 from engine.rank_processes import RankProcesses
 from engine.runner import Runner
 from engine.service import KV_REGION
+from engine.weight_cache import WeightCache
 from engine.weights import load
 from net.memory import Region
 
@@ -64,7 +67,7 @@ def load_rank(
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard)
+    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard, weight_cache(config))
     model = Model(
         source.config if shard is None else shard.config,
         weights,
@@ -83,3 +86,13 @@ def _backend(config: Config, head_size: int) -> AttentionBackend:
         return choose(config.attention_backend, config.device, head_size)
     except ValueError as error:  # not on this device, not installed, or no such file
         raise UsageError(str(error)) from error
+
+
+def weight_cache(config: Config) -> WeightCache | None:
+    """The cache that --weight-cache names."""
+    if config.weight_cache == "off":
+        return None
+    if config.weight_cache != "auto":
+        return WeightCache(Path(config.weight_cache).expanduser())
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")
