@@ -12,12 +12,42 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
+Linear = Callable[[Tensor], Tensor]
+"""x [T, in] -> [T, out]"""
+
+Tail = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer, its norm for the next layer), both [T, H].
+The memory of both arguments may be reused."""
+
+
+class Vocabulary(Protocol):
+    """A matrix with one row per token: the embedding, the head, or both when they are tied."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Rows [T, H] of token_ids [T] int64."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [R, H] -> [R, vocab_size] float32."""
+
 
 class Ops(Protocol):
     """What a decoder layer needs besides attention. T is the step's tokens, H the hidden size."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """x [T, in] -> x weight^T + bias [T, out], for a weight [out, in] that is prepared here, once."""
+
+    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+        """x [T, in] -> act(gate) * up [T, I] with (gate, up) = x weight^T, for a weight [2 I, in] whose first half makes
+        the gates. activation: silu, or gelu_tanh for gelu in its tanh approximation."""
+
+    def vocabulary(self, weight: Tensor) -> Vocabulary:
+        """For a weight [vocab_size, H]."""
+
+    def tail(self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float) -> Tail:
+        """What follows attention in a plain layer; o and down from `linear`, gate_up from `gated_linear`.
+
+        x += o(attended)      x += down(gate_up(rms_norm(x, norm)))      rms_norm(x, next_norm)
+        """
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """(x [T, in], ends [E] int32) -> [T, out] for weight [E, out, in]: row t is multiplied with the weight of the
@@ -39,11 +69,36 @@ class Ops(Protocol):
         """The same with gelu in its tanh approximation."""
 
 
+class TorchVocabulary:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.weight)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).float()
+
+
 class TorchOps:
     """Eager torch, any device and float type."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return lambda x: F.linear(x, weight, bias)
+
+    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+        gate = {"silu": self.silu_mul, "gelu_tanh": self.gelu_tanh_mul}[activation]
+        return lambda x: gate(F.linear(x, weight))
+
+    def vocabulary(self, weight: Tensor) -> Vocabulary:
+        return TorchVocabulary(weight)
+
+    def tail(self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float) -> Tail:
+        def run(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            x, normed = self.add_rms_norm(x, o(attended), norm, eps)
+            return self.add_rms_norm(x, down(gate_up(normed)), next_norm, eps)
+
+        return run
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         by_input = weight.transpose(1, 2)  # [E, in, out], a view
