@@ -12,6 +12,7 @@ from cache.block import BlockGeometry
 from engine.config import Config
 from engine.model import Model
 from engine.model_source import ModelSource
+from engine.ops import choose_ops
 from engine.runner import Runner
 from engine.service import KV_REGION
 from engine.weights import load
@@ -34,8 +35,10 @@ def load_model(
     """`progress(done, total)` in bytes of weights, called from this thread."""
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress)
-    model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, progress)
+    backend = choose(config.attention_backend, config.device)
+    model = Model(source.config, weights, backend, config.device, choose_ops(backend.name, config.device, dtype))
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
     return LoadedModel(Runner(model, kv, geometry.block_size, config.device), region, source.config.eos_token_ids)

@@ -6,11 +6,15 @@ where the docstring allows it. TorchOps runs anywhere and rounds where transform
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, out]"""
@@ -37,8 +41,8 @@ class Ops(Protocol):
         """x [T, in] -> x weight^T + bias [T, out], for a weight [out, in] that is prepared here, once."""
 
     def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
-        """x [T, in] -> act(gate) * up [T, I] with (gate, up) = x weight^T, for a weight [2 I, in] whose first half makes
-        the gates. activation: silu, or gelu_tanh for gelu in its tanh approximation."""
+        """x [T, in] -> act(gate) * up [T, I] with (gate, up) = x weight^T, for a weight [2 I, in], gate's rows first.
+        activation: silu, or gelu_tanh for gelu in its tanh approximation."""
 
     def vocabulary(self, weight: Tensor) -> Vocabulary:
         """For a weight [vocab_size, H]."""
@@ -120,3 +124,20 @@ class TorchOps:
     def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh") * up
+
+
+def choose_ops(backend: str, device: str, dtype: torch.dtype) -> Ops:
+    """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
+
+    CpuOps beside the attention backend `cpu`, for bfloat16, where the CPU has AMX; else TorchOps. The log says which
+    and why.
+    """
+    if backend == "cpu" and device == "cpu" and dtype == torch.bfloat16:
+        from attention.cpu_build import Unavailable
+        from engine.ops_cpu import CpuOps
+
+        try:
+            return CpuOps()
+        except Unavailable as reason:
+            log.warning("torch computes the products, slower than our kernels would: %s", reason)
+    return TorchOps()

@@ -1,6 +1,6 @@
-"""The operations of a bfloat16 model on a CPU with AMX: kernels of engine/cpu_ops.cpp, called through ctypes.
+"""The operations of a bfloat16 model on a CPU with AMX: kernels of engine/cpu/ops.cpp, called through ctypes.
 
-A weight is packed once, in the order in which the tiles read it (engine/cpu_gemm.h), and only the packed copy is kept:
+A weight is packed once, in the order in which the tiles read it (engine/cpu/gemm.h), and only the packed copy is kept:
 it serves one row and thousands, and the vocabulary's serves the embedding too. Sums are float32 and each result is
 rounded once, so a fused operation is closer to the exact value than the chain of TorchOps it stands for.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,11 +22,12 @@ from torch.nn import functional as F
 from attention import cpu_build
 from engine.ops import Linear, Tail, TorchOps, Vocabulary
 
-SOURCE = Path(__file__).with_name("cpu_ops.cpp")
+SOURCE = Path(__file__).with_name("cpu") / "ops.cpp"
 FEATURES = (*cpu_build.AVX512_BF16, *cpu_build.AMX_BF16)
+FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # false alarms from g++'s own intrinsics
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-"""`Activation` of engine/cpu_ops.cpp."""
+"""`Activation` of engine/cpu/ops.cpp."""
 
 BLOCK = 32
 """Outputs of a packed block, and inputs of a step: both axes of a weight are padded to multiples of this."""
@@ -59,7 +61,7 @@ class HugePages:
 
 
 class PackedWeight(ctypes.Structure):
-    """`Weight` of engine/cpu_gemm.h."""
+    """`Weight` of engine/cpu/gemm.h."""
 
     _fields_ = [
         ("packed", ctypes.c_void_p),
@@ -70,7 +72,7 @@ class PackedWeight(ctypes.Structure):
 
 
 class PackedTail(ctypes.Structure):
-    """`Tail` of engine/cpu_ops.cpp."""
+    """`Tail` of engine/cpu/ops.cpp."""
 
     _fields_ = [
         ("o", PackedWeight),
@@ -105,11 +107,11 @@ class Packed:
         n = -(-self.half // 16) * BLOCK if gated else self.outputs
         self.memory = ops.memory.take(-(-n // BLOCK), -(-self.k // BLOCK), BLOCK * BLOCK)
         weight = weight.contiguous()
-        kernels.pack(
-            weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads()
-        )
+        kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads())
         self.bias = None if bias is None else F.pad(bias.float(), (0, -len(bias) % BLOCK))
-        self.struct = PackedWeight(self.memory.data_ptr(), None if self.bias is None else self.bias.data_ptr(), n, self.k)
+        self.struct = PackedWeight(
+            self.memory.data_ptr(), None if self.bias is None else self.bias.data_ptr(), n, self.k
+        )
         self.address = ctypes.addressof(self.struct)
 
     def readable(self, x: Tensor) -> Tensor:
@@ -137,7 +139,8 @@ class CpuVocabulary(CpuLinear):
     def embed(self, token_ids: Tensor) -> Tensor:
         rows = torch.empty(len(token_ids), self.k, dtype=torch.bfloat16)
         ids = token_ids.contiguous()
-        self.kernels.rows_of(self.address, ids.data_ptr(), len(ids), rows.data_ptr(), torch.get_num_threads())
+        if self.kernels.rows_of(self.address, ids.data_ptr(), len(ids), rows.data_ptr(), torch.get_num_threads()):
+            raise IndexError(f"token ids must lie in 0 .. {self.outputs - 1}")
         return rows
 
     def logits(self, x: Tensor) -> Tensor:
@@ -174,29 +177,29 @@ class CpuTail:
     ) -> None:
         self.kernel = o.kernels.tail
         self.parts = (o, norm, gate_up, down, next_norm)  # own what the struct points to
-        self.struct = PackedTail(o.struct, gate_up.struct, down.struct, norm.data_ptr(), next_norm.data_ptr(), eps, gate_up.activation)
+        self.struct = PackedTail(
+            o.struct, gate_up.struct, down.struct, norm.data_ptr(), next_norm.data_ptr(), eps, gate_up.activation
+        )
         self.address = ctypes.addressof(self.struct)
 
     def __call__(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         attended, x = attended.contiguous(), x.contiguous()
         normed = torch.empty_like(x)
-        self.kernel(
-            self.address, attended.data_ptr(), x.data_ptr(), normed.data_ptr(), len(x), torch.get_num_threads()
-        )
+        self.kernel(self.address, attended.data_ptr(), x.data_ptr(), normed.data_ptr(), len(x), torch.get_num_threads())
         return x, normed
 
 
 class CpuOps(TorchOps):
-    """Raises RuntimeError where the kernel cannot be compiled or the machine refuses the tiles: see `supported`."""
+    """Raises Unavailable where the CPU, the compiler or Linux does not offer what the kernels need."""
 
     def __init__(self) -> None:
-        self.kernels = cpu_build.load("ops", [SOURCE], FEATURES)
+        self.kernels = cpu_build.load("ops", [SOURCE], FEATURES, FLAGS)
         self.memory = HugePages()
         for name, types in SIGNATURES.items():
             function = getattr(self.kernels, name)
-            function.argtypes, function.restype = types, None
+            function.argtypes = types
         if self.kernels.amx_request() != 0:
-            raise RuntimeError("the kernel refuses this process the AMX tiles; pass --attention-backend torch")
+            raise cpu_build.Unavailable("Linux refuses this process the AMX tiles")
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return CpuLinear(self, weight, bias) if ours(weight) else super().linear(weight, bias)
@@ -207,13 +210,27 @@ class CpuOps(TorchOps):
     def vocabulary(self, weight: Tensor) -> Vocabulary:
         return CpuVocabulary(self, weight) if ours(weight) else super().vocabulary(weight)
 
-    def tail(
-        self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float
-    ) -> Tail:
-        whole = isinstance(o, CpuLinear) and isinstance(gate_up, CpuGatedLinear) and isinstance(down, CpuLinear)
-        if whole and ours(norm) and ours(next_norm) and not (o.k % BLOCK or gate_up.k % BLOCK or down.k % BLOCK):
-            return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps)
+    def tail(self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float) -> Tail:
+        if isinstance(o, CpuLinear) and isinstance(gate_up, CpuGatedLinear) and isinstance(down, CpuLinear):
+            whole = not any(width % BLOCK for width in (o.k, gate_up.k, down.k))
+            if whole and ours(norm) and ours(next_norm):
+                return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps)
         return super().tail(o, norm, gate_up, down, next_norm, eps)
+
+    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        if not ours(weight):
+            return super().grouped_linear(weight)
+        groups = [CpuLinear(self, part) for part in weight]
+
+        def run(x: Tensor, ends: Tensor) -> Tensor:
+            y, begin = torch.empty(len(x), groups[0].outputs, dtype=x.dtype), 0
+            for group, end in zip(groups, ends.tolist(), strict=True):
+                if end > begin:
+                    y[begin:end] = group(x[begin:end])
+                begin = end
+            return y
+
+        return run
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not (ours(x) and ours(weight)):
@@ -252,7 +269,12 @@ class CpuOps(TorchOps):
         gate_up, width = gate_up.contiguous(), gate_up.shape[-1] // 2
         y = torch.empty(*gate_up.shape[:-1], width, dtype=gate_up.dtype)
         self.kernels.act_mul(
-            gate_up.data_ptr(), y.numel() // width, width, y.data_ptr(), ACTIVATIONS[activation], torch.get_num_threads()
+            gate_up.data_ptr(),
+            y.numel() // width,
+            width,
+            y.data_ptr(),
+            ACTIVATIONS[activation],
+            torch.get_num_threads(),
         )
         return y
 

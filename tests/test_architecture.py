@@ -65,6 +65,7 @@ MAY_TORCH = (
     "engine.model",
     "engine.moe",
     "engine.ops",
+    "engine.ops_cpu",
     "engine.parallel",
     "engine.rope",
     "engine.runner",

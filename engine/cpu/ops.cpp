@@ -1,196 +1,18 @@
-// The operations of engine/ops_cpu.py: products on AMX tiles (cpu_gemm.h) with what follows them in the same pass.
+// The operations of engine/ops_cpu.py: products on AMX tiles (gemm.h) with what follows them in the same pass.
 //
 // Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and meet
 // at a barrier between products. Many rows (prefill): threads share the rows, and take them through a whole layer in
 // pieces whose activations stay in the L2 cache, without meeting.
-#include <omp.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-
-#include "cpu_gemm.h"
+#include "epilogues.h"
 
 namespace {
 
 constexpr int64_t SHARE_ROWS_FROM = 192;  // rows from which threads share rows instead of outputs
 constexpr int64_t PIECE_ROWS = 256;       // rows that go through a layer together
 constexpr int64_t SMALL = 1 << 15;        // elements below which an elementwise operation stays on one thread
-
-// --- vectors
-
-inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-inline __m512 load(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
-inline void store(bf16* y, __mmask16 mask, __m512 x) {
-    _mm256_mask_storeu_epi16(y, mask, (__m256i)_mm512_cvtneps_pbh(x));
-}
-inline __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
-
-// e^x for x clamped to [-87, 88], relative error 2e-7: 2^n 2^f with a polynomial for 2^f, |f| <= 1/2.
-inline __m512 exp16(__m512 x) {
-    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.f)), _mm512_set1_ps(88.f));
-    const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), n = _mm512_roundscale_ps(t, 0);
-    const __m512 f = _mm512_sub_ps(t, n);
-    __m512 p = _mm512_set1_ps(1.5353362e-4f);
-    for (float coefficient : {1.3398874e-3f, 9.6184373e-3f, 5.5503324e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.f})
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(coefficient));
-    return _mm512_scalef_ps(p, n);
-}
-
-// silu: x / (1 + e^-x)      gelu_tanh: the same with u = 2 sqrt(2 / pi) (x + 0.044715 x^3) in the exponent, because
-// (1 + tanh(u / 2)) / 2 = 1 / (1 + e^-u). The quotient is an estimate of 14 bits and one Newton step.
-enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
-
-template <Activation ACTIVATION>
-inline __m512 activate(__m512 x) {
-    __m512 u = x;
-    if (ACTIVATION == GELU_TANH) {
-        const __m512 cubic = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(1.5957691f * 0.044715f));
-        u = _mm512_mul_ps(x, _mm512_add_ps(cubic, _mm512_set1_ps(1.5957691f)));
-    }
-    const __m512 d = _mm512_add_ps(_mm512_set1_ps(1.f), exp16(_mm512_sub_ps(_mm512_setzero_ps(), u)));
-    const __m512 r = _mm512_rcp14_ps(d);
-    return _mm512_mul_ps(x, _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, _mm512_set1_ps(2.f))));
-}
-
-// --- threads
-
-// Where the threads of one parallel region wait for each other: spinning, because the wait is about a microsecond, and
-// giving the core away when it is not.
-class Barrier {
-  public:
-    void wait(int threads) {
-        if (threads == 1) return;
-        const int round = round_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
-            return;
-        }
-        for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++)
-            if (spins < 2000)
-                _mm_pause();
-            else
-                sched_yield();
-    }
-
-  private:
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int> round_{0};
-};
-
-// Memory of one thread that grows and is used again.
-class Scratch {
-  public:
-    ~Scratch() { std::free(memory_); }
-    bf16* get(int64_t elements) {
-        if (elements > size_) {
-            std::free(memory_);
-            size_ = (elements + 31) / 32 * 32;
-            memory_ = static_cast<bf16*>(std::aligned_alloc(64, size_ * sizeof(bf16)));
-        }
-        return memory_;
-    }
-
-  private:
-    bf16* memory_ = nullptr;
-    int64_t size_ = 0;
-};
-
-// body(index, threads) on each thread of a team.
-template <class Body>
-void team(int threads, const Body& body) {
-    if (threads <= 1) return body(0, 1);
-#pragma omp parallel num_threads(threads)
-    body(omp_get_thread_num(), omp_get_num_threads());
-}
-
-// --- epilogues: what becomes of 32 x 32 products
-
-// What all have in common: the bias and the end of a row at n outputs.
-struct Biased {
-    const float* bias;  // padded to whole blocks, or null
-    int64_t n;
-    // use(row, output, masks of the outputs that exist, the two halves of 32 outputs)
-    template <class Use>
-    void each(int64_t row, int64_t count, int64_t block, const Products& c, const Use& use) const {
-        const int64_t at = block * 32;
-        const __m512 zero = _mm512_setzero_ps();
-        const __m512 b0 = bias ? _mm512_loadu_ps(bias + at) : zero, b1 = bias ? _mm512_loadu_ps(bias + at + 16) : zero;
-        for (int64_t i = 0; i < count; i++)
-            use(row + i, at, first(n - at), first(n - at - 16), _mm512_add_ps(c.row(i, 0), b0),
-                _mm512_add_ps(c.row(i, 1), b1));
-    }
-};
-
-struct ToBf16 {
-    Biased from;
-    bf16* y;
-    int64_t stride;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
-            store(y + i * stride + at, low, p);
-            store(y + i * stride + at + 16, high, q);
-        });
-    }
-};
-
-struct ToFloat {
-    Biased from;
-    float* y;
-    int64_t stride;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
-            _mm512_mask_storeu_ps(y + i * stride + at, low, p);
-            _mm512_mask_storeu_ps(y + i * stride + at + 16, high, q);
-        });
-    }
-};
-
-struct AddTo {  // x + product, in place
-    Biased from;
-    bf16* x;
-    int64_t stride;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
-            bf16* to = x + i * stride + at;
-            store(to, low, _mm512_add_ps(load(to, low), p));
-            store(to + 16, high, _mm512_add_ps(load(to + 16, high), q));
-        });
-    }
-};
-
-template <Activation ACTIVATION>
-struct ActMul {  // of a gated weight: outputs 0-15 of a block are gates, 16-31 their ups; from.n is the padded width
-    Biased from;
-    bf16* y;
-    int64_t width;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        const __mmask16 mask = first(width - block * 16);
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16, __mmask16, __m512 gate, __m512 up) {
-            store(y + i * width + at / 2, mask, _mm512_mul_ps(activate<ACTIVATION>(gate), up));
-        });
-    }
-};
-
-// --- rows
-
-inline void norm_row(const bf16* x, const bf16* weight, float eps, int64_t width, bf16* y) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < width; i += 16) {
-        const __m512 v = load(x + i, first(width - i));
-        sum = _mm512_fmadd_ps(v, v, sum);
-    }
-    const __m512 scale = _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(sum) / width + eps));
-    for (int64_t i = 0; i < width; i += 16) {
-        const __mmask16 mask = first(width - i);
-        store(y + i, mask, _mm512_mul_ps(_mm512_mul_ps(load(x + i, mask), scale), load(weight + i, mask)));
-    }
-}
 
 inline int elementwise_threads(int64_t elements, int threads) { return elements < SMALL ? 1 : threads; }
 
@@ -247,8 +69,10 @@ void pack(const bf16* weight, int64_t n, int64_t k, int32_t gated, bf16* packed,
     });
 }
 
-// Rows ids[m] of a packed weight, not gated -> y [m, k].
-void rows_of(const Weight* w, const int64_t* ids, int64_t m, bf16* y, int32_t threads) {
+// Rows ids[m] of a packed weight, not gated -> y [m, k]. Returns 0, or 1 if an id names no row: y is not complete then.
+int32_t rows_of(const Weight* w, const int64_t* ids, int64_t m, bf16* y, int32_t threads) {
+    for (int64_t i = 0; i < m; i++)
+        if (ids[i] < 0 || ids[i] >= w->n) return 1;
     const __m512i lane = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
                                             _mm512_set1_epi32(64));
     team(elementwise_threads(m * w->k, threads), [&](int index, int count) {
@@ -263,6 +87,7 @@ void rows_of(const Weight* w, const int64_t* ids, int64_t m, bf16* y, int32_t th
             }
         }
     });
+    return 0;
 }
 
 // x [m, k] with row stride `stride` -> y [m, n] bfloat16, or float32 if `wide`. If k is no multiple of 32, x is padded.

@@ -15,7 +15,8 @@
 #include <algorithm>
 #include <cstdint>
 
-using bf16 = uint16_t;
+#include "team.h"
+#include "vectors.h"
 
 constexpr int64_t STEP_BYTES = 2048;  // two tiles
 constexpr int64_t PREFETCH_BYTES = 1024;  // ahead in the stream; at m = 32 twice as far is 18 % slower, 4 KiB 25 %
@@ -27,17 +28,6 @@ struct Weight {
     int64_t steps() const { return (k + 31) / 32; }
     int64_t blocks() const { return (n + 31) / 32; }
 };
-
-struct Range {
-    int64_t begin, end;
-    int64_t size() const { return end - begin; }
-};
-
-// Part `index` of `parts` of 0 .. count, cut at multiples of `unit`.
-inline Range share(int64_t count, int64_t unit, int index, int parts) {
-    int64_t units = (count + unit - 1) / unit;
-    return {std::min(count, units * index / parts * unit), std::min(count, units * (index + 1) / parts * unit)};
-}
 
 // This thread's tile shapes: tiles 0..3 hold the products, 4 and 5 rows of x, 6 and 7 the weight. What was configured
 // before (oneDNN remembers its own choice) is put back at the end.
