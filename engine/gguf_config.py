@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.gguf_file import GGUFFile
-from engine.hf_config import token_ids
-from engine.model_config import ModelConfig, check
+from engine.model_config import ModelConfig, check, token_ids
 from engine.model_error import ModelError
 from engine.rope_scaling import LLAMA3_SCALING, llama3_divisors
 

@@ -1,8 +1,8 @@
 """GGUFWeights: tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order.
 
-GGUF stores a Llama's q and k for interleaved RoPE: within a head, row 2i is the half-split order's row i, and row 2i + 1
-its row i + head_size/2. Reading undoes it; skipping this step gives fluent nonsense. Qwen's q and k are as Hugging Face
-has them.
+GGUF stores a Llama's q and k for interleaved RoPE: within a head, row 2i is the half-split order's row i, and row
+2i + 1 its row i + head_size/2. Reading undoes it; skipping this step gives fluent nonsense. Qwen's q and k are as
+Hugging Face has them.
 """
 
 from __future__ import annotations

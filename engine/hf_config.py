@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.model_config import ModelConfig, check
+from engine.model_config import ModelConfig, check, token_ids
 from engine.model_error import ModelError
 
 Json = Mapping[str, Any]
@@ -210,12 +210,3 @@ def _gemma(config: Json) -> dict[str, Any]:
         "logit_soft_cap": float(config.get("final_logit_softcapping") or 0.0),
         "embedding_scale": float(config["hidden_size"]) ** 0.5,
     }
-
-
-def token_ids(*values: Any) -> tuple[int, ...]:
-    """All ids of numbers and lists of them, in order, each once."""
-    ids: dict[int, None] = {}
-    for value in values:
-        if value is not None:
-            ids.update(dict.fromkeys([value] if isinstance(value, int) else value))
-    return tuple(ids)

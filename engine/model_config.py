@@ -135,3 +135,12 @@ def check(ok: bool, message: str) -> None:
     """Raises ModelError with `message` unless ok."""
     if not ok:
         raise ModelError(message)
+
+
+def token_ids(*values: Any) -> tuple[int, ...]:
+    """All ids of numbers and lists of them, in order, each once."""
+    ids: dict[int, None] = {}
+    for value in values:
+        if value is not None:
+            ids.update(dict.fromkeys([value] if isinstance(value, int) else value))
+    return tuple(ids)

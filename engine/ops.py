@@ -105,8 +105,11 @@ class TorchOps:
         return run
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        pad = -weight.shape[2] % (16 // weight.itemsize)  # torch wants rows of whole 16 bytes
+        if pad:
+            weight = F.pad(weight, (0, pad))
         by_input = weight.transpose(1, 2)  # [E, in, out], a view
-        return lambda x, ends: F.grouped_mm(x, by_input, offs=ends)
+        return lambda x, ends: F.grouped_mm(F.pad(x, (0, pad)) if pad else x, by_input, offs=ends)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()

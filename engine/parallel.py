@@ -71,6 +71,7 @@ class ProcessRanks:
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host, whose own name may lead nowhere
             self._group = dist.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
+        self.sum(torch.zeros(1, device=device))  # all are connected once this returns: the store is not needed any more
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()

@@ -43,6 +43,13 @@ def resolve(
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
     of the node to join: a joiner adopts its dtype, because block keys are rooted in it. Raises UsageError."""
     device = _device(config, machine)
+    if _runs_model(config) and (reason := model.indivisible(config.tensor_parallel_size)):
+        raise UsageError(f"--tensor-parallel-size {config.tensor_parallel_size}: {reason}")
+    if config.tensor_parallel_size > 1 and device == "cuda":
+        raise UsageError(
+            "--tensor-parallel-size: a KV block spread over several GPUs cannot be transferred yet; "
+            "use one GPU, or --device cpu"
+        )
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     block_bytes = geometry(config, model, kv_dtype).block_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
@@ -66,6 +67,18 @@ class Rail:
         if self._sample_bytes >= SAMPLE_BYTES and elapsed > 0:
             self.bytes_per_s += WEIGHT * (self._sample_bytes / elapsed - self.bytes_per_s)
             self._sample_from, self._sample_bytes = now, 0
+
+    def row(self) -> dict[str, Any]:
+        """For /debug/state and the metrics."""
+        return {
+            "rail": self.name,
+            "up": self.up,
+            "gb_per_s": self.bytes_per_s / 1e9 if self.moved else 0.0,
+            "bytes": self.moved,
+            "in_flight": self.in_flight,
+            "failures": self.failures,
+            "resent": self.resent,
+        }
 
 
 def choose(rails: Sequence[Rail], nbytes: int, room: Sequence[int]) -> int | None:

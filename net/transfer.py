@@ -185,8 +185,8 @@ class TransferEngine:
         return traffic.path if self._transports[traffic.path.transport].is_open(peer_id) else None
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures.
-        seconds sums over submissions, concurrent ones too."""
+        """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
+        rails. seconds sums over submissions, concurrent ones too."""
         return [self._row(peer_id, traffic) for peer_id, traffic in self._traffic.items()]
 
     async def close(self) -> None:
@@ -258,4 +258,5 @@ class TransferEngine:
             "seconds": traffic.seconds,
             "gb_per_s": moved / traffic.seconds / 1e9 if traffic.seconds else 0.0,
             "failures": traffic.failures,
+            "rails": self._transports[path.transport].rails(peer_id) if path and path is not _LOCAL else [],
         }

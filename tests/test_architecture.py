@@ -41,6 +41,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.rails",
+    "net.rdma.send_queue",
     "sched",
 )
 IMPURE_IMPORTS = {
@@ -67,6 +69,8 @@ MAY_TORCH = (
     "engine.ops",
     "engine.ops_cpu",
     "engine.parallel",
+    "engine.rank_processes",
+    "engine.rank_worker",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",

@@ -112,6 +112,10 @@ class Rdma:
     async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
         await self.link(peer_id).submit(op, local, remote, spans)
 
+    def rails(self, peer_id: str) -> list[dict[str, Any]]:
+        link = self._peers.get(peer_id)
+        return [rail.row() for rail in link.rails] if link is not None else []
+
     def withdraw(self, name: str) -> None:
         for device in self._devices:
             device.deregister(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from engine.hf_config import from_hf
 from engine.model_error import ModelError
 from engine.model_source import describe
 from engine.rope_scaling import llama3_divisors
+from engine.weights import shapes
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -125,6 +127,43 @@ def test_what_we_cannot_run_is_refused_in_one_line(changes, words):
 def test_a_missing_size_is_named():
     with pytest.raises(ModelError, match="num_hidden_layers"):
         from_hf({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
+
+
+MODELS = {
+    # architecture, hidden, MLP, layers, heads, KV heads, vocabulary, more of its config.json, published parameters
+    "Llama-3-8B": ("Llama", 4096, 14336, 32, 32, 8, 128256, {}, 8_030_261_248),
+    "Mistral-7B-v0.1": ("Mistral", 4096, 14336, 32, 32, 8, 32000, {"sliding_window": 4096}, 7_241_732_096),
+    "Mixtral-8x7B": ("Mixtral", 4096, 14336, 32, 32, 8, 32000, {"num_local_experts": 8}, 46_702_792_704),
+    "Qwen2.5-7B": ("Qwen2", 3584, 18944, 28, 28, 4, 152064, {"sliding_window": 131072}, 7_615_616_512),
+    "Qwen3-0.6B": ("Qwen3", 1024, 3072, 28, 16, 8, 151936, {"tie_word_embeddings": True}, 596_049_920),
+    "Qwen3-30B-A3B": (
+        *("Qwen3Moe", 2048, 6144, 48, 32, 4, 151936),
+        {"head_dim": 128, "num_experts": 128, "moe_intermediate_size": 768, "norm_topk_prob": True},
+        30_532_122_624,
+    ),
+    "gemma-2-2b": ("Gemma2", 2304, 9216, 26, 8, 4, 256000, {}, 2_614_341_888),
+    "gemma-3-1b": ("Gemma3", 1152, 6912, 26, 4, 1, 262144, {"sliding_window": 512}, 999_885_952),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_every_family_have_their_published_size(name):
+    family, hidden, mlp, layers, heads, kv_heads, vocab, rest, parameters = MODELS[name]
+    config = from_hf(
+        {
+            "architectures": [f"{family}ForCausalLM"],
+            "hidden_size": hidden,
+            "intermediate_size": mlp,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": vocab,
+            **rest,
+        }
+    )
+    assert sum(math.prod(shape) for shape in shapes(config).values()) == parameters
+    assert 0.999 * parameters < config.num_parameters <= parameters
+    assert config.indivisible(2) is None
 
 
 def test_llama3_rule_is_that_of_transformers():

@@ -109,6 +109,20 @@ def test_impossible_wishes_name_the_remedy(argv, remedy):
         settle(*argv)
 
 
+@pytest.mark.parametrize(
+    ("flags", "machine", "words"),
+    [
+        (("--tensor-parallel-size", "2"), LAPTOP, "--tensor-parallel-size 2: the model's 9 attention heads do not"),
+        (("--tensor-parallel-size", "3", "--device", "cuda"), H100, "use one GPU, or --device cpu"),
+    ],
+)
+def test_a_model_that_cannot_be_spread_is_refused(flags, machine, words):
+    with pytest.raises(UsageError, match=words):
+        settle(*flags, machine=machine)
+    assert settle("--tensor-parallel-size", "3").tensor_parallel_size == 3
+    assert settle("--tensor-parallel-size", "2", "--role", "store").tensor_parallel_size == 2
+
+
 def test_a_full_gpu_is_refused():
     full = replace(LAPTOP, gpu=Gpu("H100", 80 * GiB, GiB, True))
     with pytest.raises(UsageError, match="--gpu-memory-utilization"):

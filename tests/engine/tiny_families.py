@@ -48,7 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3-window": ("Qwen3", QWEN_WINDOW | {"attention_bias": True}),
     "mixtral": ("Mixtral", EXPERTS),
-    "mixtral-window": ("Mixtral", EXPERTS | {"sliding_window": 20, "num_local_experts": 3}),
+    "mixtral-window": ("Mixtral", EXPERTS | {"sliding_window": 20, "num_local_experts": 3, "intermediate_size": 50}),
     "qwen3moe": ("Qwen3Moe", EXPERTS | {"moe_intermediate_size": 48, "num_experts_per_tok": 3}),
     "qwen3moe-mixed": (
         "Qwen3Moe",
@@ -77,7 +77,9 @@ def save(name: str, directory: Path, shard: str = "1GB") -> PreTrainedModel:
     prefix, changes = FAMILIES[name]
     kind = "Gemma3Text" if prefix == "Gemma3" else prefix
     sizes = {key: value for key, value in (SIZES | changes).items() if key != "head_dim" or value is not None}
-    config = getattr(transformers, kind + "Config")(**sizes, attn_implementation="eager")
+    config = getattr(transformers, kind + "Config")(
+        **sizes, attn_implementation="eager", experts_implementation="eager"
+    )
     model = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name or parameter_name.endswith("bias"):

@@ -33,7 +33,9 @@ async def test_scattered_spans_use_both_rails_and_more_requests_than_a_queue_hol
         await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", spans)
         for here, there, _ in spans:
             assert bytes(b.region.memory[there : there + length]) == sent[here : here + length]
-        assert all(rail.moved for rail in rails_of(a, "b"))
+        rails = a.engine.snapshot()[0]["rails"]
+        assert [rail["rail"] for rail in rails] == ["rxa0", "rxa1"]
+        assert all(rail["up"] and rail["bytes"] and not rail["in_flight"] for rail in rails)
 
 
 async def test_both_directions_at_once():
