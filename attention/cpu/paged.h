@@ -42,4 +42,21 @@ template <typename T> struct Tokens {
         block_size(a.kv.block_size) {}
 
   const T *operator[](int j) const { return base + table[j / block_size] * block + (j % block_size) * token; }
+
+  // Walks over the tokens from j on without a division for each.
+  struct Cursor {
+    const Tokens &tokens;
+    int index, offset;
+    const T *at;
+
+    Cursor(const Tokens &of, int j) : tokens(of), index(j / of.block_size), offset(j % of.block_size), at(of[j]) {}
+
+    void advance(bool more) {  // `more`: there is a next token; without one the table may end here
+      at += tokens.token;
+      if (++offset == tokens.block_size && more) {
+        offset = 0;
+        at = tokens.base + tokens.table[++index] * tokens.block;
+      }
+    }
+  };
 };

@@ -44,6 +44,14 @@ static inline float maximum(Vec v) {
   return v[0] > v[1] ? v[0] : v[1];
 }
 
+static inline bool any(IntVec mask) {
+#ifdef __AVX512DQ__
+  return _mm512_movepi32_mask((__m512i)mask) != 0;
+#else
+  return maximum((Vec)(mask & 0x3f800000)) > 0;
+#endif
+}
+
 static inline Vec load(const Bf16 *p) {
   HalfVec half;
   memcpy(&half, p, 32);
@@ -127,16 +135,22 @@ static inline Vec soft_cap(Vec x, float cap) {
   return (Vec)((IntVec)(splat(cap) * (1 - e) / (1 + e)) | sign);
 }
 
-// One stage: the two DISTANCE x DISTANCE corners off the diagonal of each square of twice that size change places.
-template <int DISTANCE> static inline void swap_corners(IntVec *r) {
+// Lanes of two vectors a and b, b's counted from 16, seen as squares of twice DISTANCE: `upper` is a with its right half
+// replaced by b's left one, `lower` is b with its left half replaced by a's right one.
+template <int DISTANCE> struct Corners {
   const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const IntVec high = (lane & DISTANCE) != 0;
-  const IntVec upper = lane + (high & (16 - DISTANCE)), lower = lane + (high & 16) + (~high & DISTANCE);
+  const IntVec right = (lane & DISTANCE) != 0;
+  const IntVec upper = lane + (right & (16 - DISTANCE)), lower = lane + (right & 16) + (~right & DISTANCE);
+};
+
+template <int DISTANCE> static inline void swap_corners(IntVec *r) {
+  const Corners<DISTANCE> corners;
+#pragma GCC unroll 16
   for (int i = 0; i < 16; i++) {
     if (i & DISTANCE) continue;
-    IntVec a = r[i], b = r[i + DISTANCE];
-    r[i] = __builtin_shuffle(a, b, upper);
-    r[i + DISTANCE] = __builtin_shuffle(a, b, lower);
+    const IntVec a = r[i], b = r[i + DISTANCE];
+    r[i] = __builtin_shuffle(a, b, corners.upper);
+    r[i + DISTANCE] = __builtin_shuffle(a, b, corners.lower);
   }
 }
 
