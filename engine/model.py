@@ -97,8 +97,8 @@ class Model:
         self.head = self.embedding if tied else self.ops.vocabulary(self._take(weights, "lm_head"))
         self.norm = self._norm(weights, "norm")
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
-        next_norms = [*(layer.attn_norm for layer in self.layers[1:]), self.norm]
-        self.tails = [self._tail(layer, norm) for layer, norm in zip(self.layers, next_norms, strict=True)]
+        nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
+        self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
         if weights:
             raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
@@ -163,17 +163,18 @@ class Model:
             normalize=self.config.normalize_experts,
         )
 
-    def _tail(self, layer: Layer, next_norm: Tensor) -> Tail:
-        """What follows attention in this layer, up to and with the norm that the next one begins with."""
+    def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
+        """What follows attention in this layer, up to and with the next one's q, k and v."""
         ops, eps, mlp = self.ops, self.config.rms_norm_eps, layer.mlp
         if isinstance(mlp, Mlp) and self.alone and not self.config.post_norms:
-            return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps)
+            return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
 
         def tail(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
             delta = self._post_norm(self.ranks.sum(layer.o(attended)), layer.attn_post_norm)
             x, normed = ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
             delta = self._post_norm(self.ranks.sum(mlp(normed)), layer.mlp_post_norm)
-            return ops.add_rms_norm(x, delta, next_norm, eps)
+            x, normed = ops.add_rms_norm(x, delta, next_norm, eps)
+            return x, normed if following is None else following(normed)
 
         return tail
 
@@ -200,24 +201,26 @@ class Model:
         x = self.embedding.embed(token_ids)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
-        normed = self.ops.rms_norm(x, self.layers[0].attn_norm, self.config.rms_norm_eps)
+        first = self.layers[0]
+        projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
         for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
-            attended = self._attention(normed, layer, kv_pool[:, index], step)
+            attended = self._attention(projected, layer, kv_pool[:, index], step)
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
                 attended, x = attended[rows], x[rows]  # nobody asks for what the others become
-            x, normed = tail(attended, x)
+            x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # the sums over the ranks say that all have written
+        normed = projected  # by the norm before the head
         logits = self.head.logits(normed if self.alone else normed[rows])
         logits = self.ranks.gather(logits)[:, : self.config.vocab_size]
         return soft_cap(logits, self.config.logit_soft_cap)
 
-    def _attention(self, x: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
-        """Attention [T, num_heads * head_size], not projected yet; this step's k and v go into the pool."""
+    def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
+        """Attention [T, num_heads * head_size] of what layer.qkv gave; this step's k and v go into the pool."""
         config, heads = self.config, self.config.num_heads
-        qkv = layer.qkv(x).view(len(x), -1, config.head_size)
+        qkv = qkv.view(len(qkv), -1, config.head_size)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, _ = qkv.split((heads, config.num_kv_heads, config.num_kv_heads), dim=1)
             q.copy_(self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps))

@@ -20,7 +20,7 @@ Linear = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, out]"""
 
 Tail = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer, its norm for the next layer), both [T, H].
+"""(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer [T, H], what the next layer begins with).
 The memory of both arguments may be reused."""
 
 
@@ -47,10 +47,21 @@ class Ops(Protocol):
     def vocabulary(self, weight: Tensor) -> Vocabulary:
         """For a weight [vocab_size, H]."""
 
-    def tail(self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float) -> Tail:
-        """What follows attention in a plain layer; o and down from `linear`, gate_up from `gated_linear`.
+    def tail(
+        self,
+        o: Linear,
+        norm: Tensor,
+        gate_up: Linear,
+        down: Linear,
+        next_norm: Tensor,
+        eps: float,
+        following: Linear | None = None,
+    ) -> Tail:
+        """What follows attention in a plain layer; o, down and following from `linear`, gate_up from `gated_linear`.
 
-        x += o(attended)      x += down(gate_up(rms_norm(x, norm)))      rms_norm(x, next_norm)
+        x += o(attended)      x += down(gate_up(rms_norm(x, norm)))      following(rms_norm(x, next_norm))
+
+        `following` is the next layer's first product; None ends with the norm, for the head.
         """
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -97,10 +108,20 @@ class TorchOps:
     def vocabulary(self, weight: Tensor) -> Vocabulary:
         return TorchVocabulary(weight)
 
-    def tail(self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float) -> Tail:
+    def tail(
+        self,
+        o: Linear,
+        norm: Tensor,
+        gate_up: Linear,
+        down: Linear,
+        next_norm: Tensor,
+        eps: float,
+        following: Linear | None = None,
+    ) -> Tail:
         def run(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
             x, normed = self.add_rms_norm(x, o(attended), norm, eps)
-            return self.add_rms_norm(x, down(gate_up(normed)), next_norm, eps)
+            x, normed = self.add_rms_norm(x, down(gate_up(normed)), next_norm, eps)
+            return x, normed if following is None else following(normed)
 
         return run
 

@@ -82,6 +82,7 @@ class PackedTail(ctypes.Structure):
         ("next_norm", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("activation", ctypes.c_int32),
+        ("next", PackedWeight),
     ]
 
 
@@ -93,7 +94,7 @@ SIGNATURES: dict[str, list[type]] = {
     "gated_linear": [P, P, I64, I64, P, I64, I32, I32],
     "rms_norm": [P, I64, P, P, ctypes.c_float, I64, I64, P, I32],
     "act_mul": [P, I64, I64, P, I32, I32],
-    "tail": [P, P, P, P, I64, I32],
+    "tail": [P, P, P, P, P, I64, I32],
 }
 
 
@@ -173,20 +174,36 @@ class CpuTail:
     """What follows attention in a layer, in one call."""
 
     def __init__(
-        self, o: CpuLinear, norm: Tensor, gate_up: CpuGatedLinear, down: CpuLinear, next_norm: Tensor, eps: float
+        self,
+        o: CpuLinear,
+        norm: Tensor,
+        gate_up: CpuGatedLinear,
+        down: CpuLinear,
+        next_norm: Tensor,
+        eps: float,
+        following: CpuLinear | None,
     ) -> None:
-        self.kernel = o.kernels.tail
-        self.parts = (o, norm, gate_up, down, next_norm)  # own what the struct points to
-        self.struct = PackedTail(
-            o.struct, gate_up.struct, down.struct, norm.data_ptr(), next_norm.data_ptr(), eps, gate_up.activation
-        )
+        self.kernel, self.outputs = o.kernels.tail, following.outputs if following else 0
+        self.parts = (o, norm, gate_up, down, next_norm, following)  # own what the struct points to
+        next_struct = following.struct if following else PackedWeight()
+        norms = norm.data_ptr(), next_norm.data_ptr()
+        self.struct = PackedTail(o.struct, gate_up.struct, down.struct, *norms, eps, gate_up.activation, next_struct)
         self.address = ctypes.addressof(self.struct)
 
     def __call__(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         attended, x = attended.contiguous(), x.contiguous()
-        normed = torch.empty_like(x)
-        self.kernel(self.address, attended.data_ptr(), x.data_ptr(), normed.data_ptr(), len(x), torch.get_num_threads())
-        return x, normed
+        rows, normed = len(x), torch.empty_like(x)
+        y = torch.empty(rows, self.outputs, dtype=torch.bfloat16) if self.outputs else normed
+        self.kernel(
+            self.address,
+            attended.data_ptr(),
+            x.data_ptr(),
+            normed.data_ptr(),
+            y.data_ptr(),
+            rows,
+            torch.get_num_threads(),
+        )
+        return x, y
 
 
 class CpuOps(TorchOps):
@@ -210,12 +227,21 @@ class CpuOps(TorchOps):
     def vocabulary(self, weight: Tensor) -> Vocabulary:
         return CpuVocabulary(self, weight) if ours(weight) else super().vocabulary(weight)
 
-    def tail(self, o: Linear, norm: Tensor, gate_up: Linear, down: Linear, next_norm: Tensor, eps: float) -> Tail:
+    def tail(
+        self,
+        o: Linear,
+        norm: Tensor,
+        gate_up: Linear,
+        down: Linear,
+        next_norm: Tensor,
+        eps: float,
+        following: Linear | None = None,
+    ) -> Tail:
         if isinstance(o, CpuLinear) and isinstance(gate_up, CpuGatedLinear) and isinstance(down, CpuLinear):
             whole = not any(width % BLOCK for width in (o.k, gate_up.k, down.k))
-            if whole and ours(norm) and ours(next_norm):
-                return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps)
-        return super().tail(o, norm, gate_up, down, next_norm, eps)
+            if whole and ours(norm) and ours(next_norm) and (following is None or isinstance(following, CpuLinear)):
+                return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps, following)
+        return super().tail(o, norm, gate_up, down, next_norm, eps, following)
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         if not ours(weight):

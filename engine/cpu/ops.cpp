@@ -137,11 +137,13 @@ struct Tail {
     const bf16 *norm, *next_norm;
     float eps;
     Activation activation;
+    Weight next;  // the product that the next layer begins with; packed is null after the last layer
 };
 
 //     x += o(attended)      x += down(act(gate) * up), gate and up of norm(x)      normed = next_norm(x)
-// attended [m, o.k], x and normed [m, o.n].
-void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, int64_t m, int32_t threads) {
+//     y = next(normed)
+// attended [m, o.k], x and normed [m, o.n], y [m, next.n] or null.
+void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, bf16* y, int64_t m, int32_t threads) {
     const int64_t hidden = t->o.n, inner = t->down.k;
     static thread_local Scratch shared_scratch;
     const bool by_rows = m >= SHARE_ROWS_FROM;
@@ -166,10 +168,12 @@ void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, int64_t m,
         else
             product(normed, hidden, rows, t->gate_up, blocks(t->gate_up), ActMul<GELU_TANH>{gates, to, inner});
         barrier.wait(parts);
-        product(to, inner, rows, t->down, blocks(t->down),
-                AddTo{{t->down.bias, hidden}, x, hidden});
+        product(to, inner, rows, t->down, blocks(t->down), AddTo{{t->down.bias, hidden}, x, hidden});
         barrier.wait(parts);
         norm(t->next_norm);
+        if (!t->next.packed) return;
+        barrier.wait(parts);
+        product(normed, hidden, rows, t->next, blocks(t->next), ToBf16{{t->next.bias, t->next.n}, y, t->next.n});
     };
     team(threads, [&](int index, int count) {
         if (!by_rows) return layer({0, m}, index, count, shared);

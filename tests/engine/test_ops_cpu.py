@@ -183,12 +183,13 @@ def tail_of(
         ops.linear(by_name["down"]),
         by_name["next_norm"],
         EPS,
+        ops.linear(by_name["following"]) if "following" in by_name else None,
     )
 
 
 @pytest.mark.parametrize("sizes", [(96, 160, 64), (576, 1536, 576), (90, 70, 50)], ids=str)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias and following"])
 def test_tail(ops, sizes, activation, biased):
     hidden, inner, heads = sizes
     given = {
@@ -197,7 +198,9 @@ def test_tail(ops, sizes, activation, biased):
         "down": random(hidden, inner, seed=3, scale=0.1),
         "norm": random(hidden, seed=4),
         "next_norm": random(hidden, seed=5),
-    } | ({"o_bias": random(hidden, seed=6)} if biased else {})
+    }
+    if biased:
+        given |= {"o_bias": random(hidden, seed=6), "following": random(hidden + 10, hidden, seed=7, scale=0.1)}
     wide = {name: weight.double() for name, weight in given.items()}
     run = tail_of(ops, given, activation)
     for m in (1, 17, 33, 191, 192, 600):
@@ -206,15 +209,14 @@ def test_tail(ops, sizes, activation, biased):
         plain = tail_of(TorchOps(), given, activation)(attended, x)
         for ours, theirs, truth in zip(run(attended.clone(), x.clone()), plain, exact, strict=True):
             assert_close(ours, theirs, truth)
-    x, normed = run(random(0, heads), random(0, hidden))
-    assert x.shape == normed.shape == (0, hidden)
+    assert [len(result) for result in run(random(0, heads), random(0, hidden))] == [0, 0]
 
 
 def test_threads_agree_to_the_bit(ops):
     """Each result is summed by one thread in one order, so their number changes nothing: what the tests of one thread
     show holds for all."""
     given = {"o": random(96, 64), "gate_up": random(320, 96), "down": random(96, 160)}
-    given |= {"norm": random(96, seed=4), "next_norm": random(96, seed=5)}
+    given |= {"norm": random(96, seed=4), "next_norm": random(96, seed=5), "following": random(70, 96, seed=6)}
     ids = torch.arange(640) % 96
 
     def all_operations(m: int) -> list[Tensor]:
