@@ -73,6 +73,7 @@ MAY_TORCH = (
     "engine.model",
     "engine.moe",
     "engine.ops",
+    "engine.ops_cpu",
     "engine.parallel",
     "engine.rank_processes",
     "engine.rank_worker",
