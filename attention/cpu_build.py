@@ -72,7 +72,7 @@ class Compiler:
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """Features that every CPU of this machine has, in the spelling of /proc/cpuinfo; empty where there is no such file."""
+    """Features that every CPU of this machine has, as /proc/cpuinfo spells them; empty where there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

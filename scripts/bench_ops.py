@@ -2,10 +2,10 @@
 """The products of a step on a CPU with AMX, beside F.linear, oneDNN's packed weights, and what the machine can do.
 
   scripts/bench_ops.py                    # products, then whole steps; about two minutes
-  scripts/bench_ops.py --only steps --threads 2 --json steps.json
+  scripts/bench_ops.py --only steps --threads 2
 
-A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are taken in the same
-run: reading from huge pages, and tile products that stay in registers. Void if anything else uses the cores.
+A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are taken in
+the same run: reading from huge pages, and tile products that stay in registers. Void if anything else uses the cores.
 """
 
 from __future__ import annotations

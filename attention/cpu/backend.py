@@ -63,6 +63,7 @@ class CpuBackend:
     ) -> Tensor:
         """See AttentionBackend. q is rotated where it lies: the result is a view of qkv."""
         num_kv_heads = kv.shape[2]
+        q: Tensor
         q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         self._write(k, v, kv, plan, (q, cos.float().contiguous(), sin.float().contiguous()))
         return q
@@ -121,7 +122,11 @@ def check_rows(rows: Tensor, kv: Tensor) -> None:
     size, num_kv_heads = kv.shape[4], kv.shape[2]
     if rows.device.type != "cpu" or rows.dtype not in DTYPES:
         raise ValueError(f"the cpu backend has no kernel for {rows.dtype} on {rows.device}; choose torch")
-    if size % 16 or not 0 < size <= MAX_HEAD_SIZE:
-        raise ValueError(f"the cpu backend has no kernel for head size {size}, no multiple of 16; choose torch")
+    check_head_size(size)
     if rows.shape[2] != size or rows.stride(2) != 1 or rows.shape[1] % num_kv_heads:
         raise ValueError(f"rows {list(rows.shape)}, strides {rows.stride()}, do not fit a pool {list(kv.shape)}")
+
+
+def check_head_size(size: int) -> None:
+    if size % 16 or not 0 < size <= MAX_HEAD_SIZE:
+        raise ValueError(f"attention backend 'cpu' has no kernel for head size {size}, no multiple of 16; choose torch")

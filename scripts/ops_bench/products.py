@@ -1,4 +1,4 @@
-"""Each product of the embedded model's layer: ours, F.linear, oneDNN on its own packed copy, and the machine's limits."""
+"""The products of the embedded model: ours, F.linear, oneDNN on its own packed copy, and the machine's limits."""
 
 from __future__ import annotations
 
