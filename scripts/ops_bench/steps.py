@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from attention.cpu.backend import CpuBackend
+from attention import choose
 from benchlib.results import Row as Result
 from engine import weights
 from engine.config import EMBEDDED_MODEL
@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 def runner(ops: Ops, num_blocks: int) -> Runner:
     source = describe(EMBEDDED_MODEL)
     config = source.config
-    model = Model(config, weights.load(source, torch.bfloat16), CpuBackend(), ops=ops)
+    model = Model(config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
     shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
     return Runner(model, torch.zeros(shape, dtype=torch.bfloat16), BLOCK_SIZE)
 
