@@ -17,9 +17,11 @@ from attention.interface import RaggedBatch
 pytest.importorskip("triton", reason="the triton extra is not installed: pip install -e .[triton]")
 
 from attention import aot
+from attention.copy import gather_blocks, scatter_blocks
 from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, Tiles, find_tiles
 from attention.triton_backend import TritonBackend
+from engine.ops_triton import TritonOps
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 
@@ -158,3 +160,44 @@ def test_quantizing_compiles_to_wide_loads(capability: int, dtype: torch.dtype) 
         used = aot.resources(aot.build(recorded, capability))
         assert used.spill_bytes == 0
         assert used.wide_loads > 0, (recorded.kernel.fn.__name__, used)
+
+
+def assert_small(launch: aot.Launch, capability: int, *, wide_stores: bool = True) -> None:
+    """No spills, and memory is read (and written) 16 bytes at a time."""
+    used = aot.resources(aot.build(launch, capability))
+    assert used.spill_bytes == 0, (launch.kernel.fn.__name__, used)
+    assert used.wide_loads > 0, (launch.kernel.fn.__name__, used)
+    assert not wide_stores or used.wide_stores > 0, (launch.kernel.fn.__name__, used)
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+def test_copying_compiles_to_wide_accesses(capability: int) -> None:
+    pool, blocks = meta(16, 4, 2, 8, 16, 128, dtype=torch.bfloat16), meta(4, dtype=torch.int64)
+
+    def launch() -> None:
+        scatter_blocks(gather_blocks(pool[:, 1], blocks), pool[:, 2], blocks)
+
+    recorded = aot.record(launch)
+    assert len(recorded) == 2
+    for one in recorded:
+        assert_small(one, capability)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("hidden", "dtype"), [(4096, torch.bfloat16), (576, torch.bfloat16), (8192, torch.float32)])
+def test_norms_and_gates_compile_to_wide_accesses(hidden: int, dtype: torch.dtype, capability: int) -> None:
+    x, delta, weight = meta(64, hidden, dtype=dtype), meta(64, hidden, dtype=dtype), meta(hidden, dtype=dtype)
+    qkv, head = meta(64, 12, 128, dtype=dtype), meta(128, dtype=dtype)
+    ops = TritonOps()
+
+    def launch() -> None:
+        ops.rms_norm(x, weight, 1e-5)
+        ops.rms_norm(qkv[:, :8], head, 1e-5)
+        ops.add_rms_norm(x, delta, weight, 1e-5)
+        ops.silu_mul(meta(64, 2 * hidden, dtype=dtype))
+        ops.gelu_tanh_mul(meta(64, 2 * hidden, dtype=dtype))
+
+    recorded = aot.record(launch)
+    assert len(recorded) == 5
+    for one in recorded:
+        assert_small(one, capability)

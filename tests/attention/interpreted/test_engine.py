@@ -10,7 +10,10 @@ from attention.torch_backend import TorchBackend
 from attention.triton_backend import TritonBackend
 from engine.model import Model
 from engine.model_config import ModelConfig
+from engine.ops import TorchOps
+from engine.ops_triton import TritonOps
 from engine.runner import Row, build_inputs
+from tests.attention.interpreted.cases import DEVICE
 
 CONFIG = ModelConfig(
     num_layers=2,
@@ -43,12 +46,13 @@ def weights() -> dict[str, torch.Tensor]:
     return named
 
 
-def logits_of(backend: AttentionBackend, steps: list[list[Row]]) -> list[torch.Tensor]:
-    model = Model(CONFIG, weights(), backend)
-    pool = torch.full((8, CONFIG.num_layers, 2, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_size), torch.nan)
+def logits_of(backend: AttentionBackend, steps: list[list[Row]], ops: TorchOps) -> list[torch.Tensor]:
+    model = Model(CONFIG, weights(), backend, DEVICE, ops)
+    shape = (8, CONFIG.num_layers, 2, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_size)
+    pool = torch.full(shape, torch.nan, device=DEVICE)
     results = []
     for rows in steps:
-        inputs = build_inputs(rows, BLOCK_SIZE, torch.device("cpu"))
+        inputs = build_inputs(rows, BLOCK_SIZE, torch.device(DEVICE))
         results.append(model.forward(inputs.token_ids, inputs.batch, pool, inputs.last_rows, None))
     return results
 
@@ -61,7 +65,7 @@ def test_chunks_and_decodes_of_a_model() -> None:
         [Row([11], 30, [5, 2]), Row([12], 5, [7])],
         [Row([13], 31, [5, 2]), Row([14, 15, 16], 6, [7]), Row([1], 0, [3])],
     ]
-    ours = logits_of(TritonBackend(tiles=Tiles(Tile(16, 16, 4, 2, min_chunk=16), Tile(32, 16, 4, 2))), steps)
-    theirs = logits_of(TorchBackend(), steps)
+    ours = logits_of(TritonBackend(tiles=Tiles(Tile(16, 16, 4, 2, min_chunk=16), Tile(32, 16, 4, 2))), steps, TritonOps())
+    theirs = logits_of(TorchBackend(), steps, TorchOps())
     for step, (got, expected) in enumerate(zip(ours, theirs, strict=True)):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda text, step=step: f"{step}: {text}")
