@@ -149,7 +149,7 @@ class GraphedModel:
     def __init__(self, model: Model, kv_pool: Tensor, block_size: int, *, max_num_seqs: int, max_model_len: int) -> None:
         """Records every bucket: call it when nothing else uses the GPU. Raises ValueError where graphs cannot work."""
         if kv_pool.device.type != "cuda" or model.backend.name != "triton":
-            raise ValueError("CUDA graphs need a GPU and --attention-backend triton; use --enforce-eager")
+            raise ValueError("CUDA graphs need --device cuda and --attention-backend triton")
         self.model, self.kv_pool = model, kv_pool
         self._max_blocks = -(-max_model_len // (16 * block_size)) * 16
         self._block_size = block_size
