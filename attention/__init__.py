@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
 
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
@@ -30,10 +33,15 @@ backends: dict[str, Callable[[], AttentionBackend]] = {
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
+def runs_triton() -> bool:
+    """Whether the GPU and what is installed take the Triton kernels: compute capability 8.0 and later."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
 def choose(name: str, device: str) -> AttentionBackend:
     """The backend called `name`; 'auto' is the fastest that runs on `device` ("cpu", "cuda"). Raises ValueError."""
     if name == "auto":
-        name = "torch"  # the only fast one so far, on every device
+        name = "triton" if device.startswith("cuda") and runs_triton() else "torch"
     if name not in backends:
         raise ValueError(f"no attention backend {name!r} for {device}; choose auto, {', '.join(sorted(backends))}")
     if name == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
