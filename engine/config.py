@@ -116,6 +116,14 @@ class Config:
         "where the model runs; auto = cpu (KV in GPU memory cannot be transferred yet, so cuda is refused)",
         ("auto", "cpu", "cuda"),
     )
+    tensor_parallel_size: int = flag(
+        1,
+        "engine",
+        "processes of this node that share the model's heads and MLP columns, and --num-threads",
+        unit="ranks",
+        least=1,
+        most=1024,
+    )
     num_threads: int = flag(
         0,
         "engine",
@@ -181,7 +189,25 @@ class Config:
 
     # --- transfer
     transport: str = flag(
-        "auto", "transfer", "how KV moves between nodes; auto = shm on one host, else tcp", ("auto", "shm", "tcp")
+        "auto",
+        "transfer",
+        "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
+        ("auto", "shm", "rdma", "tcp"),
+    )
+    rdma_devices: str = flag(
+        "auto",
+        "transfer",
+        "RDMA devices in the order of the rails, joined by commas: the first of each node are one rail; auto = all",
+        unit="names",
+    )
+    rdma_gid_index: int = flag(
+        -1,
+        "transfer",
+        "GID of the RDMA devices (show_gids lists them); auto = RoCE v2 over IPv4 where there is one",
+        unit="index",
+        least=0,
+        most=255,
+        auto=-1,
     )
 
     # --- api

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from engine.model import Model
+from engine.parallel import Alone
 
 MIXED_DECODES = (0, 8, 32, 128)
 MIXED_ROWS = (16, 64, 256)
@@ -150,6 +151,8 @@ class GraphedModel:
         """Records every bucket: call it when nothing else uses the GPU. Raises ValueError where graphs cannot work."""
         if kv_pool.device.type != "cuda" or model.backend.name != "triton":
             raise ValueError("CUDA graphs need --device cuda and --attention-backend triton")
+        if model.config.num_experts or not isinstance(model.ranks, Alone):
+            raise ValueError("CUDA graphs are for dense models on one GPU: experts are counted on the host")
         self.model, self.kv_pool = model, kv_pool
         self._max_blocks = -(-max_model_len // (16 * block_size)) * 16
         self._block_size = block_size

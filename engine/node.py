@@ -30,7 +30,8 @@ from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
-from net.transfer import TransferEngine
+from net.rdma.verbs import prepare as rdma_prepare
+from net.transfer import TransferEngine, transports
 from sched.admission import Limits
 from sched.member import Member, presets
 from sched.placement import placements
@@ -41,7 +42,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mooncake.node")
 
-TRANSPORTS = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
+TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
+
+
+def rdma_options(config: Config) -> dict[str, Any]:
+    """The arguments of net.rdma.transport.Rdma."""
+    names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
 
 
 class Node:
@@ -61,7 +68,7 @@ class Node:
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
-        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
+        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)})
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
@@ -81,6 +88,8 @@ class Node:
     async def start(self) -> None:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
+        if "rdma" in TRANSPORTS[config.transport]:
+            await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self._gossip.on_up(self._member_up)
         self._gossip.on_down(self._member_down)

@@ -41,6 +41,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.rails",
+    "net.rdma.send_queue",
     "sched",
 )
 IMPURE_IMPORTS = {
@@ -64,8 +66,12 @@ MAY_TORCH = (
     "engine.logit_rules",
     "engine.model",
     "engine.graphs",
+    "engine.moe",
     "engine.ops",
     "engine.ops_triton",
+    "engine.parallel",
+    "engine.rank_processes",
+    "engine.rank_worker",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",
