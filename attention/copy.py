@@ -1,8 +1,8 @@
 """Copying KV blocks between the pool and one dense buffer, by number: how blocks leave and enter GPU memory.
 
 A transfer, a tier or a peer wants many blocks as one span. `gather_blocks` lays them side by side in a staging buffer
-[N, bytes of a block], from which one copy engine transfer takes them to pinned memory; `scatter_blocks` is the way back.
-Both take the whole pool or one layer's slice of it (pool[:, layer]), which is dense within a block.
+[N, bytes of a block], from which one copy engine transfer takes them to pinned memory; `scatter_blocks` is the way
+back. Both take the whole pool or one layer's slice of it (pool[:, layer]), which is dense within a block.
 
 The bytes are moved as they are, 16 at a time, in units of int32. Offsets are int64: a pool of more than 2^31 units is
 ordinary.

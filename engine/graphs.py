@@ -132,7 +132,12 @@ class StaticStep:
     def _padded(self, lens: Sequence[int], decodes: int, padding_decode: int) -> list[int]:
         """The host's numbers in the same order as the tensors."""
         padding = [padding_decode] * (self.bucket.decodes - decodes)
-        return [*lens[:decodes], *padding, *lens[decodes:], *[0] * (self.bucket.num_requests - len(lens) - len(padding))]
+        return [
+            *lens[:decodes],
+            *padding,
+            *lens[decodes:],
+            *[0] * (self.bucket.num_requests - len(lens) - len(padding)),
+        ]
 
 
 @dataclass(slots=True)
@@ -147,7 +152,9 @@ class Recorded:
 class GraphedModel:
     """Model.forward for one KV pool, by replaying a graph where one fits. CUDA with the Triton backend only."""
 
-    def __init__(self, model: Model, kv_pool: Tensor, block_size: int, *, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, model: Model, kv_pool: Tensor, block_size: int, *, max_num_seqs: int, max_model_len: int
+    ) -> None:
         """Records every bucket: call it when nothing else uses the GPU. Raises ValueError where graphs cannot work."""
         if kv_pool.device.type != "cuda" or model.backend.name != "triton":
             raise ValueError("CUDA graphs need --device cuda and --attention-backend triton")

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import orjson
-
 Value = float | None
 
 
@@ -53,6 +51,8 @@ def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, ou
             "commit": commit(),
             "rows": [asdict(row) for row in rows],
         }
+        import orjson  # here: a GPU machine without it can measure, and write no file
+
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
         print(f"written: {path}", file=stream)

@@ -1,8 +1,9 @@
 """What Triton 3.6's interpreter gets wrong or does slowly, put right for the tests. Import before any kernel.
 
 The interpreter holds bfloat16 as uint16 and multiplies the bit patterns in tl.dot (no error, garbage results), feeds
-float16 to numpy's slow path, cuts float32 to bfloat16 where a GPU rounds, turns one-element arrays into loop bounds in a way that numpy 2.4 refuses, and copies
-every argument's storage onto itself after a launch (5 GiB for a pool of 5 GiB). Production kernels have no part in it.
+float16 to numpy's slow path, cuts float32 to bfloat16 where a GPU rounds, turns one-element arrays into loop bounds in
+a way that numpy 2.4 refuses, and copies every argument's storage onto itself after a launch (5 GiB for such a pool).
+Production kernels have no part in it.
 """
 
 from __future__ import annotations

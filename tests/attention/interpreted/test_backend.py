@@ -66,7 +66,7 @@ def test_strided_queries() -> None:
 
 @pytest.fixture
 def sparse() -> Tensor:
-    """A pool whose blocks lie 2 GiB apart. On the CPU 8 GiB of address space, of which only touched pages are memory."""
+    """A pool whose blocks lie 2 GiB apart; on the CPU address space, of which only touched pages are memory."""
     if DEVICE == "cpu":
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         flat = torch.frombuffer(mmap.mmap(-1, 8 << 30, flags=flags), dtype=torch.bfloat16)

@@ -62,9 +62,11 @@ def test_a_wide_weight_is_multiplied_before_the_only_rounding(dtype: torch.dtype
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [64, 576, 5000])
 def test_add_rms_norm(size: int, dtype: torch.dtype) -> None:
-    x, delta, weight = random(6, size, dtype=dtype), random(6, size, dtype=dtype).flip(0).contiguous(), random(
-        2, size, dtype=dtype
-    )[1]
+    x, delta, weight = (
+        random(6, size, dtype=dtype),
+        random(6, size, dtype=dtype).flip(0).contiguous(),
+        random(2, size, dtype=dtype)[1],
+    )
     added, plain = TORCH.add_rms_norm(x.clone(), delta.clone(), weight, EPS)
     exact = exact_norm(x.double() + delta.double(), weight)
     ours, normed = OURS.add_rms_norm(x, delta, weight, EPS)

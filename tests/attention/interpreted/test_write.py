@@ -15,7 +15,9 @@ SENTINEL = 7.0
 
 def make_pool(num_kv_heads: int, block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
     """Enough blocks for the slots, three layers."""
-    return torch.full((1 + 95 // block_size, 3, 2, num_kv_heads, block_size, head_size), SENTINEL, dtype=dtype, device=DEVICE)
+    return torch.full(
+        (1 + 95 // block_size, 3, 2, num_kv_heads, block_size, head_size), SENTINEL, dtype=dtype, device=DEVICE
+    )
 
 
 def scatter(pool: Tensor, layer: int, k: Tensor, v: Tensor) -> Tensor:
@@ -72,7 +74,9 @@ def test_rotate_and_write(heads: tuple[int, int], head_size: int, dtype: torch.d
 
     pool = make_pool(heads[1], 16, head_size, dtype)
     expected_pool, expected_q, old_q, old_k = scatter(pool, 1, rotated(k), v), rotated(q), q.clone(), k.clone()
-    rotate_and_write_kv(q, k, v, cos[positions].float(), sin[positions].float(), pool[:, 1], torch.tensor(SLOTS, device=DEVICE))
+    rotate_and_write_kv(
+        q, k, v, cos[positions].float(), sin[positions].float(), pool[:, 1], torch.tensor(SLOTS, device=DEVICE)
+    )
 
     written = torch.tensor([slot >= 0 for slot in SLOTS], device=DEVICE)
     tolerance = {"atol": 4 * torch.finfo(dtype).eps, "rtol": torch.finfo(dtype).eps}
