@@ -6,7 +6,7 @@
   scripts/tune_attention.py --head-size 128 --dry-run               # without a GPU: what the compiler says of each
 
 A candidate that spills registers, needs more shared memory than there is, or does not compile is out. Times are
-geometric means over a few decodes, or prefill chunks, of 32 query heads and 8 KV heads; a new tile must win by --margin.
+geometric means over a few decodes, or prefill chunks, of 32 query heads and 8 KV heads; a new one must win by --margin.
 """
 
 from __future__ import annotations
