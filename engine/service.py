@@ -89,7 +89,7 @@ class EngineService:
 
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
-        matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.prefix_caching else []
+        matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
         return self._load() | {"local_tokens": len(matched) * self._geometry.block_size}
 
     # --- decode side

@@ -38,12 +38,11 @@ def checks_of(case: Case | None, row: Row) -> Iterator[Check]:
         judged = case.shape == LLAMA_8B and (case.chunk == 1 or case.chunk >= 2048)
         yield Check("attention", f"{what} of {name}", row.unit, row.ours, limit, goal if judged else None)
     else:
-        _, fastest = min((seconds, name) for name, seconds in row.peers.items() if seconds is not None)
+        _, fastest = min((time, name) for name, time in row.peers.items() if time is not None)
         judged = case.shape == LLAMA_8B and case.chunk >= 2048
         for name, theirs in row.peers.items():
             if theirs is None:
                 continue
-            goal = (
-                PEER_GOAL if (judged and name == fastest) or (name == "flashinfer" and case.shape == LLAMA_8B) else None
-            )
+            rival = (judged and name == fastest) or (name == "flashinfer" and case.shape == LLAMA_8B)
+            goal = PEER_GOAL if rival else None
             yield Check("attention", f"{what} beside {name}", row.unit, row.ours, theirs, goal, lower_is_better=True)

@@ -23,10 +23,10 @@ from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, Tiles, find_tiles
 from attention.triton_backend import TritonBackend
 from engine.graphs import Bucket, StaticStep
+from engine.inputs import Row, build_inputs
 from engine.model import Model
 from engine.model_config import ModelConfig
 from engine.ops_triton import TritonOps
-from engine.runner import Row, build_inputs
 from engine.weights import shapes
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from attention import choose
 from engine.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes
+from engine.inputs import Inputs, Row, build_inputs
 from engine.model import Model
-from engine.runner import Inputs, Row, build_inputs
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
 
 CPU = torch.device("cpu")

@@ -90,7 +90,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     for layer in range(2):
         worker.pushes["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
     await asyncio.sleep(0)
-    done = worker.batcher.commit(0.0, step, [5])
+    done = worker.batcher.commit(0.0, step, [(5,)])
     service.on_emissions([Emission(done.emitted[0][0], 5)])
     fence = asyncio.create_task(channel.handlers[messages.FENCE]("d", {"id": "r"}, memoryview(b"")))
     await asyncio.sleep(0.05)

@@ -10,11 +10,11 @@ from attention.tiles import Tile, Tiles
 from attention.torch_backend import TorchBackend
 from attention.triton_backend import TritonBackend
 from engine.graphs import Bucket, GraphedModel, StaticStep
+from engine.inputs import Inputs, Row, build_inputs
 from engine.model import Model
 from engine.model_config import ModelConfig
 from engine.ops import TorchOps
 from engine.ops_triton import TritonOps
-from engine.runner import Inputs, Row, build_inputs
 from tests.attention.interpreted.cases import DEVICE
 
 CONFIG = ModelConfig(
