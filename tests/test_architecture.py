@@ -74,6 +74,7 @@ MAY_TORCH = (
     "engine.graphs",
     "engine.moe",
     "engine.ops",
+    "engine.ops_cpu",
     "engine.ops_triton",
     "engine.parallel",
     "engine.rank_processes",

@@ -33,16 +33,15 @@ def checks_of(case: Case | None, row: Row) -> Iterator[Check]:
     if case is None or (row.metric == "time" and not any(row.peers.values())):
         yield Check("attention", what, row.unit, row.ours, note=row.note)
     elif row.metric == "rate":
-        ((name, limit),) = row.limits.items()
+        ((ceiling, most),) = row.limits.items()
         goal = DECODE_GOAL if case.chunk == 1 else PREFILL_GOAL
         judged = case.shape == LLAMA_8B and (case.chunk == 1 or case.chunk >= 2048)
-        yield Check("attention", f"{what} of {name}", row.unit, row.ours, limit, goal if judged else None)
+        yield Check("attention", f"{what} of {ceiling}", row.unit, row.ours, most, goal if judged else None)
     else:
-        _, fastest = min((time, name) for name, time in row.peers.items() if time is not None)
+        measured = {peer: time for peer, time in row.peers.items() if time is not None}
+        fastest = min(measured, key=lambda peer: measured[peer])
         judged = case.shape == LLAMA_8B and case.chunk >= 2048
-        for name, theirs in row.peers.items():
-            if theirs is None:
-                continue
-            rival = (judged and name == fastest) or (name == "flashinfer" and case.shape == LLAMA_8B)
-            goal = PEER_GOAL if rival else None
-            yield Check("attention", f"{what} beside {name}", row.unit, row.ours, theirs, goal, lower_is_better=True)
+        for peer, theirs in measured.items():
+            rival = (judged and peer == fastest) or (peer == "flashinfer" and case.shape == LLAMA_8B)
+            least = PEER_GOAL if rival else None
+            yield Check("attention", f"{what} beside {peer}", row.unit, row.ours, theirs, least, lower_is_better=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.ops import TorchOps
+from engine.ops import TorchOps, choose_ops
 from engine.ops_triton import TritonOps
 from tests.attention.interpreted.cases import DEVICE, DTYPES, assert_close
 
@@ -100,3 +100,8 @@ def test_no_rows_and_wrong_shapes() -> None:
         OURS.rms_norm(x.T, weight, EPS)
     with pytest.raises(ValueError, match="alike"):
         OURS.add_rms_norm(x, x[:1], weight, EPS)
+
+
+def test_the_chooser_gives_them_beside_the_triton_backend() -> None:
+    assert isinstance(choose_ops("triton", "cuda", torch.bfloat16), TritonOps)
+    assert type(choose_ops("torch", "cuda", torch.bfloat16)) is TorchOps
