@@ -153,9 +153,13 @@ class TorchOps:
 def choose_ops(backend: str, device: str, dtype: torch.dtype) -> Ops:
     """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
 
-    CpuOps beside the attention backend `cpu`, for bfloat16, where the CPU has AMX; else TorchOps. The log says which
-    and why.
+    TritonOps beside the attention backend `triton`; CpuOps beside `cpu`, for bfloat16, where the CPU has AMX; else
+    TorchOps. The log says which and why.
     """
+    if backend == "triton":
+        from engine.ops_triton import TritonOps
+
+        return TritonOps()
     if backend == "cpu" and device == "cpu" and dtype == torch.bfloat16:
         from attention.cpu_build import Unavailable
         from engine.ops_cpu import CpuOps
