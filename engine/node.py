@@ -30,6 +30,7 @@ from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
+from net.stalls import StallMonitor
 from net.transfer import TransferEngine
 from sched.admission import Limits
 from sched.member import Member, presets
@@ -60,6 +61,7 @@ class Node:
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
+        self._stalls = StallMonitor(self.metrics.observe_stall)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
         self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
@@ -81,13 +83,14 @@ class Node:
     async def start(self) -> None:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
+        self._stalls.start()
         host, port = await self.channel.start(config.host, config.control_port)
         self._gossip.on_up(self._member_up)
         self._gossip.on_down(self._member_down)
         self.channel.on_lost(self._gossip.suspect)
         await self._gossip.start(host, port)
         self._gossiping = True
-        tokenizer = Tokenizer.load(self.source, config.tokenizer)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
         self._http = HttpServer(app)
@@ -112,6 +115,7 @@ class Node:
         await self.transfer.close()
         await self.channel.close()
         await self.store.close()
+        await self._stalls.close()
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])
@@ -226,6 +230,7 @@ class Node:
         """GET /metrics; what is a state and not an event is read now."""
         roles = Counter(role for member in self._gossip.members for role in member.roles)
         self.metrics.set_members({role: roles[role] for role in ROLES})
+        self.metrics.set_longest_stall(self._stalls.longest_s)
         return self.metrics.text()
 
     # --- what it says of itself
@@ -267,6 +272,7 @@ class Node:
             "engine": None if self.engine is None else self.engine.state(),
             "store": None if self.share is None else self.share.stats(),
             "paths": self.transfer.snapshot(),
+            "event_loop": self._stalls.state(),
             "gossip": self._gossip.counters,
             "records": {
                 node: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}

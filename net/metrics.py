@@ -21,6 +21,7 @@ NEXT_TOKEN_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+STALL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -158,6 +159,14 @@ class Metrics:
         self._child("mooncake:store_used_bytes", tier=tier).set(used_bytes)
         self._child("mooncake:store_capacity_bytes", tier=tier).set(capacity_bytes)
 
+    def observe_stall(self, seconds: float) -> None:
+        """How long a callback waited for the event loop, sampled."""
+        self._child("mooncake:event_loop_stall_seconds").observe(seconds)
+
+    def set_longest_stall(self, seconds: float) -> None:
+        """The longest since the start."""
+        self._child("mooncake:event_loop_longest_stall_seconds").set(seconds)
+
     def count_resumed(self) -> None:
         """A request was placed again after its prefill or decode node was lost."""
         self._child("mooncake:requests_resumed").inc()
@@ -215,5 +224,8 @@ class Metrics:
         self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
         self._add(Gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", "tier")
         self._add(Gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", "tier")
+        text = "Time a callback waits for the event loop, sampled 50 times a second"
+        self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
+        self._add(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start")
         self._add(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost")
         self._add(Counter, "mooncake:requests_rejected", "Requests refused before prefill", "reason")

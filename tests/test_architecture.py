@@ -62,6 +62,8 @@ TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
     "engine.gguf_weights",
+    "engine.host_draw",
+    "engine.inputs",
     "engine.loading",
     "engine.logit_rules",
     "engine.model",
