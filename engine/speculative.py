@@ -1,0 +1,233 @@
+"""Speculative decoding: which rows of a step get how many draft tokens, and which of them were right. Pure.
+
+A step computes the last known token of a request and k draft tokens behind it at once, and the ordinary sampler chooses
+a token after each of them. Drafts are accepted while they are equal to the chosen tokens; the first different choice (or
+the one after the whole draft) is kept as well, so a step yields 1 to k + 1 tokens.
+
+Why the output is exact. engine/sampler.py chooses the token at position i as x_i = S(logits after x_<i, params, seed, i)
+with S deterministic: the uniform number of (seed, i) inverts the cumulative distribution. Let d be the draft and
+y_j = S(logits after x_<i d_<j, ...). By induction: y_0 = x_i always; while y_l = d_l for all l < j, the logits that y_j
+was chosen from are those after the true history, so y_j = x_(i+j). The kept tokens are y_0 .. y_m with m the first
+mismatch, hence x_i .. x_(i+m): the tokens of the request without speculation, greedy or sampled, whatever the proposer
+says, up to the rounding of another batch shape. Penalties and min_tokens see the drafts before a position as output.
+That a request goes on elsewhere, or with another k, changes nothing either.
+
+What it costs against the rejection rule of Leviathan et al. (arXiv 2211.17192, algorithm 1), which keeps the distribution
+but not the tokens, and accepts with probability sum_x min(p(x), q(x)), the best any rule can do:
+
+    n-gram        q is one token d: both accept with probability p(d).
+    greedy        both accept when the argmax agrees.
+    draft model   the draft uses the same uniform number for the same position (a coupling by common random numbers), so
+                  it agrees when the number falls into the same token's interval of both cumulative distributions:
+                  sum_x |[P(x-), P(x)) n [Q(x-), Q(x))|, at most sum min(p, q).
+
+How many drafts (policy auto). With a token's estimated chance a of being right given that those before it are, draft j
+is right with probability a^j. It is added while its tokens per second beat those of the step so far:
+a^j / (cost of one more token) > (expected tokens) / (expected seconds), with step times learnt online (goodput, as in
+Liu et al., arXiv 2406.14066). A large batch, or a request whose drafts keep failing, thus turns speculation off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.block_book import BlockBook
+from engine.ngram import NgramIndex
+from engine.request import Request
+from engine.step import ScheduledRow
+
+INDEX_TOKENS_PER_STEP = 1024
+"""About 1.5 ms on the event loop; a longer prompt is indexed over several steps."""
+
+PRIOR_RATE = 0.6
+PRIOR_WEIGHT = 2.0
+FORGET_TRIED = 0.95
+FORGET_IDLE = 0.98
+"""A request whose drafts failed is tried again after some fifty steps without: its text may have changed."""
+
+
+def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
+    """How many leading drafts are equal to the chosen tokens; chosen[:accepted + 1] are to be kept."""
+    return next((j for j, token in enumerate(draft) if chosen[j] != token), len(draft))
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """A request's estimate of the chance that a draft token is right, given that those before it are."""
+
+    hits: float = 0.0
+    tries: float = 0.0
+
+    def observe(self, drafted: int, right: int) -> None:
+        """Nothing is known of the tokens behind the first wrong one."""
+        self.hits = FORGET_TRIED * self.hits + right
+        self.tries = FORGET_TRIED * self.tries + min(drafted, right + 1)
+
+    def idle(self) -> None:
+        self.hits *= FORGET_IDLE
+        self.tries *= FORGET_IDLE
+
+    @property
+    def rate(self) -> float:
+        return (self.hits + PRIOR_RATE * PRIOR_WEIGHT) / (self.tries + PRIOR_WEIGHT)
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the speculator keeps of one running request."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    index: NgramIndex | None = None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the start of the node."""
+
+    steps: int = 0  # verified rows
+    drafted: int = 0
+    accepted: int = 0
+    per_position: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, right: int) -> None:
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += right
+        for j in range(right):
+            self.per_position[j] += 1
+
+
+class Speculator:
+    """Plans the drafts of each step and keeps account of them.
+
+    method: "ngram" fills the drafts here; "draft" only says how many the draft model shall make (engine/draft.py).
+    step_seconds(tokens, context): time of a step over that many tokens of decoding requests.
+    draft_seconds(): time of one draft token of every row; 0 for n-grams. policy: "auto" or "always" all of them."""
+
+    def __init__(
+        self,
+        method: str,
+        num_tokens: int,
+        lookup: tuple[int, int],
+        policy: str,
+        max_model_len: int,
+        step_seconds: Callable[[int, int], float],
+        draft_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.method = method
+        self.totals = Totals(per_position=[0] * num_tokens)
+        self._num_tokens = num_tokens
+        self._lookup = lookup
+        self._policy = policy
+        self._max_model_len = max_model_len
+        self._step_seconds = step_seconds
+        self._draft_seconds = draft_seconds
+        self._requests: dict[str, _Request] = {}
+        self.on_forget: Callable[[str], None] = lambda request_id: None
+
+    # --- before a step
+
+    def plan(self, rows: Sequence[ScheduledRow], budget: int, blocks: BlockBook) -> None:
+        """Give decoding rows drafts out of what the others left: `budget` tokens and the pool's free blocks. Nobody is
+        preempted for a draft."""
+        decodes = [row for row in rows if row.samples and row.num_tokens == 1 and not row.request.handover]
+        left_to_index = INDEX_TOKENS_PER_STEP
+        wanted: list[tuple[ScheduledRow, list[int], int]] = []
+        for row in decodes:
+            most = self._most(row.request)
+            draft: list[int] = []
+            if self.method == "ngram" and most > 0:
+                draft, used = self._look_up(row.request, most, left_to_index)
+                left_to_index -= used
+                most = len(draft)
+            wanted.append((row, draft, most))
+        counts = self._lengths([most for *_, most in wanted], decodes)
+        for (row, draft, _), count in zip(wanted, counts, strict=True):
+            count = min(count, budget, self._room(row, blocks))
+            if count <= 0:
+                self._of(row.request).acceptance.idle()
+                continue
+            blocks.extend(row.request, 1 + count)
+            row.num_tokens = 1 + count
+            row.draft = draft[:count]
+            budget -= count
+
+    def _most(self, request: Request) -> int:
+        """Drafts and the token behind them may not pass the request's ends."""
+        left = min(request.sampling.max_tokens - request.num_output_tokens, self._max_model_len - request.num_tokens)
+        return max(0, min(self._num_tokens, left - 1))
+
+    def _room(self, row: ScheduledRow, blocks: BlockBook) -> int:
+        """Draft tokens that fit into the request's last block and the free ones."""
+        slots = (len(row.request.block_ids) + blocks.pool.num_free) * blocks.block_size
+        return slots - row.start - 1
+
+    def _look_up(self, request: Request, most: int, limit: int) -> tuple[list[int], int]:
+        """(draft, tokens indexed for it)."""
+        state = self._of(request)
+        if state.index is None:
+            state.index = NgramIndex(*self._lookup)
+        used = state.index.extend(request.token_ids, limit)
+        return state.index.propose(request.token_ids, most), used
+
+    def _of(self, request: Request) -> _Request:
+        return self._requests.setdefault(request.request_id, _Request())
+
+    def _lengths(self, most: Sequence[int], rows: Sequence[ScheduledRow]) -> list[int]:
+        """How many drafts each row gets, at most `most`."""
+        if self._policy == "always" or not rows:
+            return list(most)
+        rates = [self._of(row.request).acceptance.rate for row in rows]
+        context = sum(row.start + 1 for row in rows)
+        return goodput_lengths(most, rates, lambda n: self._step_seconds(n, context), self._draft_seconds())
+
+    # --- after a step
+
+    def verified(self, request: Request, drafted: int, right: int) -> None:
+        """`right` of `drafted` tokens were accepted."""
+        self.totals.add(drafted, right)
+        if (state := self._requests.get(request.request_id)) is not None:
+            state.acceptance.observe(drafted, right)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended here."""
+        self._requests.pop(request_id, None)
+        self.on_forget(request_id)
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+        totals = self.totals
+        return {
+            "method": self.method,
+            "verified_rows": totals.steps,
+            "draft_tokens": totals.drafted,
+            "accepted_tokens": totals.accepted,
+            "acceptance_rate": totals.accepted / totals.drafted if totals.drafted else None,
+            "accepted_per_position": list(totals.per_position),
+            "requests": len(self._requests),
+        }
+
+
+def goodput_lengths(
+    most: Sequence[int], rates: Sequence[float], step_seconds: Callable[[int], float], draft_seconds: float
+) -> list[int]:
+    """Draft lengths by the rule above. step_seconds(n): of a step over n tokens; draft_seconds: of one draft token of
+    all rows."""
+    counts = [0] * len(most)
+    num_tokens, expected = len(most), float(len(most))
+    seconds = step_seconds(num_tokens)
+    for j in range(1, max(most, default=0) + 1):
+        per_token = max(0.0, step_seconds(num_tokens + 1) - step_seconds(num_tokens))
+        rate = expected / seconds if seconds > 0 else 0.0
+        chances = [(rates[i] ** j, i) for i in range(len(most)) if most[i] >= j and counts[i] == j - 1]
+        taken = [(chance, i) for chance, i in chances if chance > rate * per_token]
+        gain = sum(chance for chance, _ in taken)
+        cost = len(taken) * per_token + draft_seconds
+        if not taken or gain <= rate * cost:
+            break
+        for _, i in taken:
+            counts[i] = j
+        num_tokens, expected, seconds = num_tokens + len(taken), expected + gain, seconds + cost
+    return counts
