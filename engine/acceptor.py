@@ -161,7 +161,7 @@ class Acceptor:
             token_ids=flight.token_ids,
             num_prompt_tokens=flight.num_prompt_tokens,
             sampling=flight.sampling,
-            arrival=0.0,
+            arrival=flight.accepted,
             root=flight.root,
             service_class=flight.service_class,
         )
@@ -171,7 +171,7 @@ class Acceptor:
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
         flight.watched = set(flight.nodes)
-        body, data = pack_request(request)
+        body, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target = None
         try:
@@ -234,7 +234,7 @@ class Acceptor:
         if flight.num_output_tokens == 0:
             flight.timeline.add(time.time(), self._node_id, "first_token")
             flight.first_token = now
-            self._metrics.observe_ttft(now - flight.accepted)
+            self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
             self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
             self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
         else:

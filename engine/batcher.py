@@ -1,20 +1,22 @@
 """Token-budget batching: which requests compute how many tokens in the next step. Pure.
 
-One idea serves every role: a step has a budget of `max_num_batched_tokens`, decodes take one token each, what is left
-goes to prefill chunks, oldest first (decode-first mixing as in Sarathi-Serve, section 4). A prefill node simply has no
-decodes, a decode node no prompts. When blocks run out the newest running request gives its blocks back and waits
-again; its named blocks stay in the prefix cache, so little is lost.
+One idea serves every role: a step has a budget of `max_num_batched_tokens`; decodes take one token each, a policy
+(sched/batching.py) says how much of the rest prefill may have, an order (sched/queueing.py) says whose prompts get it.
+A prefill node simply has no decodes, a decode node no prompts. When blocks run out, the newest request of the lowest
+class gives its blocks back and waits again; its named blocks stay in the prefix cache, so little is lost.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from cache.pool import BlockPool, OutOfBlocks
+from cache.pool import BlockPool
 from engine.block_book import BlockBook
 from engine.request import Request, RequestState
+from engine.seats import Seats
 from engine.step import Committed, ScheduledRow, Step
+from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
+from sched.queueing import FCFS, QueueOrder
 
 
 class Batcher:
@@ -29,37 +31,53 @@ class Batcher:
         max_model_len: int,
         eos_token_ids: Collection[int],
         prefix_caching: bool = True,
+        policy: BatchingPolicy | None = None,
+        order: QueueOrder | None = None,
     ) -> None:
+        """policy, order: decode-first and first come, first served unless given."""
         self.pool = pool
         self.blocks = BlockBook(pool, block_size, prefix_caching)
+        self.seats = Seats(self.blocks, max_num_seqs)
         self.block_size = block_size
-        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.requests: dict[str, Request] = {}
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self.num_preemptions = 0
+        self._policy = policy or DecodeFirst()
+        self._order = order or FCFS()
         self._in_step: set[str] = set()
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """Every unfinished request of this node by id."""
+        return self.seats.requests
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return self.seats.waiting
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self.seats.running
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.seats.num_preemptions
 
     # --- arrivals
 
     def add(self, now: float, request: Request) -> None:
         """Queue a request whose KV is to be computed here."""
-        self._check_new(request)
-        self.requests[request.request_id] = request
-        request.move(now, RequestState.WAITING)
-        self.waiting.append(request)
+        self.seats.check_new(request)
+        self.seats.wait(now, request)
 
     def reserve(self, now: float, request: Request) -> int:
         """Take blocks for a prompt that another node computes and pushes here.
 
         The first n of `request.block_ids` are already here from the prefix cache; returns n. Raises OutOfBlocks.
         """
-        self._check_new(request)
+        self.seats.check_new(request)
         cached = self.blocks.take_all(request)
-        self.requests[request.request_id] = request
+        self.seats.requests[request.request_id] = request
         request.looked_up = True
         request.num_cached = cached * self.block_size
         request.move(now, RequestState.REMOTE, cached_tokens=request.num_cached)
@@ -75,12 +93,7 @@ class Batcher:
         if reason:
             self._finish(now, request, reason)
             return
-        request.move(now, RequestState.WAITING)
-        self.waiting.appendleft(request)
-
-    def _check_new(self, request: Request) -> None:
-        if request.request_id in self.requests:
-            raise ValueError(f"request id {request.request_id} is already running here")
+        self.seats.wait(now, request)
 
     # --- prefix loads from lower tiers and other nodes
 
@@ -92,7 +105,8 @@ class Batcher:
         if not self.blocks.prefix_caching:
             return []
         room = limit - sum(r.state is RequestState.LOADING for r in self.waiting)
-        chosen = [r for r in self.waiting if r.state is RequestState.WAITING and not r.looked_up][: max(0, room)]
+        unknown = [r for r in self.waiting if r.state is RequestState.WAITING and not r.looked_up]
+        chosen = self._order.order(now, unknown)[: max(0, room)]
         for request in chosen:
             request.looked_up = True
             request.move(now, RequestState.LOADING)
@@ -101,94 +115,84 @@ class Batcher:
     def loaded(self, now: float, request: Request) -> None:
         """The load has ended, with or without blocks: the request may be scheduled."""
         if not request.finished:
-            self._count_cached(request)
+            request.count_cached()
             request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
 
     # --- steps
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can run. `commit` must follow before the next call."""
-        budget = self.max_num_batched_tokens
-        rows: list[ScheduledRow] = []
-        decodes = [r for r in self.running if r.num_tokens - r.num_computed == 1]
-        prefills = [r for r in self.running if r.num_tokens - r.num_computed > 1]
-        for request in decodes + prefills:
-            if request.state is not RequestState.RUNNING:  # preempted for an older one
-                continue
-            count = self._chunk(request, budget)
-            if count and self._grow(now, request, count):
-                rows.append(self._row(request, count))
-                budget -= count
-        rows = [row for row in rows if row.request.state is RequestState.RUNNING]
-        rows += self._admit(now, budget)
+        alone = self._policy.decodes_wait
+        prefills = self._prefill(now, []) if alone else []
+        decodes = [] if prefills else self._decode(now)
+        if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and be a prompt now
+            prefills = self._prefill(now, decodes)
+        prefills = _still_running(prefills)
+        for row in prefills:
+            self._order.served(row.request, row.num_tokens)
+        rows = _still_running(decodes) + prefills
         rows.sort(key=lambda row: row.num_tokens > 1)
         self._in_step = {row.request.request_id for row in rows}
         return Step(rows) if rows else None
 
-    def _admit(self, now: float, budget: int) -> Iterable[ScheduledRow]:
-        """Start waiting requests, oldest first; a loading one is passed over, a too big one blocks those behind."""
-        rows = []
-        for request in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+    def _decode(self, now: float) -> list[ScheduledRow]:
+        """One token for each running request whose prompt is done, then for those another node has prefilled."""
+        rows: list[ScheduledRow] = []
+        running = [r for r in self.running if r.num_uncomputed == 1]
+        for request in running + self.seats.handed_over():
+            if len(rows) >= self.max_num_batched_tokens:
                 break
-            if request.state is RequestState.LOADING:
+            if request.num_uncomputed != 1:  # preempted for one before it
                 continue
-            if self.blocks.adopt_prefix(request):
-                self._count_cached(request)
-            if not self.blocks.fits(request) and not self.running:
-                self._give_back_waiting(request)
-            if not self.blocks.fits(request):
+            if request.state is RequestState.WAITING:
+                if not self.seats.may_start(request):
+                    break
+                self.seats.start(now, request)
+            if self.seats.grow(now, request, 1):
+                rows.append(self._row(request, 1))
+        return _still_running(rows)
+
+    def _prefill(self, now: float, decodes: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+        """Chunks of the next prompts beside `decodes`. A waiting one that cannot start keeps those behind it from
+        starting: they would take the blocks or the seat that it waits for."""
+        queue = self._order.order(now, self.seats.prompts())
+        budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
+        rows: list[ScheduledRow] = []
+        blocked = bool(self.seats.handed_over())
+        for request in queue:
+            if budget <= 0:
                 break
-            count = self._chunk(request, budget)
+            waits = request.state is RequestState.WAITING
+            if waits and (blocked or not self.seats.may_start(request)):
+                blocked = True
+                continue
+            count = self._chunk(request, budget, whole=bool(rows))
             if not count:
                 break
-            self.blocks.extend(request, count)
-            self.waiting.remove(request)
-            self.running.append(request)
-            request.move(now, RequestState.RUNNING, computed=request.num_computed)
-            rows.append(self._row(request, count))
-            budget -= count
+            if waits:
+                self.seats.start(now, request)
+            if self.seats.grow(now, request, count):
+                rows.append(self._row(request, count))
+                budget -= count
         return rows
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        """Tokens of `request` for a step with `budget` left; an unfinished chunk ends at a block border if it can."""
-        need = request.num_tokens - request.num_computed
+    def _prefill_budget(self, decodes: Sequence[ScheduledRow], prefill_context: int) -> int:
+        left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
+        context = sum(row.start + row.num_tokens for row in decodes)
+        return min(left, self._policy.prefill_tokens(StepLoad(left, len(decodes), context, prefill_context)))
+
+    def _chunk(self, request: Request, budget: int, whole: bool) -> int:
+        """Tokens of `request` for a step with `budget` left. An unfinished chunk ends at a block border, if need be at
+        the cost of the rest of the budget when `whole`; the first of a step always gets on."""
+        need = request.num_uncomputed
         if need <= budget:
             return need
         aligned = (request.num_computed + budget) // self.block_size * self.block_size - request.num_computed
-        return aligned if aligned > 0 else budget
+        return max(0, aligned) if whole or aligned > 0 else budget
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
         end = request.num_computed + count
         return ScheduledRow(request, request.num_computed, count, samples=end == request.num_tokens)
-
-    def _grow(self, now: float, request: Request, count: int) -> bool:
-        """Blocks for `count` more tokens, preempting newer requests; False when `request` itself had to go."""
-        while True:
-            try:
-                self.blocks.extend(request, count)
-                return True
-            except OutOfBlocks:
-                victim = max(self.running, key=lambda r: r.arrival)
-                self._preempt(now, victim)
-                if victim is request:
-                    return False
-
-    def _preempt(self, now: float, request: Request) -> None:
-        self.running.remove(request)
-        self.blocks.release(request)
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        request.looked_up = False
-        request.move(now, RequestState.WAITING, preempted=True)
-        self.waiting.appendleft(request)
-
-    def _give_back_waiting(self, head: Request) -> None:
-        """Nothing runs and the oldest does not fit: queued requests behind it may not sit on blocks."""
-        for request in self.waiting:
-            if request is not head and request.state is RequestState.WAITING and request.block_ids:
-                self.blocks.release(request)
-                request.looked_up = False
 
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens that row i yielded, in order: None where it does
@@ -242,24 +246,15 @@ class Batcher:
         return request
 
     def _finish(self, now: float, request: Request, reason: str) -> None:
-        in_step = request.request_id in self._in_step
-        if request.state is RequestState.RUNNING:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
-        del self.requests[request.request_id]
-        request.finish_reason = reason
-        request.move(now, RequestState.FINISHED, reason=reason)
-        if not in_step:
+        self.seats.leave(now, request, reason)
+        if request.request_id not in self._in_step:
             self.blocks.release(request)
-
-    # --- blocks
-
-    def _count_cached(self, request: Request) -> None:
-        """What the first start found is reuse; what a preempted request finds again is its own work."""
-        if not request.num_preemptions and not request.handed_over:
-            request.num_cached = min(request.num_computed, request.num_prompt_tokens)
 
     def check_integrity(self) -> None:
         """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
         self.pool.check_integrity()
+
+
+def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+    """Without those that lost their blocks to a later row."""
+    return [row for row in rows if row.request.state is RequestState.RUNNING]

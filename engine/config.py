@@ -103,9 +103,22 @@ class Config:
     max_num_batched_tokens: int = flag(
         1024,
         "engine",
-        "token budget of one step; longer prompts are prefilled in chunks of what decodes leave",
+        "token budget of one step: decodes first, what prefill may have of the rest says --batching-policy",
         unit="tokens",
         least=1,
+    )
+    batching_policy: str = flag(
+        "dynamic",
+        "engine",
+        "prefill beside running decodes: whole prompts first, all that fits the budget, a fixed chunk, or a chunk that "
+        "keeps a time",
+        ("prefill-first", "decode-first", "mixed", "dynamic"),
+    )
+    prefill_chunk_tokens: int = flag(
+        256, "engine", "prefill in one step at most, with --batching-policy mixed", unit="tokens", least=1
+    )
+    tbt_budget_ms: float = flag(
+        100.0, "engine", "step time that --batching-policy dynamic aims at while requests decode", least=1.0
     )
     max_waiting_requests: int = flag(
         256, "engine", "queued requests per node before new ones get 429", unit="requests", least=1
@@ -177,6 +190,13 @@ class Config:
         "scheduling",
         "how prefill and decode nodes are chosen: mooncake = Algorithm 1 of the paper",
         ("mooncake", "random"),
+    )
+
+    queue_order: str = flag(
+        "edf",
+        "scheduling",
+        "whose prompt is next: first come, earliest deadline of its class, shortest (aged), or shares by class",
+        ("fcfs", "edf", "srpt", "weighted-fair"),
     )
 
     # --- transfer

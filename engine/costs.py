@@ -5,15 +5,17 @@ from __future__ import annotations
 from engine.request import Request
 from engine.step import Step
 from sched.cost import DecodeModel, PrefillModel, prefill_features
+from sched.step_cost import StepModel
 
 
 class StepCosts:
-    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither: their time has two
-    causes."""
+    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither, their time has two
+    causes: they teach how the two add up."""
 
     def __init__(self) -> None:
         self.prefill = PrefillModel()
         self.decode = DecodeModel()
+        self.mixed = StepModel(self.prefill, self.decode)
 
     def observe(self, step: Step, seconds: float) -> None:
         chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens > 1]
@@ -23,6 +25,10 @@ class StepCosts:
             self.prefill.regression.observe((1.0, sum(f[1] for f in features), sum(f[2] for f in features)), seconds)
         elif not chunks:
             self.decode.observe(len(contexts), sum(contexts), seconds)
+        else:
+            tokens = sum(count for count, _ in chunks)
+            behind = round(sum(count * context for count, context in chunks) / tokens)
+            self.mixed.observe(len(contexts), sum(contexts), tokens, behind, seconds)
 
     def prefill_left(self, request: Request, chunk_tokens: int) -> float:
         """Seconds of prefill that `request` still needs on this node."""

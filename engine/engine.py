@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from cache.block import BlockGeometry
@@ -19,7 +20,10 @@ from engine.worker import Worker
 from net.channel import Channel
 from net.metrics import Metrics
 from net.transfer import TransferEngine
+from sched.batching import Tuning, batching_policies
+from sched.classes import CLASSES
 from sched.cost import TransferModel
+from sched.queueing import queue_orders
 from sched.state import NodeRecord
 
 
@@ -41,6 +45,8 @@ class Engine:
         self.region = loaded.region
         store.attach(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.costs = StepCosts()
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.batcher = Batcher(
             self.pool,
             config.block_size,
@@ -49,8 +55,9 @@ class Engine:
             config.max_model_len,
             loaded.eos_token_ids,
             config.enable_prefix_caching,
+            batching_policies[config.batching_policy](tuning),
+            queue_orders[config.queue_order](),
         )
-        self.costs = StepCosts()
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
@@ -101,6 +108,11 @@ class Engine:
         """The same, fresh, for a probe."""
         return {"record": self.record().pack().hex()}
 
+    def waiting_by_class(self) -> dict[str, int]:
+        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
+        waits = Counter(r.service_class for r in self.batcher.requests.values() if r.state is not RequestState.RUNNING)
+        return {name: waits[name] for name in CLASSES}
+
     def _queued(self) -> list[Any]:
         """Requests with prefill to do; those whose KV another node computes are not among them."""
         return [
@@ -110,7 +122,10 @@ class Engine:
         ]
 
     def _work_s(self) -> float:
-        return sum(self.costs.prefill_left(r, self._config.max_num_batched_tokens) for r in self._queued())
+        fixed = self._config.batching_policy == "mixed"
+        most = self._config.max_num_batched_tokens
+        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
+        return sum(self.costs.prefill_left(r, chunk) for r in self._queued())
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
@@ -122,6 +137,7 @@ class Engine:
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
+            "mixed_step": {"factor": self.costs.mixed.factor, "error": self.costs.mixed.error},
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }

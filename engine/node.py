@@ -231,6 +231,8 @@ class Node:
         roles = Counter(role for member in self._gossip.members for role in member.roles)
         self.metrics.set_members({role: roles[role] for role in ROLES})
         self.metrics.set_longest_stall(self._stalls.longest_s)
+        if self.engine is not None:
+            self.metrics.set_waiting(self.engine.waiting_by_class())
         return self.metrics.text()
 
     # --- what it says of itself

@@ -17,8 +17,7 @@ import numpy as np
 
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
-
-CLASSES = ("interactive", "standard", "batch")
+from sched.classes import STANDARD
 
 
 def _check(ok: bool, name: str, rule: str, value: object) -> None:
@@ -135,9 +134,9 @@ class Request:
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     sampling: SamplingParams
-    arrival: float  # the node's monotonic clock, seconds
+    arrival: float  # when it was accepted, on this node's monotonic clock, seconds
     root: BlockKey
-    service_class: str = "standard"
+    service_class: str = STANDARD.name
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
     block_ids: list[int] = field(default_factory=list)
@@ -158,6 +157,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_uncomputed(self) -> int:
+        """1 while decoding: the last known token."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
@@ -168,6 +172,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    def count_cached(self) -> None:
+        """What the first start found is reuse; what a preempted request finds again is its own work."""
+        if not self.num_preemptions and not self.handed_over:
+            self.num_cached = min(self.num_computed, self.num_prompt_tokens)
 
     def stop_reason(self, eos_token_ids: Collection[int], max_model_len: int) -> str | None:
         """Why generation ends with the last known token, None if it goes on."""

@@ -62,6 +62,11 @@ class Metrics:
         self._child("vllm:num_requests_waiting").set(waiting)
         self._child("vllm:kv_cache_usage_perc").set(kv_usage)
 
+    def set_waiting(self, by_class: Mapping[str, int]) -> None:
+        """Requests on this node that wait, counted by service class."""
+        for name, count in by_class.items():
+            self._child("mooncake:requests_waiting", service_class=name).set(count)
+
     def set_cache_config(self, config: Mapping[str, object]) -> None:
         """Publish resolved cache settings (block_size, num_gpu_blocks, cache_dtype, ...) as labels."""
         labels = {name: str(value) for name, value in config.items()}
@@ -93,9 +98,10 @@ class Metrics:
     def count_generation_tokens(self, tokens: int) -> None:
         self._child("vllm:generation_tokens").inc(tokens)
 
-    def observe_ttft(self, seconds: float) -> None:
+    def observe_ttft(self, seconds: float, service_class: str) -> None:
         """Arrival to first token."""
         self._child("vllm:time_to_first_token_seconds").observe(seconds)
+        self._child("mooncake:time_to_first_token_seconds", service_class=service_class).observe(seconds)
 
     def observe_itl(self, seconds: float) -> None:
         """Between two successive tokens of one request."""
@@ -189,6 +195,7 @@ class Metrics:
     def _add_engine(self) -> None:
         self._add(Gauge, "vllm:num_requests_running", "Requests in the running batch")
         self._add(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled")
+        self._add(Gauge, "mooncake:requests_waiting", "Requests waiting, by service class", "service_class")
         self._add(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self._add(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out")
         self._add(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
@@ -211,6 +218,8 @@ class Metrics:
         }
         for name, (text, buckets) in times.items():
             self._add(Histogram, name, text, buckets=buckets)
+        name, text = "mooncake:time_to_first_token_seconds", "Arrival to first token, by service class"
+        self._add(Histogram, name, text, "service_class", buckets=FIRST_TOKEN_BUCKETS_S)
         self._add(Histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", buckets=sizes)
         self._add(Histogram, "vllm:request_generation_tokens", "Output tokens per request", buckets=sizes)
 

@@ -35,6 +35,7 @@ PURE = (
     "engine.batcher",
     "engine.block_book",
     "engine.resolve",
+    "engine.seats",
     "engine.step",
     "engine.timeline",
     "cache.block",

@@ -274,7 +274,7 @@ def test_random_load_with_aborts(seed: int):
             b.loaded(now, r)
         if step:
             assert step.num_tokens <= budget
-            assert len(b.running) <= b.max_num_seqs
+            assert len(b.running) <= b.seats.max_num_seqs
             for row in step.rows:
                 assert row.request.finished or len(row.request.block_ids) * size >= row.start + row.num_tokens
             run_step(b, now, step)
