@@ -36,9 +36,14 @@ from engine.resolve import resolve
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
 
+GIL_SWITCH_S = 0.001
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one node until SIGINT or SIGTERM. Returns the exit code; 2 = something the user must change."""
+    # The engine thread and the event loop share the interpreter lock; 5 ms, the default, is what one waits for the
+    # other each time it was given up (around every torch operation).
+    sys.setswitchinterval(GIL_SWITCH_S)
     # libgomp's spinning threads starve every other process on the same cores; read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -18,17 +18,20 @@ class StepCosts:
         self.mixed = StepModel(self.prefill, self.decode)
 
     def observe(self, step: Step, seconds: float) -> None:
-        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens > 1]
-        contexts = [row.start + 1 for row in step.rows if row.num_tokens == 1]
+        """A row with a draft counts as that many decodes over one context: what it costs beside a plain one is what
+        speculation must know."""
+        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens - row.num_drafts > 1]
+        contexts = [row.start + 1 for row in step.rows if row.num_tokens - row.num_drafts == 1]
+        decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
         if not contexts:
             features = [prefill_features(tokens, context) for tokens, context in chunks]
             self.prefill.regression.observe((1.0, sum(f[1] for f in features), sum(f[2] for f in features)), seconds)
         elif not chunks:
-            self.decode.observe(len(contexts), sum(contexts), seconds)
+            self.decode.observe(decodes, sum(contexts), seconds)
         else:
             tokens = sum(count for count, _ in chunks)
             behind = round(sum(count * context for count, context in chunks) / tokens)
-            self.mixed.observe(len(contexts), sum(contexts), tokens, behind, seconds)
+            self.mixed.observe(decodes, sum(contexts), tokens, behind, seconds)
 
     def prefill_left(self, request: Request, chunk_tokens: int) -> float:
         """Seconds of prefill that `request` still needs on this node."""

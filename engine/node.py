@@ -39,6 +39,7 @@ from sched.state import NodeRecord
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.loading import LoadedModel
 
 log = logging.getLogger("mooncake.node")
 
@@ -131,15 +132,19 @@ class Node:
             ) from None
 
     async def _load_engine(self) -> Engine:
-        """torch is imported here: a store node never pays for it."""
-        from engine.engine import Engine
-        from engine.loading import load_model
+        """In a thread: importing torch takes a second, and a store node never pays for it."""
+
+        def load() -> tuple[type[Engine], LoadedModel]:
+            from engine.engine import Engine
+            from engine.loading import load_model
+
+            return Engine, load_model(self.config, self.geometry, self.source, self._progress)
 
         self._loading = "loading weights"
         begin = time.monotonic()
-        loaded = await asyncio.to_thread(load_model, self.config, self.geometry, self.source, self._progress)
+        engine, loaded = await asyncio.to_thread(load)
         log.info("weights loaded in %.1f s", time.monotonic() - begin)
-        return Engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+        return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 
     def _progress(self, done: int, total: int) -> None:
         """Called from the loading thread; ten lines at most."""
@@ -226,14 +231,14 @@ class Node:
         """This node's load, for gossip."""
         return self.engine.record() if self.engine is not None else NodeRecord()
 
-    def _metrics_text(self) -> bytes:
+    async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""
         roles = Counter(role for member in self._gossip.members for role in member.roles)
         self.metrics.set_members({role: roles[role] for role in ROLES})
         self.metrics.set_longest_stall(self._stalls.longest_s)
         if self.engine is not None:
             self.metrics.set_waiting(self.engine.waiting_by_class())
-        return self.metrics.text()
+        return await asyncio.to_thread(self.metrics.text)
 
     # --- what it says of itself
 

@@ -150,8 +150,7 @@ class Speculator:
                 self._of(row.request).acceptance.idle()
                 continue
             blocks.extend(row.request, 1 + count)
-            row.num_tokens = 1 + count
-            row.draft = draft[:count]
+            row.num_tokens, row.num_drafts, row.draft = 1 + count, count, draft[:count]
             budget -= count
 
     def _most(self, request: Request) -> int:

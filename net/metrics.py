@@ -46,6 +46,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self._metrics: dict[str, Any] = {}
+        self._children: dict[tuple[str, ...], Any] = {}
         self._add_engine()
         self._add_requests(size_buckets(max_model_len))
         self._add_cluster()
@@ -184,7 +185,12 @@ class Metrics:
     # --- registration
 
     def _child(self, name: str, **labels: str) -> Any:
-        return self._metrics[name].labels(**self._labels, **labels)
+        """Looked up once: every token asks for three."""
+        key = (name, *labels.values())
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._metrics[name].labels(**self._labels, **labels)
+        return child
 
     def _add(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> None:
         metric = kind(name, text, [*self._labels, *labels], registry=self.registry, **options)
