@@ -54,22 +54,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
         )
         source = describe(config.model, config.load_format, config.seed)
-        return _run(serve(config, source))
+        return _run(serve(config, source, _draft(config)))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
 
 
-async def serve(config: Config, source: ModelSource) -> int:
+def _draft(config: Config) -> ModelSource | None:
+    """The draft model; its files may be of another format than the model's."""
+    if config.speculative_model is None:
+        return None
+    return describe(config.speculative_model, "dummy" if config.load_format == "dummy" else "auto", config.seed)
+
+
+async def serve(config: Config, source: ModelSource, draft: ModelSource | None) -> int:
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
     # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
     machine = survey(look_for_gpu=config.device == "cuda")
-    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
+    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)
     stop = _stop_on_signals()
     with listen(config.host, config.port) as http_socket:
-        node = Node(config, source, http_socket, cluster)
+        node = Node(config, source, http_socket, cluster, draft)
         try:
             await _first(node.start(), stop.wait())
             if not stop.is_set():

@@ -10,8 +10,10 @@ import torch
 from attention import choose
 from cache.block import BlockGeometry
 from engine.config import Config
+from engine.draft import DraftModel
 from engine.model import Model
 from engine.model_source import ModelSource
+from engine.resolve import geometry
 from engine.runner import Runner
 from engine.service import KV_REGION
 from engine.weights import load
@@ -23,19 +25,34 @@ class LoadedModel:
     runner: Runner
     region: Region  # the KV arena
     eos_token_ids: tuple[int, ...]
+    draft: DraftModel | None = None
 
 
 def load_model(
     config: Config,
-    geometry: BlockGeometry,
+    kv_geometry: BlockGeometry,
     source: ModelSource,
+    draft: ModelSource | None,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """`progress(done, total)` in bytes of weights, called from this thread."""
+    """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
+    called from this thread."""
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
     weights = load(source, getattr(torch, config.dtype), config.device, progress)
     model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
-    kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
-    return LoadedModel(Runner(model, kv, geometry.block_size, config.device), region, source.config.eos_token_ids)
+    kv = torch.frombuffer(region.memory, dtype=getattr(torch, kv_geometry.dtype)).view(-1, *kv_geometry.shape)
+    runner = Runner(model, kv, kv_geometry.block_size, config.device)
+    drafts = None if draft is None else _load_draft(config, draft)
+    return LoadedModel(runner, region, source.config.eos_token_ids, drafts)
+
+
+def _load_draft(config: Config, source: ModelSource) -> DraftModel:
+    """Its KV stays in this process: plain memory, never registered for transfers."""
+    weights = load(source, getattr(torch, config.dtype), config.device)
+    model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
+    shape = geometry(config, source.config, config.dtype)
+    num_blocks = config.speculative_kv_bytes // shape.block_bytes
+    kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
+    return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")

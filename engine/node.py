@@ -51,12 +51,18 @@ class Node:
     to join answered (None: this node starts a cluster)."""
 
     def __init__(
-        self, config: Config, source: ModelSource, http_socket: socket.socket, cluster: dict[str, Any] | None
+        self,
+        config: Config,
+        source: ModelSource,
+        http_socket: socket.socket,
+        cluster: dict[str, Any] | None,
+        draft: ModelSource | None = None,
     ) -> None:
         if config.device == "cuda":
             raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
+        self._draft = draft if "decode" in config.roles else None  # who does not decode needs no guesses
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
         self.root = root_key(source.fingerprint, self.geometry)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
@@ -92,6 +98,8 @@ class Node:
         await self._gossip.start(host, port)
         self._gossiping = True
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
+        if self._draft is not None:
+            await asyncio.to_thread(self._check_draft, self._draft, tokenizer)
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
         self._http = HttpServer(app)
@@ -138,13 +146,23 @@ class Node:
             from engine.engine import Engine
             from engine.loading import load_model
 
-            return Engine, load_model(self.config, self.geometry, self.source, self._progress)
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, self._progress)
 
         self._loading = "loading weights"
         begin = time.monotonic()
         engine, loaded = await asyncio.to_thread(load)
         log.info("weights loaded in %.1f s", time.monotonic() - begin)
         return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+
+    def _check_draft(self, draft: ModelSource, tokenizer: Tokenizer) -> None:
+        """The draft model's tokens must mean what the model's mean. Raises UsageError."""
+        ours, theirs = self.source.config.vocab_size, draft.config.vocab_size
+        reason = tokenizer.disagreement(Tokenizer.load(draft)) if ours == theirs else f"{theirs} logits, not {ours}"
+        if reason:
+            raise UsageError(
+                f"--speculative-model {draft.name} does not fit {self.source.name}: its vocabulary has {reason}; "
+                "take a smaller model of the same family"
+            )
 
     def _progress(self, done: int, total: int) -> None:
         """Called from the loading thread; ten lines at most."""

@@ -38,9 +38,11 @@ def resolve(
     machine: Machine,
     suffix: str,
     cluster: Mapping[str, Any] | None = None,
+    draft: ModelConfig | None = None,
 ) -> Config:
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
-    of the node to join: a joiner adopts its dtype, because block keys are rooted in it. Raises UsageError."""
+    of the node to join: a joiner adopts its dtype, because block keys are rooted in it; `draft` is the draft model's
+    configuration, if there is one. Raises UsageError."""
     device = _device(config, machine)
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
@@ -57,6 +59,7 @@ def resolve(
         kv_cache_bytes=kv_bytes,
         dram_bytes=_dram_bytes(config, machine, block_bytes),
     )
+    resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
 
 
@@ -124,6 +127,19 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
             f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
         )
     return left
+
+
+def _speculative_kv_bytes(config: Config, draft: ModelConfig | None, machine: Machine, block_bytes: int) -> int:
+    """Whole blocks of the draft model; 0 without one."""
+    if draft is None or not _runs_model(config):
+        return 0
+    own = geometry(config, draft, config.dtype).block_bytes
+    wanted = config.speculative_kv_bytes
+    if wanted == -1:
+        wanted = max(own, min(config.kv_cache_bytes // block_bytes * own, machine.free_bytes // 16))
+    if wanted < own:
+        raise UsageError(f"--speculative-kv-bytes {wanted} holds no block of the draft model; give {own} or more")
+    return wanted // own * own
 
 
 def num_parameters(model: ModelConfig) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.draft import DraftModel
@@ -161,10 +163,9 @@ class Worker:
     def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
         """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
         commit, fail and schedule do, and an abort leaves both until then."""
-        if self._draft is not None:
-            self._draft.propose(step.rows, self._eos_token_ids)
+        proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin = time.perf_counter()
-        rows = [row_of(row, self._eos_token_ids) for row in step.rows]
+        rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
         pushes = [
             (push, list(row.request.block_ids), row.start, row.start + row.num_tokens)
             for row in step.rows
@@ -238,14 +239,14 @@ class Worker:
         self._preemptions_seen = self.batcher.num_preemptions
 
 
-def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...]) -> Row:
+def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: Sequence[Tensor] = ()) -> Row:
     """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
     request, sample = scheduled.request, None
     if scheduled.samples:
         sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
     known = scheduled.num_tokens - len(scheduled.draft)
     token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
-    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), scheduled.proposals)
+    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals)
 
 
 def _layer_done(pushes: Sequence[tuple[KvPush, Sequence[int], int, int]], layer: int) -> None:

@@ -34,7 +34,10 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.ngram",
     "engine.resolve",
+    "engine.speculative",
+    "engine.uniform",
     "engine.seats",
     "engine.step",
     "engine.timeline",
@@ -62,6 +65,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.draft",
     "engine.gguf_weights",
     "engine.host_draw",
     "engine.inputs",
@@ -69,6 +73,7 @@ MAY_TORCH = (
     "engine.logit_rules",
     "engine.model",
     "engine.ops",
+    "engine.rejection",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",
