@@ -2,8 +2,8 @@
 
 Summaries, edits of code and answers that quote copy long runs of their prompt; no model is needed to guess them
 (Saxena, "Prompt Lookup Decoding", 2023). The index is a dictionary from every n-gram, shortest <= n <= longest, to the
-place after its latest occurrence; it grows with the text, so a step costs (longest - shortest + 1) entries per new token
-and the same number of look-ups, however long the text is.
+place after its latest occurrence; it grows with the text, so a step costs (longest - shortest + 1) entries per new
+token and the same number of look-ups, however long the text is.
 """
 
 from __future__ import annotations

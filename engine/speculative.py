@@ -23,8 +23,8 @@ with probability sum_x min(p(x), q(x)), the best any rule can do. Against it the
                   where the rejection rule has 0.77, 0.64 and 0.42; at 0.7, 0.62, 0.51 and 0.30 against 0.76, 0.62 and
                   0.40. A small difference in one token's probability moves the intervals of all behind it.
 
-How many drafts (--speculative-length auto). With a token's estimated chance a of being right given that those before it are, draft j
-is right with probability a^j. It is added while its tokens per second beat those of the step so far:
+How many drafts (--speculative-length auto). With a token's estimated chance a of being right given that those before it
+are, draft j is right with probability a^j. It is added while its tokens per second beat those of the step so far:
 a^j / (cost of one more token) > (expected tokens) / (expected seconds), with step times learnt online (goodput, as in
 Liu et al., arXiv 2406.14066). A large batch, or a request whose drafts keep failing, thus turns speculation off.
 """

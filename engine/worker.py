@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
@@ -27,6 +26,9 @@ from engine.sampler import Sampled, SamplingRow
 from engine.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("mooncake.engine")
 
