@@ -7,8 +7,9 @@
 
 Prompts: `copy` answers with large parts of its prompt (copying, editing code, quoting), `chat` are ordinary questions.
 Greedy answers through batcher, runner and speculator without a network. Variants take turns, prompt by prompt, so that
-a slow moment of the machine hits all of them. Time per output token is that of the steps that compute no prompt. Every
-variant must give the same tokens; where bfloat16 rounds another batch shape differently, the share that agrees is shown.
+a slow moment of the machine hits all of them. Time per output token is that of the steps that compute no prompt.
+Greedy tokens are the same with and without, but for bfloat16, which rounds another batch shape differently: the share
+before the first difference is shown.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from engine.model_source import describe
 from engine.request import Request, SamplingParams
 from engine.runner import Runner
 from engine.speculative import Speculator, accepted
-from engine.step import Step
 from engine.tokenizer import Tokenizer
 from engine.worker import row_of
 
@@ -191,20 +191,18 @@ def decode(prompts: Sequence[list[int]], target: Runner, variant: Variant, into:
     ]
     for request in requests:
         batcher.add(0.0, request)
-    while (step := one_step(batcher, target, variant, speculator, into)) is not None:
+    while one_step(batcher, target, variant, speculator, into):
         pass
     into.texts += [list(request.output_ids) for request in requests]
     batcher.check_integrity()
 
 
-def one_step(
-    batcher: Batcher, target: Runner, variant: Variant, speculator: Speculator | None, into: Measured
-) -> Step | None:
-    """As the worker does; None when there is nothing left to do."""
+def one_step(batcher: Batcher, target: Runner, variant: Variant, speculator: Speculator | None, into: Measured) -> bool:
+    """As the worker does; False when there is nothing left to do."""
     begin = time.perf_counter()
     step = batcher.schedule(0.0)
     if step is None:
-        return None
+        return False
     eos = tuple(batcher.eos_token_ids)
     proposals = variant.draft.propose(step.rows, eos) if variant.draft else {}
     compute = time.perf_counter()
@@ -223,7 +221,7 @@ def one_step(
         into.seconds += time.perf_counter() - begin
         into.rows += len(step.rows)
         into.tokens += sum(kept for *_, kept in done.emitted)
-    return step
+    return True
 
 
 if __name__ == "__main__":

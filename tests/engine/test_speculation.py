@@ -75,7 +75,7 @@ class Engine:
         for request in requests:
             self.worker.add(request)
         async with asyncio.timeout(60):
-            while self.batcher.requests or self.batcher.pool.usage()["held"]:
+            while self.batcher.requests or self.batcher.pool.usage()["held"]:  # noqa: ASYNC110 - a state, no event
                 await asyncio.sleep(0.001)
         await self.worker.close()
         self.batcher.check_integrity()
