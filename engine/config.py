@@ -82,6 +82,12 @@ class Config:
         "how weights are read; auto = by what --model is; dummy = random weights by --seed from a config.json",
         ("auto", "safetensors", "gguf", "dummy"),
     )
+    weight_cache: str = flag(
+        "auto",
+        "model",
+        "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
+        "cache directory, off = convert every time",
+    )
     dtype: str = flag(
         "auto",
         "model",
@@ -238,7 +244,25 @@ class Config:
 
     # --- transfer
     transport: str = flag(
-        "auto", "transfer", "how KV moves between nodes; auto = shm on one host, else tcp", ("auto", "shm", "tcp")
+        "auto",
+        "transfer",
+        "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
+        ("auto", "shm", "rdma", "tcp"),
+    )
+    rdma_devices: str = flag(
+        "auto",
+        "transfer",
+        "RDMA devices in the order of the rails, joined by commas: the first of each node are one rail; auto = all",
+        unit="names",
+    )
+    rdma_gid_index: int = flag(
+        -1,
+        "transfer",
+        "GID of the RDMA devices (show_gids lists them); auto = RoCE v2 over IPv4 where there is one",
+        unit="index",
+        least=0,
+        most=255,
+        auto=-1,
     )
 
     # --- api

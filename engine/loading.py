@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,6 +18,7 @@ from engine.model_source import ModelSource
 from engine.resolve import geometry
 from engine.runner import Runner
 from engine.service import KV_REGION
+from engine.weight_cache import WeightCache
 from engine.weights import load
 from net.memory import Region
 
@@ -39,7 +42,7 @@ def load_model(
     called from this thread."""
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress)
+    weights = load(source, getattr(torch, config.dtype), config.device, progress, weight_cache(config))
     model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, kv_geometry.dtype)).view(-1, *kv_geometry.shape)
@@ -50,9 +53,19 @@ def load_model(
 
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     """Its KV stays in this process: plain memory, never registered for transfers."""
-    weights = load(source, getattr(torch, config.dtype), config.device)
+    weights = load(source, getattr(torch, config.dtype), config.device, None, weight_cache(config))
     model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
     shape = geometry(config, source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
+
+
+def weight_cache(config: Config) -> WeightCache | None:
+    """The cache that --weight-cache names."""
+    if config.weight_cache == "off":
+        return None
+    if config.weight_cache != "auto":
+        return WeightCache(Path(config.weight_cache).expanduser())
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")

@@ -19,10 +19,13 @@ from cache.store import Store
 from engine import __version__
 from engine.acceptor import Acceptor
 from engine.config import ROLES, Config
+from engine.draft_source import check_draft
 from engine.flags import UsageError, as_dict
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
+from engine.phases import Phases
 from engine.placing import Placer
+from engine.progress import Progress
 from engine.resolve import disagreement, geometry
 from engine.share import open_share
 from engine.tokenizer import Tokenizer
@@ -30,8 +33,9 @@ from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
+from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
-from net.transfer import TransferEngine
+from net.transfer import TransferEngine, transports
 from sched.admission import Limits
 from sched.member import Member, presets
 from sched.placement import placements
@@ -43,12 +47,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mooncake.node")
 
-TRANSPORTS = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
+TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
+
+
+def rdma_options(config: Config) -> dict[str, Any]:
+    """The arguments of net.rdma.transport.Rdma."""
+    names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
 
 
 class Node:
     """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
-    to join answered (None: this node starts a cluster)."""
+    to join answered (None: this node starts a cluster); `phases` of the start are logged when it is over."""
 
     def __init__(
         self,
@@ -56,13 +66,14 @@ class Node:
         source: ModelSource,
         http_socket: socket.socket,
         cluster: dict[str, Any] | None,
+        phases: Phases,
         draft: ModelSource | None = None,
     ) -> None:
         if config.device == "cuda":
             raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
-        self._draft = draft if "decode" in config.roles else None  # who does not decode needs no guesses
+        self._draft = draft
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
         self.root = root_key(source.fingerprint, self.geometry)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
@@ -70,20 +81,20 @@ class Node:
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self._stalls = StallMonitor(self.metrics.observe_stall)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
-        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
+        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)})
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
         )
         self.engine: Engine | None = None
         self._cluster = cluster
+        self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
         self._gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
         self._gossiping = False
         self._http: HttpServer | None = None
         self._loading: str | None = "starting"
-        self._percent = 0
 
     # --- life
 
@@ -91,26 +102,31 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self._stalls.start()
+        if "rdma" in TRANSPORTS[config.transport]:
+            await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self._gossip.on_up(self._member_up)
         self._gossip.on_down(self._member_down)
         self.channel.on_lost(self._gossip.suspect)
         await self._gossip.start(host, port)
         self._gossiping = True
+        self._phase("network")
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
-        if self._draft is not None:
-            await asyncio.to_thread(self._check_draft, self._draft, tokenizer)
+        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
+        self._phase("tokenizer")
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
         self._http = HttpServer(app)
         await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
+        self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
             self.engine.start()
+            self._phase("engine")
         self._loading = None
-        log.info("ready")
+        log.info("ready after %s", self._phases.line())
 
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
@@ -146,30 +162,16 @@ class Node:
             from engine.engine import Engine
             from engine.loading import load_model
 
-            return Engine, load_model(self.config, self.geometry, self.source, self._draft, self._progress)
+            self._phase("torch")
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
 
         self._loading = "loading weights"
-        begin = time.monotonic()
         engine, loaded = await asyncio.to_thread(load)
-        log.info("weights loaded in %.1f s", time.monotonic() - begin)
+        self._phase("weights")
         return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 
-    def _check_draft(self, draft: ModelSource, tokenizer: Tokenizer) -> None:
-        """The draft model's tokens must mean what the model's mean. Raises UsageError."""
-        ours, theirs = self.source.config.vocab_size, draft.config.vocab_size
-        reason = tokenizer.disagreement(Tokenizer.load(draft)) if ours == theirs else f"{theirs} logits, not {ours}"
-        if reason:
-            raise UsageError(
-                f"--speculative-model {draft.name} does not fit {self.source.name}: its vocabulary has {reason}; "
-                "take a smaller model of the same family"
-            )
-
-    def _progress(self, done: int, total: int) -> None:
-        """Called from the loading thread; ten lines at most."""
-        percent = 100 * done // max(1, total)
-        if percent // 10 > self._percent // 10:
-            log.info("loading weights: %d %%", percent)
-        self._percent = percent
+    def _phase(self, name: str) -> None:
+        self._phases.end(name, time.monotonic())
 
     # --- rooms
 

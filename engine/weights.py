@@ -33,6 +33,7 @@ from engine.model_config import ModelConfig
 from engine.model_error import ModelError
 from engine.model_source import ModelSource
 from engine.safetensors_weights import SafetensorsWeights
+from engine.weight_cache import WeightCache
 
 EMBED_STD = 0.02
 """Of dummy embeddings; other dummy matrices have std 1 / sqrt(in), which keeps activations near 1 at any size."""
@@ -53,11 +54,31 @@ def load(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    cache: WeightCache | None = None,
 ) -> dict[str, Tensor]:
     """All weights in `dtype` on `device`, contiguous. `progress(done, total)` counts bytes in `dtype` and is called
-    from the calling thread. Raises ModelError when a weight is missing, unknown, misshapen or unreadable."""
+    from the calling thread. What is converted from GGUF is kept in `cache`. Raises ModelError when a weight is
+    missing, unknown, misshapen or unreadable."""
+    if cache is None or source.format != "gguf":
+        return _load(source, _open(source), dtype, device, progress)
+    entry = cache.entry(source.path, dtype)
+    if (kept := cache.load(entry)) is not None:
+        return _load(source, KeptWeights(kept), dtype, device, progress)
+    weights = _load(source, _open(source), dtype, device, progress)
+    if cache.entry(source.path, dtype) == entry:  # else somebody replaced the file while it was read
+        cache.save(entry, weights)
+    return weights
+
+
+def _load(
+    source: ModelSource,
+    opened: AbstractContextManager[Reader],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Tensor]:
     wanted = shapes(source.config)
-    with _open(source) as reader:
+    with opened as reader:
         _check(source, wanted, reader.shapes())
 
         def read(name: str) -> Tensor:
@@ -94,6 +115,25 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     layers = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
     return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
+
+
+class KeptWeights:
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> KeptWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 class DummyWeights:

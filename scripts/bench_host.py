@@ -39,7 +39,7 @@ from engine.sampler import sample
 from engine.worker import row_of
 
 PARTS = ("schedule", "rows", "inputs", "sample", "commit")
-MIXES = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
+MIXES: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
 VOCAB = 49152
 GPU_BYTES_PER_S = 4.8e12
 LLAMA_8B_BYTES, LLAMA_8B_KV_BYTES = 16.06e9, 131072

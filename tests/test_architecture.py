@@ -31,6 +31,7 @@ USES = {
 
 # Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
 PURE = (
+    "engine.phases",
     "engine.request",
     "engine.batcher",
     "engine.block_book",
@@ -47,6 +48,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.rails",
+    "net.rdma.send_queue",
     "sched",
 )
 IMPURE_IMPORTS = {
@@ -78,6 +81,7 @@ MAY_TORCH = (
     "engine.runner",
     "engine.safetensors_weights",
     "engine.sampler",
+    "engine.weight_cache",
     "engine.weights",
 )
 # ... these inside a function, for the roles that run a model ...

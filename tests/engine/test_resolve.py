@@ -46,7 +46,7 @@ def test_a_laptop():
     assert config.node_id == "mixed-ab12"
     assert config.served_model_name == "smollm2-135m-instruct"
     assert config.max_model_len == 8192
-    policies = {"tokenizer", "load_format", "attention_backend", "transport", "prefix_fetch"}
+    policies = {"tokenizer", "load_format", "attention_backend", "transport", "prefix_fetch", "rdma_devices"}
     assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
 
 
