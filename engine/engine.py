@@ -163,7 +163,10 @@ class Engine:
             "preemptions": self.batcher.num_preemptions,
             "speculation": self.speculator and self.speculator.state(),
             "draft_model": self.draft and self.draft.state(),
-            "mixed_step": {"factor": self.costs.mixed.factor, "error": self.costs.mixed.error},
+            "mixed_step": {
+                "coefficients": self.costs.mixed.coefficients,
+                "error": self.costs.mixed.error,
+            },
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }

@@ -3,7 +3,8 @@
     prefill-first  prompts whole, decodes wait until none is left (vLLM's first scheduler)
     decode-first   every decode, then prefill up to the step's token budget
     mixed          every decode, then at most a fixed chunk of prefill (Sarathi-Serve, section 4)
-    dynamic        every decode, then the largest chunk with which the step is predicted to stay within a time
+    dynamic        every decode, then the largest chunk with which the step is predicted to stay within a time, or to
+                   take four times as long as its decodes
 
 They are budget policies of one scheduler (engine/batcher.py), not schedulers: a step has a token budget, a policy says
 how much of it prefill may take. On a node that only prefills, all but `mixed` are the same.
@@ -16,7 +17,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LEAST_CHUNK_TOKENS = 32
-"""`dynamic` lets prefill have so many tokens even when decodes alone use up the time: prompts must not starve."""
+"""`dynamic` lets prefill have so many tokens whatever is predicted: prompts must not starve."""
+
+SLOWDOWN = 4.0
+"""`dynamic` lets a step take this many times its decodes, even beyond the wanted time: where decoding alone nearly
+uses that up, tiny chunks would multiply the time to first token and hardly help the streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,9 @@ class MixedChunks:
 class ChunkPredictor(Protocol):
     """Knows step times; sched.step_cost.StepModel is one."""
 
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        """A step of decodes alone."""
+
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
         """Most prefill tokens with which such a step takes at most `seconds`; may be negative."""
 
@@ -88,7 +96,9 @@ class DynamicChunks:
     def prefill_tokens(self, load: StepLoad) -> int:
         if not load.decodes:
             return load.budget
-        chunk = self._predictor.largest_chunk(self.tbt_s, load.decodes, load.decode_context, load.prefill_context)
+        alone = self._predictor.decode_seconds(load.decodes, load.decode_context)
+        seconds = max(self.tbt_s, SLOWDOWN * alone)
+        chunk = self._predictor.largest_chunk(seconds, load.decodes, load.decode_context, load.prefill_context)
         return max(LEAST_CHUNK_TOKENS, chunk)
 
 

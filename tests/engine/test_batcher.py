@@ -13,6 +13,8 @@ from cache.pool import BlockPool, OutOfBlocks
 from engine.batcher import Batcher
 from engine.request import Request, RequestState, SamplingParams
 from engine.step import Step
+from sched.batching import MixedChunks, PrefillFirst
+from sched.queueing import SRPT
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 EOS = 0
@@ -204,6 +206,59 @@ def test_same_request_id_twice_is_refused():
     b.add(0, request("a", [1]))
     with pytest.raises(ValueError, match="already running"):
         b.add(0, request("a", [1]))
+
+
+def test_the_newest_of_the_lowest_class_gives_its_blocks_back():
+    b = batcher(blocks=9, block_size=4, seqs=4, budget=64)
+    names = {"old batch": "batch", "new batch": "batch", "chat": "interactive"}
+    requests = {}
+    for arrival, (name, service_class) in enumerate(names.items()):
+        r = request(name, [arrival + 1] * 8, arrival=arrival, max_tokens=9, ignore_eos=True)
+        r.service_class = service_class
+        requests[name] = r
+        b.add(arrival, r)
+    run_dry(b)
+    assert [r.num_preemptions > 0 for r in requests.values()] == [False, True, False]
+    for i, r in enumerate(requests.values()):
+        assert list(r.output_ids) == alone([i + 1] * 8, 9)
+
+
+def test_prefixes_of_waiting_requests_go_before_a_running_request_does():
+    b = batcher(blocks=6, block_size=4, seqs=2, budget=64)
+    prefix = list(range(1, 9))
+    b.add(0, request("first", prefix, max_tokens=1))
+    run_dry(b)  # two blocks of `prefix` are cached
+    stream = request("stream", [30] * 7, arrival=1, max_tokens=12, ignore_eos=True)
+    b.add(1, stream)
+    run_step(b, 1, b.schedule(1))
+    waits = request("waits", prefix + [9] * 12, arrival=2, max_tokens=1)
+    b.add(2, waits)
+    run_step(b, 2, b.schedule(2))
+    assert len(waits.block_ids) == 2  # it sits on its prefix, and the rest does not fit
+    run_dry(b)
+    assert (b.num_preemptions, stream.finish_reason, waits.finish_reason) == (0, "length", "length")
+
+
+def test_a_short_prompt_passes_a_long_one_at_a_chunk_border():
+    pool = BlockPool(64)
+    b = Batcher(pool, 4, 4, 16, 1000, {EOS}, policy=MixedChunks(8), order=SRPT())
+    b.add(0, request("long", [2] * 40))
+    run_step(b, 0, b.schedule(0))
+    b.add(0.1, request("short", [3] * 8, arrival=0.1))
+    assert [row.request.request_id for row in b.schedule(0.1).rows] == ["short"]
+
+
+def test_prefill_first_lets_streams_wait_for_whole_prompts():
+    b = Batcher(BlockPool(64), 4, 4, 16, 1000, {EOS}, policy=PrefillFirst())
+    b.add(0, request("stream", [1] * 4, max_tokens=9))
+    run_step(b, 0, b.schedule(0))
+    b.add(1, request("long", [2] * 40, arrival=1))
+    steps = []
+    for now in range(1, 5):
+        step = b.schedule(now)
+        steps.append([(row.request.request_id, row.num_tokens) for row in step.rows])
+        run_step(b, now, step)
+    assert steps == [[("long", 16)], [("long", 16)], [("long", 8)], [("stream", 1), ("long", 1)]]
 
 
 def test_several_accepted_tokens_of_one_row_and_rejected_drafts_roll_back():

@@ -33,6 +33,9 @@ PREFIXES = [[token] * 12 for token in (3, 5, 7)]
 
 
 class OneTokenIsOneMs:
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        return decodes / 1000
+
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
         return round(1000 * seconds) - decodes
 
