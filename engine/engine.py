@@ -90,7 +90,7 @@ class Engine:
             (config.prompt_lookup_min, config.prompt_lookup_max),
             config.speculative_length,
             limit,
-            self.costs.decode.estimate,
+            self.costs.verify_cost,
             (lambda: draft.step_seconds) if draft is not None else (lambda: 0.0),
         )
         if draft is not None:

@@ -23,10 +23,11 @@ with probability sum_x min(p(x), q(x)), the best any rule can do. Against it the
                   where the rejection rule has 0.77, 0.64 and 0.42; at 0.7, 0.62, 0.51 and 0.30 against 0.76, 0.62 and
                   0.40. A small difference in one token's probability moves the intervals of all behind it.
 
-How many drafts (--speculative-length auto). With a token's estimated chance a of being right given that those before it
-are, draft j is right with probability a^j. It is added while its tokens per second beat those of the step so far:
-a^j / (cost of one more token) > (expected tokens) / (expected seconds), with step times learnt online (goodput, as in
-Liu et al., arXiv 2406.14066). A large batch, or a request whose drafts keep failing, thus turns speculation off.
+How many drafts (--speculative-length auto). With a request's estimated chance a of a draft token being right given that
+those before it are, draft j is right with probability a^j. Of all depths the one is taken that promises the most tokens
+per second, with the cost of verifying learnt from the node's own steps (engine/costs.py; goodput, as in Liu et al.,
+arXiv 2406.14066). A large batch, or requests whose drafts keep failing, thus turn speculation off. For the comparison some
+steps go without drafts: the first few, then one in sixty-four.
 """
 
 from __future__ import annotations
@@ -48,6 +49,20 @@ PRIOR_WEIGHT = 2.0
 FORGET_TRIED = 0.95
 FORGET_IDLE = 0.98
 """A request whose drafts failed is tried again after some fifty steps without: its text may have changed."""
+
+
+CALIBRATE_STEPS = 6
+CALIBRATE_EVERY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """Seconds of a decode step: without drafts, and what the first draft, each row with one and each token add."""
+
+    plain: float
+    step: float
+    row: float
+    token: float
 
 
 def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
@@ -105,7 +120,7 @@ class Speculator:
     """Plans the drafts of each step and keeps account of them.
 
     method: "ngram" fills the drafts here; "draft" only says how many the draft model shall make (engine/draft.py).
-    step_seconds(tokens, context): time of a step over that many tokens of decoding requests.
+    verify_cost(rows, context): of a step of that many decodes over so many tokens of KV together.
     draft_seconds(): time of one draft token of every row; 0 for n-grams. length: "auto", or "fixed" = all of them."""
 
     def __init__(
@@ -115,7 +130,7 @@ class Speculator:
         lookup: tuple[int, int],
         length: str,
         max_model_len: int,
-        step_seconds: Callable[[int, int], float],
+        verify_cost: Callable[[int, int], VerifyCost],
         draft_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.method = method
@@ -124,8 +139,9 @@ class Speculator:
         self._lookup = lookup
         self._length = length
         self._max_model_len = max_model_len
-        self._step_seconds = step_seconds
+        self._verify_cost = verify_cost
         self._draft_seconds = draft_seconds
+        self._num_steps = 0  # that had decodes
         self._requests: dict[str, _Request] = {}
         self.on_forget: Callable[[str], None] = lambda request_id: None
 
@@ -180,9 +196,12 @@ class Speculator:
         """How many drafts each row gets, at most `most`."""
         if self._length == "fixed" or not rows:
             return list(most)
+        self._num_steps += 1
+        if self._num_steps <= CALIBRATE_STEPS or self._num_steps % CALIBRATE_EVERY == 0:
+            return [0] * len(most)
         rates = [self._of(row.request).acceptance.rate for row in rows]
         context = sum(row.start + 1 for row in rows)
-        return goodput_lengths(most, rates, lambda n: self._step_seconds(n, context), self._draft_seconds())
+        return goodput_lengths(most, rates, self._verify_cost(len(rows), context), self._draft_seconds())
 
     # --- after a step
 
@@ -212,23 +231,29 @@ class Speculator:
 
 
 def goodput_lengths(
-    most: Sequence[int], rates: Sequence[float], step_seconds: Callable[[int], float], draft_seconds: float
+    most: Sequence[int], rates: Sequence[float], cost: VerifyCost, draft_seconds: float = 0.0
 ) -> list[int]:
-    """Draft lengths by the rule above. step_seconds(n): of a step over n tokens; draft_seconds: of one draft token of
-    all rows."""
-    counts = [0] * len(most)
-    num_tokens, expected = len(most), float(len(most))
-    seconds = step_seconds(num_tokens)
-    for j in range(1, max(most, default=0) + 1):
-        per_token = max(0.0, step_seconds(num_tokens + 1) - step_seconds(num_tokens))
-        rate = expected / seconds if seconds > 0 else 0.0
-        chances = [(rates[i] ** j, i) for i in range(len(most)) if most[i] >= j and counts[i] == j - 1]
-        taken = [(chance, i) for chance, i in chances if chance > rate * per_token]
-        gain = sum(chance for chance, _ in taken)
-        cost = len(taken) * per_token + draft_seconds
-        if not taken or gain <= rate * cost:
-            break
-        for _, i in taken:
-            counts[i] = j
-        num_tokens, expected, seconds = num_tokens + len(taken), expected + gain, seconds + cost
-    return counts
+    """Draft lengths, at most `most`, by the rule above. draft_seconds: of one draft token of all rows."""
+    best = [0] * len(most)
+    plain = best_speed = len(most) / cost.plain
+    for depth in range(1, max(most, default=0) + 1):
+        counts = [_worth(min(depth, limit), rate, plain, cost) for limit, rate in zip(most, rates, strict=True)]
+        gain = sum(_expected(rate, count) for rate, count in zip(rates, counts, strict=True))
+        extra = cost.step + cost.row * sum(map(bool, counts)) + cost.token * sum(counts)
+        speed = (len(most) + gain) / (cost.plain + extra + draft_seconds * max(counts))
+        if speed > best_speed:
+            best, best_speed = counts, speed
+    return best
+
+
+def _worth(limit: int, rate: float, plain: float, cost: VerifyCost) -> int:
+    """Length for one row, at most `limit`, that pays for what it adds when `plain` tokens/s can be had without."""
+    count = 0
+    while count < limit and rate ** (count + 1) > plain * cost.token:
+        count += 1
+    return count if _expected(rate, count) > plain * (cost.row + count * cost.token) else 0
+
+
+def _expected(rate: float, count: int) -> float:
+    """Tokens that `count` drafts are expected to add."""
+    return sum(rate**j for j in range(1, count + 1))

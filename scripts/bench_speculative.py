@@ -93,7 +93,19 @@ class Variant:
     method: str
     length: str = "fixed"
     draft: DraftModel | None = None
+    num_tokens: int = 4
     costs: StepCosts = field(default_factory=StepCosts)
+    speculator: Speculator | None = None
+
+    def __post_init__(self) -> None:
+        draft = self.draft
+        if self.method != "none":
+            self.speculator = Speculator(
+                self.method, self.num_tokens, (2, 4), self.length, 8192, self.costs.verify_cost,
+                (lambda: draft.step_seconds) if draft else (lambda: 0.0),
+            )  # fmt: skip
+            if draft:
+                self.speculator.on_forget = draft.forget
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
@@ -113,10 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     tokenizer = Tokenizer.load(describe(args.model))
     target = runner_of(args.model, args.dtype)
-    variants = [Variant("none", "none"), Variant("ngram auto", "ngram", "auto"), Variant("ngram fixed", "ngram")]
+    k = args.num_speculative_tokens
+    variants = [Variant("none", "none")]
+    variants += [Variant(f"ngram {length}", "ngram", length, None, k) for length in ("auto", "fixed")]
     if args.draft:
         draft = DraftModel(runner_of(args.draft, args.dtype), rejection=True)
-        variants += [Variant(f"draft {length}", "draft", length, draft) for length in ("auto", "fixed")]
+        variants += [Variant(f"draft {length}", "draft", length, draft, k) for length in ("auto", "fixed")]
     results: list[Result] = []
     for case, questions in PROMPTS.items():
         prompts = [tokenizer.chat([{"role": "user", "content": text}]) for text in questions]
@@ -171,18 +185,9 @@ def agreement(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> float:
 
 def decode(prompts: Sequence[list[int]], target: Runner, variant: Variant, into: Measured, args: Namespace) -> None:
     """Answer all prompts at once."""
-    speculator, draft = None, variant.draft
-    if variant.method != "none":
-        seconds = (lambda: draft.step_seconds) if draft else (lambda: 0.0)
-        speculator = Speculator(
-            variant.method, args.num_speculative_tokens, (2, 4), variant.length, 8192, variant.costs.decode.estimate,
-            seconds,
-        )  # fmt: skip
-        if draft:
-            speculator.on_forget = draft.forget
     config = target.model.config
     batcher = Batcher(
-        BlockPool(len(target.kv_pool)), BLOCK_SIZE, 64, 1024, 8192, config.eos_token_ids, speculator=speculator
+        BlockPool(len(target.kv_pool)), BLOCK_SIZE, 64, 1024, 8192, config.eos_token_ids, speculator=variant.speculator
     )
     geometry = BlockGeometry(config.num_layers, config.num_kv_heads, config.head_size, BLOCK_SIZE, args.dtype)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
@@ -191,13 +196,13 @@ def decode(prompts: Sequence[list[int]], target: Runner, variant: Variant, into:
     ]
     for request in requests:
         batcher.add(0.0, request)
-    while one_step(batcher, target, variant, speculator, into):
+    while one_step(batcher, target, variant, into):
         pass
     into.texts += [list(request.output_ids) for request in requests]
     batcher.check_integrity()
 
 
-def one_step(batcher: Batcher, target: Runner, variant: Variant, speculator: Speculator | None, into: Measured) -> bool:
+def one_step(batcher: Batcher, target: Runner, variant: Variant, into: Measured) -> bool:
     """As the worker does; False when there is nothing left to do."""
     begin = time.perf_counter()
     step = batcher.schedule(0.0)
@@ -211,9 +216,9 @@ def one_step(batcher: Batcher, target: Runner, variant: Variant, speculator: Spe
     tokens: list[list[int] | None] = []
     for row, chosen in zip(step.rows, sampled, strict=True):
         ids = [token.token_id for token in chosen]
-        if row.draft and speculator is not None:
+        if row.draft and variant.speculator is not None:
             right = accepted(row.draft, ids)
-            speculator.verified(row.request, len(row.draft), right)
+            variant.speculator.verified(row.request, len(row.draft), right)
             into.drafted, into.accepted, ids = into.drafted + len(row.draft), into.accepted + right, ids[: right + 1]
         tokens.append(ids or None)
     done = batcher.commit(0.0, step, tokens)

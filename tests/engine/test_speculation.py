@@ -16,7 +16,7 @@ from engine.costs import StepCosts
 from engine.draft import DraftModel
 from engine.request import Request, SamplingParams
 from engine.reuse import Publisher
-from engine.speculative import Speculator
+from engine.speculative import Speculator, VerifyCost
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
@@ -24,6 +24,7 @@ from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 ROOT = root_key("tiny", BlockGeometry(3, 2, 32, BLOCK_SIZE, "float32"))
 GEOMETRY = BlockGeometry(3, 2, 32, BLOCK_SIZE, "float32")
 MAX_LEN = 400
+COST = VerifyCost(0.01, 0.0, 0.0, 5e-4)
 
 
 class NoPrefix:
@@ -86,7 +87,7 @@ class Engine:
 
 
 def speculator(method: str, k: int, length: str = "fixed", **times: Any) -> Speculator:
-    return Speculator(method, k, (1, 4), length, MAX_LEN, lambda tokens, context: 0.01 + 0.0005 * tokens, **times)
+    return Speculator(method, k, (1, 4), length, MAX_LEN, lambda rows, context: COST, **times)
 
 
 def requests(texts: list[list[int]], **sampling: Any) -> list[Request]:

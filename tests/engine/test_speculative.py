@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
+from engine.costs import StepCosts
 from engine.request import Request, SamplingParams
-from engine.speculative import Acceptance, Speculator, accepted, goodput_lengths
+from engine.speculative import Acceptance, Speculator, VerifyCost, accepted, goodput_lengths
+from engine.step import ScheduledRow, Step
 
+COST = VerifyCost(0.01, 0.0, 0.0, 0.001)
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 
 
 def speculator(method="ngram", num_tokens=4, length="fixed", max_len=1000) -> Speculator:
-    return Speculator(method, num_tokens, (1, 3), length, max_len, lambda tokens, context: 0.01 + 0.001 * tokens)
+    return Speculator(method, num_tokens, (1, 3), length, max_len, lambda rows, context: COST)
 
 
 def batcher(own: Speculator, blocks=16, budget=16, seqs=4) -> Batcher:
@@ -127,39 +130,76 @@ def test_a_draft_model_reserves_room_and_may_fall_short():
 
 
 def test_free_tokens_are_all_taken_and_dear_ones_not():
-    assert goodput_lengths([4, 2], [0.5, 0.5], lambda n: 1.0, 0.0) == [4, 2]
-    assert goodput_lengths([4, 4], [0.5, 0.5], lambda n: 1.0 * n, 0.0) == [0, 0]
-    assert goodput_lengths([4], [1.0], lambda n: 1.0 + 0.1 * n, 0.5) == [4]
-    assert goodput_lengths([4], [1.0], lambda n: 1.0 + 0.1 * n, 1.5) == [0]
-    assert goodput_lengths([], [], lambda n: 1.0, 0.0) == []
+    free, dear = VerifyCost(1.0, 0, 0, 0), VerifyCost(1.0, 0, 0, 1.0)
+    assert goodput_lengths([4, 2], [0.5, 0.5], free) == [4, 2]
+    assert goodput_lengths([4, 4], [0.9, 0.9], dear) == [0, 0]
+    assert goodput_lengths([4], [1.0], free, 0.5) == [4]
+    assert goodput_lengths([4], [1.0], free, 1.5) == [0]
+    assert goodput_lengths([], [], free) == []
+    assert goodput_lengths([1], [0.9], VerifyCost(1.0, 1.0, 0, 0)) == [0]
+    assert goodput_lengths([4], [0.9], VerifyCost(1.0, 1.0, 0, 0)) == [4], "several drafts pay what one does not"
 
 
 def test_large_batches_and_bad_records_speculate_less():
-    def seconds(n: int) -> float:
-        return 0.010 + 0.001 * n
+    def longest(rows: int, rate: float) -> int:
+        cost = VerifyCost(0.010 + 0.001 * rows, 0, 0, 0.001)
+        return max(goodput_lengths([8] * rows, [rate] * rows, cost))
 
-    def total(rows: int, rate: float) -> int:
-        return max(goodput_lengths([8] * rows, [rate] * rows, seconds, 0.0))
-
-    assert [total(n, 0.6) for n in (1, 4, 16, 64)] == sorted((total(n, 0.6) for n in (1, 4, 16, 64)), reverse=True)
-    assert total(1, 0.6) > total(64, 0.6)
-    assert total(4, 0.9) > total(4, 0.5) > total(4, 0.02) == 0
-    assert goodput_lengths([8, 8], [0.9, 0.02], seconds, 0.0)[1] == 0
+    assert [longest(n, 0.6) for n in (1, 4, 16, 64)] == sorted((longest(n, 0.6) for n in (1, 4, 16, 64)), reverse=True)
+    assert longest(1, 0.6) > longest(64, 0.6)
+    assert longest(4, 0.9) > longest(4, 0.5) > longest(4, 0.02) == 0
+    assert goodput_lengths([8, 8], [0.9, 0.02], VerifyCost(0.01, 0, 0, 0.001))[1] == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.floats(0.01, 1.0)), min_size=1, max_size=5), st.floats(0, 0.01))
-def test_every_round_of_drafts_raises_tokens_per_second(rows, draft_seconds):
+seconds = st.floats(0, 0.01)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.floats(0.01, 1.0)), min_size=1, max_size=5),
+    st.builds(VerifyCost, st.floats(1e-3, 0.1), seconds, seconds, seconds),
+    seconds,
+)
+def test_the_lengths_promise_at_least_what_no_drafts_and_full_ones_of_all_worthy_rows_do(rows, cost, draft_seconds):
     most, rates = [m for m, _ in rows], [r for _, r in rows]
 
     def speed(counts: list[int]) -> float:
         expected = sum(sum(rate**j for j in range(n + 1)) for n, rate in zip(counts, rates, strict=True))
-        return expected / (0.01 + 0.002 * (len(rows) + sum(counts)) + draft_seconds * max(counts))
+        extra = cost.row * sum(map(bool, counts)) + cost.token * sum(counts) + draft_seconds * max(counts)
+        return expected / (cost.plain + extra + (cost.step if any(counts) else 0))
 
-    counts = goodput_lengths(most, rates, lambda n: 0.01 + 0.002 * n, draft_seconds)
+    counts = goodput_lengths(most, rates, cost, draft_seconds)
     assert all(0 <= n <= m for n, m in zip(counts, most, strict=True))
-    if max(counts):
-        fewer = [min(n, max(counts) - 1) for n in counts]
-        assert speed(counts) >= speed(fewer) * (1 - 1e-9)
+    assert speed(counts) >= speed([0] * len(most)) * (1 - 1e-9)
+    if any(counts):
+        assert speed(counts) >= speed([min(n, max(counts) - 1) for n in counts]) * (1 - 1e-9)
+
+
+def test_what_drafts_cost_is_learnt_beside_plain_steps():
+    """Plain steps 10 ms + 1 ms per row; drafts 3 ms more, 1 ms per row with some, 0.2 ms per token."""
+    costs = StepCosts()
+    for i in range(120):
+        own = 1 + i % 4
+        requests = [Request(f"r{n}", [1] * 60, 50, SamplingParams(), 0.0, ROOT) for n in range(own)]
+        drafts = [(i + n) % 5 if i % 3 else 0 for n in range(own)]
+        rows = [ScheduledRow(r, 59, 1 + d, True, d, [1] * d) for r, d in zip(requests, drafts, strict=True)]
+        took = 0.010 + 0.001 * own + (0.003 if any(drafts) else 0) + 0.001 * sum(map(bool, drafts)) + 2e-4 * sum(drafts)
+        costs.observe(Step(rows), took)
+    cost = costs.verify_cost(2, 120)
+    assert cost.plain == pytest.approx(0.012, rel=0.05)
+    assert cost.step + 2 * cost.row + 6 * cost.token == pytest.approx(0.003 + 0.002 + 0.0012, rel=0.15)
+
+
+def test_automatic_lengths_begin_with_plain_steps():
+    own = speculator(length="auto")
+    b = batcher(own)
+    start(b, "a", [1, 2] * 3, 1)
+    seen = []
+    for now in range(1, 12):
+        step = b.schedule(now)
+        seen.append(step.rows[0].num_drafts)
+        draft = step.rows[0].draft
+        b.commit(now, step, [(*draft, 1 + now % 2)] if not draft else [(*draft, draft[-2])])
+    assert seen[:6] == [0] * 6 and max(seen) > 0
 
 
 def test_acceptance_is_learnt_and_forgotten():
