@@ -50,6 +50,9 @@ FORGET_TRIED = 0.95
 FORGET_IDLE = 0.98
 """A request whose drafts failed is tried again after some fifty steps without: its text may have changed."""
 
+FORGET_OVERALL = 0.995
+"""Per verified row and per idle step: what a new request starts from is learnt from some two hundred rows."""
+
 
 CALIBRATE_STEPS = 6
 CALIBRATE_EVERY = 64
@@ -72,23 +75,24 @@ def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
 
 @dataclass(slots=True)
 class Acceptance:
-    """A request's estimate of the chance that a draft token is right, given that those before it are."""
+    """The chance that a draft token is right, given that those before it are: of a request, or of the whole node."""
 
+    tried: float = FORGET_TRIED
+    unused: float = FORGET_IDLE
     hits: float = 0.0
     tries: float = 0.0
 
     def observe(self, drafted: int, right: int) -> None:
         """Nothing is known of the tokens behind the first wrong one."""
-        self.hits = FORGET_TRIED * self.hits + right
-        self.tries = FORGET_TRIED * self.tries + min(drafted, right + 1)
+        self.hits = self.tried * self.hits + right
+        self.tries = self.tried * self.tries + min(drafted, right + 1)
 
     def idle(self) -> None:
-        self.hits *= FORGET_IDLE
-        self.tries *= FORGET_IDLE
+        self.hits *= self.unused
+        self.tries *= self.unused
 
-    @property
-    def rate(self) -> float:
-        return (self.hits + PRIOR_RATE * PRIOR_WEIGHT) / (self.tries + PRIOR_WEIGHT)
+    def rate(self, prior: float = PRIOR_RATE) -> float:
+        return (self.hits + prior * PRIOR_WEIGHT) / (self.tries + PRIOR_WEIGHT)
 
 
 @dataclass(slots=True)
@@ -142,6 +146,7 @@ class Speculator:
         self._verify_cost = verify_cost
         self._draft_seconds = draft_seconds
         self._num_steps = 0  # that had decodes
+        self._overall = Acceptance(FORGET_OVERALL, FORGET_OVERALL)
         self._requests: dict[str, _Request] = {}
         self.on_forget: Callable[[str], None] = lambda request_id: None
 
@@ -170,6 +175,8 @@ class Speculator:
             blocks.extend(row.request, 1 + count)
             row.num_tokens, row.num_drafts, row.draft = 1 + count, count, draft[:count]
             budget -= count
+        if not any(counts):
+            self._overall.idle()
 
     def _most(self, request: Request) -> int:
         """Drafts and the token behind them may not pass the request's ends."""
@@ -199,7 +206,8 @@ class Speculator:
         self._num_steps += 1
         if self._num_steps <= CALIBRATE_STEPS or self._num_steps % CALIBRATE_EVERY == 0:
             return [0] * len(most)
-        rates = [self._of(row.request).acceptance.rate for row in rows]
+        prior = self._overall.rate()
+        rates = [self._of(row.request).acceptance.rate(prior) for row in rows]
         context = sum(row.start + 1 for row in rows)
         return goodput_lengths(most, rates, self._verify_cost(len(rows), context), self._draft_seconds())
 
@@ -208,6 +216,7 @@ class Speculator:
     def verified(self, request: Request, drafted: int, right: int) -> None:
         """`right` of `drafted` tokens were accepted."""
         self.totals.add(drafted, right)
+        self._overall.observe(drafted, right)
         if (state := self._requests.get(request.request_id)) is not None:
             state.acceptance.observe(drafted, right)
 

@@ -202,15 +202,28 @@ def test_automatic_lengths_begin_with_plain_steps():
     assert seen[:6] == [0] * 6 and max(seen) > 0
 
 
+def test_a_new_request_starts_from_what_others_achieved():
+    own = speculator(length="auto")
+    b = batcher(own, blocks=64, seqs=8)
+    old = start(b, "old", [5, 6, 7, 8], 9)
+    for _ in range(100):
+        own.verified(old, 4, 0)
+    start(b, "new", [1, 2] * 3, 1)
+    for now in range(1, 10):
+        step = b.schedule(now)
+        assert [row.num_drafts for row in step.rows] == [0] * len(step.rows)
+        b.commit(now, step, [(1 + now % 2,)] * len(step.rows))
+
+
 def test_acceptance_is_learnt_and_forgotten():
     a = Acceptance()
-    prior = a.rate
+    prior = a.rate()
     for _ in range(20):
         a.observe(4, 0)
-    assert a.rate < 0.2
+    assert a.rate() < 0.2
     for _ in range(300):
         a.idle()
-    assert a.rate == pytest.approx(prior, abs=0.05)
+    assert a.rate() == pytest.approx(prior, abs=0.05)
     for _ in range(40):
         a.observe(4, 4)
-    assert a.rate > 0.95
+    assert a.rate() > 0.95
