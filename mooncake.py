@@ -47,7 +47,8 @@ GIL_SWITCH_S = 0.001
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one node until SIGINT or SIGTERM. Returns the exit code; 2 = something the user must change."""
+    """Run one node until SIGINT or SIGTERM. Returns the exit code; 1 = it could not go on, 2 = something the user must
+    change."""
     # The engine thread and the event loop share the interpreter lock; 5 ms, the default, is what one waits for the
     # other each time it was given up (around every torch operation).
     sys.setswitchinterval(GIL_SWITCH_S)
@@ -92,7 +93,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
                 await stop.wait()
         finally:
             await node.stop()
-    return 0
+    return 0 if node.engine is None or node.engine.lost is None else 1
 
 
 async def _first(*works: Coroutine[Any, Any, Any]) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +45,13 @@ class Runner:
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
         self._inputs = InputBuilder(block_size, self.device)
+        self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
+        """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
+
+    def follow(self, rows: Sequence[Row]) -> None:
+        """As another rank: compute what rank 0 computes. Which tokens are chosen is its business."""
+        inputs = self._inputs.build(rows)
+        self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows)
 
     def step(self, rows: Sequence[Row], on_layer: Callable[[int], None] | None = None) -> list[list[Sampled]]:
         """Compute every row's KV and choose the tokens it asks for: per row, in the order of `rows`, row.num_samples
@@ -54,7 +63,8 @@ class Runner:
             return []
         began = time.perf_counter()
         inputs = self._inputs.build(rows)
-        logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
+        with self.beside(rows):
+            logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
         chosen = sample(logits, [sampling for _, sampling in wanted])
         if self.device.type != "cpu" and not wanted:

@@ -25,7 +25,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from xxhash import xxh3_128, xxh3_128_hexdigest
@@ -125,8 +124,8 @@ def _write(file: int, key: str, weights: Mapping[str, Tensor]) -> None:
     metadata = {"key": key, "table": _sum_of(table), "sums": ",".join(sums)}
     header = json.dumps({"__metadata__": metadata} | table).encode()
     header += b" " * (-len(header) % 8)
-    for part in (len(header).to_bytes(8, "little"), header, *map(_bytes_of, weights.values())):
-        view = memoryview(part)
+    parts = [memoryview(len(header).to_bytes(8, "little") + header), *map(_bytes_of, weights.values())]
+    for view in parts:
         while view:
             view = view[os.write(file, view) :]
 
@@ -147,7 +146,7 @@ def _read(file: int, key: str) -> dict[str, Tensor]:
     def read(entry: dict[str, Any], sum_: str) -> Tensor:
         begin, end = entry["data_offsets"]
         tensor = torch.empty(entry["shape"], dtype=dtypes[entry["dtype"]])
-        view = memoryview(_bytes_of(tensor))
+        view = _bytes_of(tensor)
         at = 0
         while at < len(view) and (got := os.preadv(file, [view[at:]], 8 + length + begin + at)):
             at += got
@@ -160,10 +159,9 @@ def _read(file: int, key: str) -> dict[str, Tensor]:
     return dict(zip(table, tensors, strict=True))
 
 
-def _bytes_of(tensor: Tensor) -> np.ndarray:
+def _bytes_of(tensor: Tensor) -> memoryview:
     """The same memory; a copy only of what is not contiguous or not on the CPU."""
-    data: np.ndarray = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return data
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _sum_of(table: Mapping[str, Any]) -> str:

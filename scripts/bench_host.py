@@ -106,7 +106,7 @@ def one_step(batcher: Batcher, builder: InputBuilder, logits: torch.Tensor, take
     rows = lap([row_of(row, (2,)) for row in step.rows])
     inputs: Inputs = lap(builder.build(rows))
     tokens = lap(sample(logits, [rows[i].sample for i in inputs.order]))
-    lap(batcher.commit(0.0, step, [(token.token_id,) for token in tokens]))
+    lap(batcher.commit(0.0, step, [[token.token_id] for token in tokens]))
     for part, begin, end in zip(PARTS, times, times[1:], strict=False):
         taken[part].append(end - begin)
     return inputs

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from engine import loading, weights
 from engine.config import Config
 from engine.model_source import describe
+from engine.parallel import Shard
 from engine.weight_cache import STALE_S, WeightCache
 
 torch.set_num_threads(1)
@@ -30,12 +31,12 @@ def tiny_gguf(path: Path, seed: int) -> Path:
     writer.add_block_count(2)
     writer.add_feed_forward_length(64)
     writer.add_head_count(2)
-    writer.add_head_count_kv(1)
+    writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(40)
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"attn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32)}
+    shapes = {"attn_norm": (32,), "attn_q": (32, 32), "attn_k": (32, 32), "attn_v": (32, 32), "attn_output": (32, 32)}
     shapes |= {"ffn_norm": (32,), "ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
     named = {f"blk.{i}.{name}.weight": shape for i in range(2) for name, shape in shapes.items()}
     named |= {"token_embd.weight": (40, 32), "output_norm.weight": (32,)}
@@ -77,6 +78,16 @@ def test_the_second_start_reads_what_the_first_converted(source, cache, dtype, m
     assert same(first, second)
     assert progress[-1][0] == progress[-1][1] == sum(tensor.nbytes for tensor in first.values())
     assert same(second, {name: load_file(entry)[name] for name in second}), "any safetensors reader can open it"
+
+
+def test_ranks_cut_their_parts_from_an_entry_and_make_none(source, cache):
+    shards = [Shard(source.config, rank, 2) for rank in range(2)]
+    plain = [weights.load(source, torch.float32, shard=shard) for shard in shards]
+    assert same(weights.load(source, torch.float32, shard=shards[1], cache=cache), plain[1])
+    assert not cache.folder.exists()
+    weights.load(source, torch.float32, cache=cache)
+    for shard, own in zip(shards, plain, strict=True):
+        assert same(weights.load(source, torch.float32, shard=shard, cache=cache), own)
 
 
 def test_each_dtype_has_its_own_entry(source, cache):
