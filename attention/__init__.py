@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from attention import custom
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
@@ -31,7 +32,10 @@ __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
 def choose(name: str, device: str) -> AttentionBackend:
-    """The backend called `name`; 'auto' is the fastest that runs on `device` ("cpu", "cuda"). Raises ValueError."""
+    """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
+    ("cpu", "cuda"). Raises ValueError."""
+    if custom.is_file(name):
+        return custom.load(name)
     if name == "auto":
         name = "torch"  # the only fast one so far, on every device
     if name not in backends:

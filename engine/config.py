@@ -25,11 +25,13 @@ def flag(
     least: float | None = None,
     most: float | None = None,
     auto: int | None = None,
+    file: bool = False,
 ) -> Any:
     """A Config field that becomes a command-line flag.
 
     `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
     `auto` is the number that means "let engine.resolve choose"; on the command line it is spelt 'auto'.
+    `file`: beside its choices the flag takes FILE.py or FILE.py:NAME.
     """
     metadata = {
         "group": group,
@@ -39,6 +41,7 @@ def flag(
         "least": least,
         "most": most,
         "auto": auto,
+        "file": file,
     }
     return field(default=default, metadata=metadata)
 
@@ -153,7 +156,11 @@ class Config:
         auto=0,
     )
     attention_backend: str = flag(
-        "auto", "engine", "attention implementation", ("auto", "reference", "torch", "triton")
+        "auto",
+        "engine",
+        "attention implementation, or your own: FILE.py:NAME",
+        ("auto", "reference", "torch", "triton"),
+        file=True,
     )
     speculative_method: str = flag(
         "none",

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from attention import choose
+from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
 from engine.config import Config
 from engine.draft import DraftModel
+from engine.flags import UsageError
 from engine.model import Model
 from engine.model_source import ModelSource
 from engine.parallel import Ranks, Shard
@@ -42,7 +43,7 @@ def load_model(
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
-    called from this thread. Raises ModelError."""
+    called from this thread. Raises ModelError, UsageError."""
     drafts = None if draft is None else _load_draft(config, draft)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     if config.tensor_parallel_size == 1:
@@ -76,7 +77,7 @@ def load_rank(
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        choose(config.attention_backend, config.device),
+        _backend(config),
         config.device,
         ranks=None if join is None else join(),
     )
@@ -89,7 +90,7 @@ def load_rank(
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
     weights = load(source, getattr(torch, config.dtype), config.device, cache=weight_cache(config))
-    model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
+    model = Model(source.config, weights, _backend(config), config.device)
     shape = geometry_of(config, source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
@@ -104,3 +105,10 @@ def weight_cache(config: Config) -> WeightCache | None:
         return WeightCache(Path(config.weight_cache).expanduser())
     user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return WeightCache(Path(user).expanduser() / "mooncake" / "weights")
+
+
+def _backend(config: Config) -> AttentionBackend:
+    try:
+        return choose(config.attention_backend, config.device)
+    except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
