@@ -38,7 +38,8 @@ from net.sockets import ListenError, listen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one node until SIGINT or SIGTERM. Returns the exit code; 2 = something the user must change."""
+    """Run one node until SIGINT or SIGTERM. Returns the exit code; 1 = it could not go on, 2 = something the user must
+    change."""
     # libgomp's spinning threads starve every other process on the same cores; read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -72,7 +73,7 @@ async def serve(config: Config, source: ModelSource) -> int:
                 await stop.wait()
         finally:
             await node.stop()
-    return 0
+    return 0 if node.engine is None or node.engine.lost is None else 1
 
 
 async def _first(*works: Coroutine[Any, Any, Any]) -> None:

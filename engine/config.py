@@ -129,6 +129,14 @@ class Config:
         "where the model runs; auto = cpu (KV in GPU memory cannot be transferred yet, so cuda is refused)",
         ("auto", "cpu", "cuda"),
     )
+    tensor_parallel_size: int = flag(
+        1,
+        "engine",
+        "processes of this node that share the model's heads and MLP columns, and --num-threads",
+        unit="ranks",
+        least=1,
+        most=1024,
+    )
     num_threads: int = flag(
         0,
         "engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -43,6 +44,7 @@ class Engine:
         self._config = config
         self._transfer = transfer
         self.region = loaded.region
+        self._processes = loaded.processes
         store.attach(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
         self.costs = StepCosts()
@@ -81,7 +83,14 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
+        if self._processes is not None:
+            await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
+
+    @property
+    def lost(self) -> str | None:
+        """Why this engine cannot compute any more; None while it can."""
+        return None if self._processes is None else self._processes.lost
 
     # --- what others are told
 

@@ -12,6 +12,8 @@ from cache.block import BlockGeometry
 from engine.config import Config
 from engine.model import Model
 from engine.model_source import ModelSource
+from engine.parallel import Ranks, Shard
+from engine.rank_processes import RankProcesses
 from engine.runner import Runner
 from engine.service import KV_REGION
 from engine.weights import load
@@ -23,6 +25,7 @@ class LoadedModel:
     runner: Runner
     region: Region  # the KV arena
     eos_token_ids: tuple[int, ...]
+    processes: RankProcesses | None  # of the other ranks
 
 
 def load_model(
@@ -31,11 +34,44 @@ def load_model(
     source: ModelSource,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """`progress(done, total)` in bytes of weights, called from this thread."""
-    torch.set_num_threads(config.num_threads)
-    torch.set_grad_enabled(False)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress)
-    model = Model(source.config, weights, choose(config.attention_backend, config.device), config.device)
+    """`progress(done, total)` in bytes of weights, called from this thread. Raises ModelError."""
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
+    if config.tensor_parallel_size == 1:
+        runner = load_rank(config, geometry, source, region, progress=progress)
+        return LoadedModel(runner, region, source.config.eos_token_ids, None)
+    processes = RankProcesses(config, geometry, source, region)
+    try:
+        runner = load_rank(config, geometry, source, region, 0, processes.join, progress)
+    except BaseException:
+        processes.close()
+        raise
+    runner.beside = processes.step
+    return LoadedModel(runner, region, source.config.eos_token_ids, processes)
+
+
+def load_rank(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    region: Region,
+    rank: int = 0,
+    join: Callable[[], Ranks] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Runner:
+    """One rank's runner: its weights, and its heads of the arena's blocks. `join` connects the ranks and is called once
+    the weights are there; None = there is one rank, with everything."""
+    torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
+    torch.set_grad_enabled(False)
+    shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
+    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard)
+    model = Model(
+        source.config if shard is None else shard.config,
+        weights,
+        choose(config.attention_backend, config.device),
+        config.device,
+        ranks=None if join is None else join(),
+    )
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
-    return LoadedModel(Runner(model, kv, geometry.block_size, config.device), region, source.config.eos_token_ids)
+    if shard is not None:
+        kv = kv[:, :, :, shard.kv_heads]
+    return Runner(model, kv, geometry.block_size, config.device)

@@ -43,6 +43,13 @@ def resolve(
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
     of the node to join: a joiner adopts its dtype, because block keys are rooted in it. Raises UsageError."""
     device = _device(config, machine)
+    if _runs_model(config) and (reason := model.indivisible(config.tensor_parallel_size)):
+        raise UsageError(f"--tensor-parallel-size {config.tensor_parallel_size}: {reason}")
+    if config.tensor_parallel_size > 1 and device == "cuda":
+        raise UsageError(
+            "--tensor-parallel-size: a KV block spread over several GPUs cannot be transferred yet; "
+            "use one GPU, or --device cpu"
+        )
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     block_bytes = geometry(config, model, kv_dtype).block_bytes
@@ -116,7 +123,7 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
         return config.kv_cache_bytes
     if device == "cpu" or machine.gpu is None:
         return min(CPU_KV_BYTES, machine.free_bytes // 8)
-    gpu, weights = machine.gpu, num_parameters(model) * type_bytes[dtype]
+    gpu, weights = machine.gpu, model.num_parameters * type_bytes[dtype]
     used = gpu.total_bytes - gpu.free_bytes
     left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - GPU_RESERVE_BYTES
     if left <= 0:
@@ -125,15 +132,6 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
             f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
         )
     return left
-
-
-def num_parameters(model: ModelConfig) -> int:
-    """Weights of a Llama-family model, norms and biases left out."""
-    attention = 2 * model.hidden_size * (model.num_heads + model.num_kv_heads) * model.head_size
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    total: int = model.num_layers * (attention + mlp) + embeddings
-    return total
 
 
 def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:

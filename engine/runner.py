@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,6 +66,13 @@ class Runner:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
+        self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
+        """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
+
+    def follow(self, rows: Sequence[Row]) -> None:
+        """As another rank: compute what rank 0 computes. Which tokens are chosen is its business."""
+        inputs = build_inputs(rows, self.block_size, self.device)
+        self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows)
 
     def step(self, rows: Sequence[Row], on_layer: Callable[[int], None] | None = None) -> list[Sampled | None]:
         """Compute every row's KV and choose a token for those that have `sample`; results in the order of `rows`.
@@ -74,7 +83,8 @@ class Runner:
             return []
         began = time.perf_counter()
         inputs = build_inputs(rows, self.block_size, self.device)
-        logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
+        with self.beside(rows):
+            logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
         sampled_rows = [i for i in inputs.order if rows[i].sample is not None]
         chosen = sample(logits, [row.sample for row in (rows[i] for i in sampled_rows) if row.sample is not None])
         if self.device.type != "cpu":

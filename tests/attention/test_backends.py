@@ -51,12 +51,12 @@ class Case:
                 token = torch.randn(2, kv_heads, size, generator=generator).to(dtype)
                 self.kv[block, :, :, position % block_size] = token
 
-    def run(self, name: str, dtype: torch.dtype) -> Tensor:
+    def run(self, name: str, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0) -> Tensor:
         """Write and attend with inputs and pool in `dtype`."""
         backend, kv = backends[name](), self.kv.to(dtype)
         plan = backend.plan(self.batch)
         backend.write_kv(self.k.to(dtype), self.v.to(dtype), kv, self.batch, plan)
-        return backend.attend(self.q.to(dtype), kv, self.batch, plan, self.scale)
+        return backend.attend(self.q.to(dtype), kv, self.batch, plan, self.scale, window=window, soft_cap=soft_cap)
 
 
 def ragged_batch(mix: list[tuple[int, int]], block_size: int, generator: torch.Generator) -> RaggedBatch:
@@ -96,6 +96,32 @@ def test_no_further_from_the_truth_than_twice_plain_torch(heads, kv_heads, size,
         ours = (case.run("torch", dtype).double() - truth).abs().max()
         assert truth.isfinite().all()
         assert ours <= 2 * plain + SLACK, f"{name}: {ours:.2e}, plain torch {plain:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (16, 0.0), (20, 0.0), (20, 2.0), (0, 2.0), (10_000, 0.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (8, 1, 80)])
+@pytest.mark.parametrize("backend", [name for name in ON_CPU if name != "reference"])
+def test_windows_and_soft_caps(backend, heads, kv_heads, size, window, soft_cap, dtype):
+    """The same rule, for every backend of the CPU."""
+    for name in ("ragged decodes", "prefix and chunk", "everything"):
+        case = Case([*MIXES[name], (300, 9)], heads, kv_heads, size, 16, dtype)
+        truth = case.run("reference", torch.float64, window, soft_cap)
+        plain = (case.run("reference", dtype, window, soft_cap).double() - truth).abs().max()
+        ours = (case.run(backend, dtype, window, soft_cap).double() - truth).abs().max()
+        assert truth.isfinite().all()
+        assert ours <= 2 * plain + SLACK, f"{name}: {ours:.2e}, plain torch {plain:.2e}"
+
+
+def test_a_window_gathers_its_blocks_only():
+    """Decodes: a window and the rest of its first block. Chunks: pieces of a window over a window."""
+    batch = ragged_batch([(1, 999), (1, 500), (1, 3), (400, 600)], 16, torch.Generator().manual_seed(1))
+    cut = TorchBackend().plan(batch).cut(150)
+    assert sum(len(group.blocks) for group in cut.groups) <= 2 * 11 + 1
+    assert [(chunk.first_row, chunk.q_len) for chunk in cut.chunks] == [(3, 150), (153, 150), (303, 100)]
+    assert all(len(chunk.blocks) * 16 <= chunk.q_len + 150 + 32 for chunk in cut.chunks)
+    whole = TorchBackend().plan(batch)
+    assert whole.cut(1000) is whole.cut(0)  # hides nothing
 
 
 def test_reference_is_softmax_attention_by_hand():
@@ -169,8 +195,9 @@ def test_large_batches_split_into_several_groups():
     mix = [(1, 60 + i % 5) for i in range(20)] + [(1, 2)] * 3
     batch = ragged_batch(mix, 16, torch.Generator().manual_seed(1))
     plan = TorchBackend().plan(batch)
-    assert [len(group.rows) for group in plan.groups] == [20, 3]
-    assert plan.groups[1].visible is None and plan.groups[1].unused is None
+    groups = plan.cut(0).groups
+    assert [len(group.rows) for group in groups] == [20, 3]
+    assert groups[1].visible is None and groups[1].unused is None
 
 
 def test_choose_names_the_choices():

@@ -8,12 +8,13 @@ from transformers import LlamaForCausalLM
 from attention import choose
 from engine.model import Model
 from engine.request import SamplingParams
-from engine.rope import frequencies
+from engine.rope import Rope
 from engine.runner import Row, Runner
 from engine.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 
 GEOMETRIES = [(kv * group, kv, size) for kv, group in ((3, 1), (2, 3), (1, 8)) for size in (32, 64, 80, 128)]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}  # float32; logits are of the order of 10
 
 
@@ -69,25 +70,26 @@ def test_logits_and_greedy_tokens_equal_transformers(heads, kv_heads, head_size,
 
 @pytest.mark.parametrize(
     "scaling",
-    [LLAMA3, {"rope_type": "linear", "factor": 4.0}, None],
-    ids=["llama3", "linear", "default"],
+    [
+        LLAMA3,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        YARN,
+        YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 1.3},
+        YARN | {"mscale": 0.8, "mscale_all_dim": 0.4},
+        None,
+    ],
+    ids=["llama3", "linear", "dynamic", "yarn", "yarn-fine", "yarn-mscale", "default"],
 )
 def test_rope_scaling(scaling):
     theirs = tiny(rope_scaling=scaling)
     ids = tokens(150)
     config = our_config(theirs)
-    torch.testing.assert_close(
-        frequencies(config, torch.device("cpu")), theirs.model.rotary_emb.inv_freq, rtol=2e-6, atol=0
-    )
+    rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, torch.device("cpu"))
+    torch.testing.assert_close(rope.frequency, theirs.model.rotary_emb.inv_freq, rtol=2e-6, atol=0)
+    assert rope.magnitude == pytest.approx(theirs.model.rotary_emb.attention_scaling)
     logits = logits_of(runner(theirs), [Row(ids, 0, blocks_for(150))])
     torch.testing.assert_close(logits, their_logits(theirs, ids), **TOLERANCE)
-
-
-def test_unknown_rope_scaling_is_refused():
-    config = our_config(tiny())
-    object.__setattr__(config, "rope_scaling", {"rope_type": "yarn"})
-    with pytest.raises(ValueError, match="'yarn' is not implemented; known: default, linear, llama3"):
-        frequencies(config, torch.device("cpu"))
 
 
 def test_attention_bias():

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention import choose
+from engine.hf_config import from_hf
 from engine.model import Model
 from engine.model_config import ModelConfig
 from engine.runner import Row, Runner, build_inputs
@@ -71,7 +72,7 @@ def tiny(
 
 
 def our_config(theirs: LlamaForCausalLM) -> ModelConfig:
-    return ModelConfig.from_hf(theirs.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+    return from_hf(theirs.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
 
 
 def our_weights(theirs: LlamaForCausalLM) -> dict[str, Tensor]:
