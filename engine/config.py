@@ -159,7 +159,7 @@ class Config:
         "auto",
         "engine",
         "attention implementation, or your own: FILE.py:NAME",
-        ("auto", "reference", "torch", "triton"),
+        ("auto", "cpu", "reference", "torch", "triton"),
         file=True,
     )
     speculative_method: str = flag(

@@ -77,7 +77,7 @@ def load_rank(
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        _backend(config),
+        _backend(config, source.config.head_size),
         config.device,
         ranks=None if join is None else join(),
     )
@@ -90,11 +90,18 @@ def load_rank(
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
     weights = load(source, getattr(torch, config.dtype), config.device, cache=weight_cache(config))
-    model = Model(source.config, weights, _backend(config), config.device)
+    model = Model(source.config, weights, _backend(config, source.config.head_size), config.device)
     shape = geometry_of(config, source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
+
+
+def _backend(config: Config, head_size: int) -> AttentionBackend:
+    try:
+        return choose(config.attention_backend, config.device, head_size)
+    except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
 
 
 def weight_cache(config: Config) -> WeightCache | None:
@@ -105,10 +112,3 @@ def weight_cache(config: Config) -> WeightCache | None:
         return WeightCache(Path(config.weight_cache).expanduser())
     user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return WeightCache(Path(user).expanduser() / "mooncake" / "weights")
-
-
-def _backend(config: Config) -> AttentionBackend:
-    try:
-        return choose(config.attention_backend, config.device)
-    except ValueError as error:  # not on this device, not installed, or no such file
-        raise UsageError(str(error)) from error

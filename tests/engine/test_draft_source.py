@@ -25,7 +25,7 @@ def test_a_vocabulary_that_differs_is_refused(tiny_gguf):
     swapped = describe(
         str(tiny_gguf(metadata={"tokenizer.ggml.tokens": tokens + TINY_TOKENS[2:]}, name="swapped.gguf"))
     )
-    with pytest.raises(UsageError, match="does not fit tiny: its vocabulary has .* take a smaller model"):
+    with pytest.raises(UsageError, match=r"does not fit tiny: its vocabulary has .* take a smaller model"):
         check_draft(swapped, ours, tokenizer)
 
 

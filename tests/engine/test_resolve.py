@@ -50,6 +50,7 @@ def test_a_laptop():
         "transport",
         "prefix_fetch",
         "rdma_devices",
+        "speculative_length",
     }
     assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
 
