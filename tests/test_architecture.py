@@ -35,7 +35,10 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.ngram",
     "engine.resolve",
+    "engine.speculative",
+    "engine.uniform",
     "engine.seats",
     "engine.step",
     "engine.timeline",
@@ -65,6 +68,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.draft",
     "engine.gguf_weights",
     "engine.host_draw",
     "engine.inputs",
@@ -79,6 +83,7 @@ MAY_TORCH = (
     "engine.parallel",
     "engine.rank_processes",
     "engine.rank_worker",
+    "engine.rejection",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",
