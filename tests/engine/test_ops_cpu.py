@@ -308,7 +308,7 @@ def test_the_embedded_model(ops, embedded, embedded_weights, embedded_tokenizer)
     ours, greedy = runner(torch.bfloat16, ops), SamplingParams(temperature=0, ignore_eos=True)
     start = 0
     for _ in range(8):
-        (sampled,) = ours.step([Row(ids[start:], start, blocks, SamplingRow(greedy, list(ids), len(prompt)))])
+        ((sampled,),) = ours.step([Row(ids[start:], start, blocks, SamplingRow(greedy, list(ids), len(prompt)))])
         start = len(ids)
         ids.append(sampled.token_id)
     assert embedded_tokenizer.decode(ids[len(prompt) :]).startswith("The capital of France is Paris.")
