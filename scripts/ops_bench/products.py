@@ -21,7 +21,7 @@ SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HI
 ROTATE_BYTES = 256 << 20
 """Weights of one shape rotate over this many bytes, as a step goes over a model: few of them are in a cache."""
 
-SECONDS = 0.25  # of repetitions per figure; the shortest counts
+SECONDS = 0.15  # of repetitions per figure; the shortest counts
 
 
 def limits(threads: int) -> dict[str, float]:
