@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from net.errors import PeerLost, PeerRefused
-from net.memory import Region
-from net.spans import Run
 from net.turns import Turns
-from net.wire import HEADER_MAX, Buffer, Decoder, Frame, FrameError, Header, allocate, encode, head
+from net.wire import HEADER_MAX, Buffer, Decoder, Frame, FrameError, Header, allocate, encode, head, nbytes_of
 
 log = logging.getLogger("mooncake.net")
 
@@ -32,7 +29,7 @@ UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
 BURST = 1 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
 SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
-SENDFILE_MIN = 64 << 10  # bytes of a piece that goes by sendfile: one copy less, but more work per page
+AHEAD_MIN = 32 << 10  # bytes of a payload whose header leaves first, so that the peer wakes up while we copy
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
 
@@ -91,7 +88,6 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = False
         self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
         self.turns = Turns()
-        self._fd = -1
         self._burst = 0  # bytes received since `_rested`
         self._late = loop.call_later(HELLO_S, self._break, f"no hello within {HELLO_S:g} s")
 
@@ -116,30 +112,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
             self._break("the peer does not read")
 
-    def send_from(self, header: Header, region: Region, pieces: Sequence[Run]) -> None:
-        """Queue one frame with these bytes of the region, without copying them in this process: they must not change
-        until the peer has received them. Large pieces of a shared region go by sendfile, as far as the socket takes
-        them. Follow it with `drain`. Raises PeerLost."""
-        memory, memfd = region.memory, region.memfd
-        nbytes = sum(length for _, length in pieces)
-        if memfd is None or nbytes < SENDFILE_MIN:
-            self._write([head(header, nbytes), *(memory[offset : offset + length] for offset, length in pieces)])
-            return
-        self._write([head(header, nbytes)])
-        for offset, length in pieces:
-            sent = self._sendfile(memfd, offset, length) if length >= SENDFILE_MIN else 0
-            if sent < length:
-                self._write([memory[offset + sent : offset + length]])
-
-    def _sendfile(self, memfd: int, offset: int, length: int) -> int:
-        """How much of it the socket took; nothing when something else is queued before it."""
-        transport = self._transport
-        if transport is None or self._ended or transport.get_write_buffer_size():
-            return 0
-        try:
-            return os.sendfile(self._fd, memfd, offset, length)
-        except OSError:  # full, or broken: the transport will find out
-            return 0
+    def send_views(self, header: Header, views: Sequence[memoryview], before: bytes = b"") -> None:
+        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`.
+        `before` is an encoded frame that leaves in the same segment."""
+        nbytes = views[0].nbytes if len(views) == 1 else sum(map(nbytes_of, views))
+        start = before + head(header, nbytes)
+        if nbytes >= AHEAD_MIN:
+            self._write([start])
+            self._write(views)
+        else:
+            self._write([start, *views])
 
     async def drain(self) -> None:
         """Wait until the peer keeps up again. Raises PeerLost."""
@@ -217,7 +199,6 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         sock = self._transport.get_extra_info("socket")
-        self._fd = sock.fileno()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (*KEEPALIVE, (socket.TCP_USER_TIMEOUT, SILENCE_MS), (socket.TCP_NODELAY, 1)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)

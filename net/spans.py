@@ -116,21 +116,21 @@ class Cursor:
 
     def take(self, nbytes: int) -> list[memoryview]:
         """Views of the next `nbytes`; ValueError beyond the end."""
-        return [self._memory[offset : offset + length] for offset, length in self.pieces(nbytes)]
-
-    def pieces(self, nbytes: int) -> list[Run]:
-        """`take`, but where the bytes are."""
         if nbytes > self.left:
             raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
         self.left -= nbytes
-        pieces: list[Run] = []
+        if not self.left and len(self._pairs) == 1:  # the most frequent case: the rest of one run
+            offset, length = self._pairs[0]
+            return [self._memory[offset + self._used : offset + length]] if nbytes else []
+        views: list[memoryview] = []
         while nbytes:
             offset, length = self._pairs[self._index]
+            start = offset + self._used
             count = min(length - self._used, nbytes)
-            pieces.append((offset + self._used, count))
+            views.append(self._memory[start : start + count])
             nbytes -= count
             self._used += count
             if self._used == length:
                 self._index += 1
                 self._used = 0
-        return pieces
+        return views

@@ -88,7 +88,7 @@ class Tcp:
             await rail.read(ours, remote, theirs)
         else:
             try:
-                await rail.write(local, ours, remote, theirs)
+                await rail.write(ours, remote, theirs)
             except _Unresponsive as error:
                 self._links.drop(peer_id, str(error))
                 raise asyncio.CancelledError from None
@@ -161,16 +161,16 @@ class _Rail:
         finally:
             self._finish(transfer_id)  # from here on its data goes nowhere
 
-    async def write(self, local: Region, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
+    async def write(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
             if len(theirs) <= FEW_RUNS and at_once(self.connection, min(ours.left, FRAME)):
-                first = ours.pieces(min(ours.left, FRAME))
+                first = ours.take(min(ours.left, FRAME))
                 header = {"op": "write", "id": transfer_id, "region": region, "runs": flat(theirs)}
-                self.connection.send_from(header, local, first)
+                self.connection.send_views(header, first)
             else:
                 self._request("write", transfer_id, region, theirs)
-            await push(self.connection, transfer_id, local, ours, transfer.done.done)
+            await push(self.connection, transfer_id, ours, transfer.done.done)
             await transfer.done
         except asyncio.CancelledError:
             await self._stop(transfer_id, transfer)

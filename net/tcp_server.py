@@ -18,17 +18,14 @@ FEW_RUNS = 64  # that travel in the header of a request
 RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
 
 
-async def push(
-    connection: Connection, transfer_id: int, region: Region, source: Cursor, stopped: Callable[[], bool]
-) -> None:
+async def push(connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool]) -> None:
     """Send all of `source` as data frames, as fast as the peer reads; large ones in turns. Ends early when `stopped`.
     Raises PeerLost; a peer that stops reading is cut off by the connection."""
     while source.left and not stopped():
         await connection.drain()
         await connection.turns.wait()
         if not connection.congested and not stopped():
-            pieces = source.pieces(min(FRAME, source.left))
-            connection.send_from({"op": "data", "id": transfer_id}, region, pieces)
+            connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)))
 
 
 def at_once(connection: Connection, nbytes: int) -> bool:
@@ -110,17 +107,16 @@ class Served:
         except TransferError as error:
             self._fail(transfer_id, str(error))
             return
-        region = self._regions[header["region"]]
         if at_once(self.connection, source.left):
-            self.connection.send_from({"op": "data", "id": transfer_id}, region, source.pieces(source.left))
+            self.connection.send_views({"op": "data", "id": transfer_id}, source.take(source.left))
             return
-        task = asyncio.get_running_loop().create_task(self._answer(transfer_id, region, source))
+        task = asyncio.get_running_loop().create_task(self._answer(transfer_id, source))
         self._reads[transfer_id] = (header["region"], task)
 
-    async def _answer(self, transfer_id: int, region: Region, source: Cursor) -> None:
+    async def _answer(self, transfer_id: int, source: Cursor) -> None:
         try:
             with suppress(PeerLost):
-                await push(self.connection, transfer_id, region, source, lambda: False)
+                await push(self.connection, transfer_id, source, lambda: False)
         finally:
             self._reads.pop(transfer_id, None)
 
