@@ -27,9 +27,8 @@ HELLO_S = 5.0  # from the TCP connection to the end of the hellos
 HELLO_MAX = 64 << 10  # bytes a stranger may make us allocate
 UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
-BURST = 1 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
+BURST = 2 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
 SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
-AHEAD_MIN = 32 << 10  # bytes of a payload whose header leaves first, so that the peer wakes up while we copy
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
 
@@ -88,7 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = False
         self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
         self.turns = Turns()
-        self._burst = 0  # bytes received since `_rested`
+        self._burst = 0  # bytes received in this turn of the loop
         self._late = loop.call_later(HELLO_S, self._break, f"no hello within {HELLO_S:g} s")
 
     def __repr__(self) -> str:
@@ -112,16 +111,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
             self._break("the peer does not read")
 
-    def send_views(self, header: Header, views: Sequence[memoryview], before: bytes = b"") -> None:
-        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`.
-        `before` is an encoded frame that leaves in the same segment."""
-        nbytes = views[0].nbytes if len(views) == 1 else sum(map(nbytes_of, views))
-        start = before + head(header, nbytes)
-        if nbytes >= AHEAD_MIN:
-            self._write([start])
-            self._write(views)
-        else:
-            self._write([start, *views])
+    def send_views(self, header: Header, views: Sequence[memoryview]) -> None:
+        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`."""
+        self._write([head(header, sum(map(nbytes_of, views))), *views])
 
     async def drain(self) -> None:
         """Wait until the peer keeps up again. Raises PeerLost."""
@@ -228,9 +220,12 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
+        if not self._burst:
+            asyncio.get_running_loop().call_soon(self._next_turn)
         self._burst += nbytes
-        if self._burst >= BURST:
-            self._rest()
+        if self._burst >= BURST and self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()  # the loop sees to others before we read on
+            asyncio.get_running_loop().call_soon(self._read_on)
         try:
             for frame in self.decoder.received(nbytes):
                 if self._receiver is not None:
@@ -246,14 +241,10 @@ class Connection(asyncio.BufferedProtocol):
             log.exception("%r: a frame could not be handled", self)
             self._break("internal error")
 
-    def _rest(self) -> None:
-        """Let the loop see to others before we read on."""
+    def _next_turn(self) -> None:
         self._burst = 0
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._rested)
 
-    def _rested(self) -> None:
+    def _read_on(self) -> None:
         if self._transport is not None and not self._ended:
             self._transport.resume_reading()
 
