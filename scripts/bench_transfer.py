@@ -50,15 +50,17 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--batches", default="1,32", help="blocks per call")
     parser.add_argument("--ops", default="read,write")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of one cell in one round")
+    parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
     parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peers installed")
     parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena")
     args = parser.parse_args(arguments)
     args.names = args.only.split(",") if args.only else list(MODULES)
     if unknown := set(args.names) - set(MODULES):
         parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join(MODULES)}")
+    if args.seconds is None:
+        args.seconds = 0.2 if args.quick else 0.4
     if args.quick:
-        args.rounds, args.seconds = 1, 0.2
+        args.rounds = 1
         args.sizes = args.sizes.replace(",64M", "")
     try:
         args.sizes = [int(text[:-1]) * UNITS[text[-1]] for text in args.sizes.split(",")]

@@ -87,7 +87,7 @@ class Node:
         watch = Watch()
         if self._role == "client":
             calls = self.prepare(order["size"], order["calls"])
-            share = [calls[i::STREAMS] for i in range(STREAMS)]
+            share = [calls[i::STREAMS] for i in range(min(STREAMS, len(calls)))]
             await asyncio.gather(*(self._measure(Op(order["op"]), one, order["seconds"]) for one in share))
         else:
             await asyncio.sleep(order["seconds"])
