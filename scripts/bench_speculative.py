@@ -160,7 +160,7 @@ def runner_of(model: str, dtype: str) -> Runner:
     """Over room for 8,192 tokens."""
     source = describe(model)
     config, kind = source.config, getattr(torch, dtype)
-    loaded = Model(config, weights.load(source, kind), attention.choose("auto", "cpu"))
+    loaded = Model(config, weights.load(source, kind), attention.choose("auto", "cpu", config.head_size))
     pool = torch.zeros(512, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size, dtype=kind)
     return Runner(loaded, pool, BLOCK_SIZE)
 
