@@ -125,6 +125,14 @@ class Batcher:
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can run. `commit` must follow before the next call."""
+        before = self.seats.num_preemptions
+        rows = self._choose(now)
+        if not rows and self.seats.num_preemptions > before:  # the last to run gave up its blocks: others fit now
+            rows = self._choose(now)
+        self._in_step = {row.request.request_id for row in rows}
+        return Step(rows) if rows else None
+
+    def _choose(self, now: float) -> list[ScheduledRow]:
         alone = self._policy.decodes_wait
         prefills = self._prefill(now, []) if alone else []
         decodes = [] if prefills else self._decode(now)
@@ -137,9 +145,7 @@ class Batcher:
         if self._speculator is not None:
             left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self.blocks)
-        rows.sort(key=lambda row: row.num_tokens > 1)
-        self._in_step = {row.request.request_id for row in rows}
-        return Step(rows) if rows else None
+        return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def _decode(self, now: float) -> list[ScheduledRow]:
         """One token for each running request whose prompt is done, then for those another node has prefilled."""

@@ -16,6 +16,7 @@ from engine.draft import DraftModel
 from engine.flags import UsageError
 from engine.model import Model
 from engine.model_source import ModelSource
+from engine.ops import choose_ops
 from engine.parallel import Ranks, Shard
 from engine.rank_processes import RankProcesses
 from engine.resolve import geometry as geometry_of
@@ -73,12 +74,15 @@ def load_rank(
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard, weight_cache(config))
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, progress, shard, weight_cache(config))
+    backend = _backend(config, source.config.head_size)
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        _backend(config, source.config.head_size),
+        backend,
         config.device,
+        choose_ops(backend.name, config.device, dtype),
         ranks=None if join is None else join(),
     )
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
