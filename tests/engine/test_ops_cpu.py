@@ -255,7 +255,7 @@ def test_memory_is_aligned_disjoint_and_grows():
 
 def test_choice():
     assert isinstance(choose_ops("cpu", "cpu", torch.bfloat16), CpuOps)
-    for other in (("torch", "cpu", torch.bfloat16), ("cpu", "cpu", torch.float32), ("triton", "cuda", torch.bfloat16)):
+    for other in (("torch", "cpu", torch.bfloat16), ("cpu", "cpu", torch.float32), ("torch", "cuda", torch.bfloat16)):
         assert type(choose_ops(*other)) is TorchOps
 
 
