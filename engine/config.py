@@ -214,6 +214,18 @@ class Config:
         "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
         ("auto", "shm", "rdma", "tcp"),
     )
+    kv_transfer: str = flag(
+        "push",
+        "transfer",
+        "who moves a prompt's KV: the prefill node writes it to the decode node, or the decode node reads it",
+        ("push", "pull"),
+    )
+    kv_overlap: str = flag(
+        "layer",
+        "transfer",
+        "when a prompt's KV moves: each layer while the next is computed, each chunk of the prompt, or all at its end",
+        ("layer", "chunk", "none"),
+    )
     rdma_devices: str = flag(
         "auto",
         "transfer",

@@ -13,10 +13,11 @@ from cache.store import Store
 from engine.batcher import Batcher
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.incoming import KV_REGION
 from engine.loading import LoadedModel
 from engine.request import RequestState
 from engine.reuse import PrefixLoader, Publisher
-from engine.service import KV_REGION, EngineService
+from engine.service import EngineService
 from engine.worker import Worker
 from net.channel import Channel
 from net.metrics import Metrics
@@ -68,7 +69,16 @@ class Engine:
         )
         self.worker = Worker(self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics)
         self.service = EngineService(
-            config.node_id, channel, transfer, self.worker, geometry, config.max_waiting_requests, self.load, metrics
+            config.node_id,
+            channel,
+            transfer,
+            self.worker,
+            geometry,
+            config.max_waiting_requests,
+            self.load,
+            metrics,
+            config.kv_transfer,
+            config.kv_overlap,
         )
         self.worker.on_emissions = self.service.on_emissions
         metrics.set_cache_config(

@@ -10,12 +10,12 @@ import torch
 from attention import choose
 from cache.block import BlockGeometry
 from engine.config import Config
+from engine.incoming import KV_REGION
 from engine.model import Model
 from engine.model_source import ModelSource
 from engine.parallel import Ranks, Shard
 from engine.rank_processes import RankProcesses
 from engine.runner import Runner
-from engine.service import KV_REGION
 from engine.weights import load
 from net.memory import Region
 

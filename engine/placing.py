@@ -45,7 +45,7 @@ class MeasuredLinks:
         """Timeline events of a request that decodes on `decode`."""
         for event in events:
             detail = event["detail"]
-            if event["event"] == "kv_pushed" and detail["bytes"] and detail["seconds"] > 0:
+            if event["event"] == "kv_moved" and detail["bytes"] and detail["seconds"] > 0:
                 self._handovers[event["node"], decode].observe(detail["bytes"], detail["seconds"])
             elif event["event"] == "prefix_fetched" and detail["bytes"] and detail["seconds"] > 0:
                 self._fetches[event["node"]].observe(detail["bytes"], detail["seconds"])

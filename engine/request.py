@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from cache.block import BlockKey, extend_keys
+from engine.intervals import Intervals
 from sched.classes import STANDARD
 
 
@@ -138,6 +139,7 @@ class Request:
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
 
     @property
     def num_tokens(self) -> int:

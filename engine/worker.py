@@ -1,7 +1,7 @@
 """The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat.
 
 The batcher decides and the runner computes; this shell owns the clock, the executor thread and the background
-movement of blocks: prefix loads before a request starts, pushes while it computes, publishing after.
+movement of blocks: prefix loads before a request starts, KV to the decode node while it computes, publishing after.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.push import KvPush
+from engine.kv_transfer import KvTransfer
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
@@ -60,7 +60,7 @@ class Worker:
         self._publisher = publisher
         self._metrics = metrics
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
-        self._pushes: dict[str, KvPush] = {}
+        self._transfers: dict[str, KvTransfer] = {}
         self._preemptions_seen = 0
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -69,11 +69,11 @@ class Worker:
 
     # --- requests
 
-    def add(self, request: Request, push: KvPush | None = None) -> None:
-        """Queue a request; its KV goes out through `push` while it is computed."""
+    def add(self, request: Request, transfer: KvTransfer | None = None) -> None:
+        """Queue a request; its KV leaves through `transfer` while it is computed."""
         self.batcher.add(time.monotonic(), request)
-        if push is not None:
-            self._pushes[request.request_id] = push
+        if transfer is not None:
+            self._transfers[request.request_id] = transfer
         self.wake()
 
     def wake(self) -> None:
@@ -81,15 +81,15 @@ class Worker:
         self._wake.set()
 
     def abort(self, request_id: str) -> Request | None:
-        """End a request; its push, if any, is left to the caller of `take_push`."""
+        """End a request; its transfer, if any, is left to the caller of `take_transfer`."""
         request = self.batcher.abort(time.monotonic(), request_id)
         if request is not None:
             self.wake()
         return request
 
-    def take_push(self, request_id: str) -> KvPush | None:
-        """Hand over the push of a request that has ended."""
-        return self._pushes.pop(request_id, None)
+    def take_transfer(self, request_id: str) -> KvTransfer | None:
+        """Hand over the transfer of a request that has ended."""
+        return self._transfers.pop(request_id, None)
 
     # --- the loop
 
@@ -102,8 +102,8 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(push.stop() for push in self._pushes.values()))
-        self._pushes.clear()
+        await asyncio.gather(*(transfer.stop() for transfer in self._transfers.values()))
+        self._transfers.clear()
         self._executor.shutdown(wait=True)
         for request_id in list(self.batcher.requests):
             self.batcher.abort(time.monotonic(), request_id)
@@ -124,7 +124,10 @@ class Worker:
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
-            self.costs.observe(step, time.monotonic() - begin)
+            end = time.monotonic()
+            self.costs.observe(step, end - begin)
+            for row in step.rows:
+                row.request.steps.add(begin, end, row.num_tokens)
             self._commit(step, sampled)
 
     async def _sleep(self) -> None:
@@ -137,17 +140,17 @@ class Worker:
     def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[Sampled | None]:
         """Runs in the engine thread."""
         rows = [self._row(row.request, row.start, row.num_tokens, row.samples) for row in step.rows]
-        pushes = [
-            (push, row, list(row.request.block_ids))
+        transfers = [
+            (transfer, row, list(row.request.block_ids))
             for row in step.rows
-            if (push := self._pushes.get(row.request.request_id)) is not None
+            if (transfer := self._transfers.get(row.request.request_id)) is not None
         ]
 
         def on_layer(layer: int) -> None:
-            for push, row, block_ids in pushes:
-                loop.call_soon_threadsafe(push.layer_done, block_ids, layer, row.start, row.start + row.num_tokens)
+            for transfer, row, block_ids in transfers:
+                loop.call_soon_threadsafe(transfer.layer_done, block_ids, layer, row.start, row.start + row.num_tokens)
 
-        return self.runner.step(rows, on_layer if pushes else None)
+        return self.runner.step(rows, on_layer if transfers else None)
 
     def _row(self, request: Request, start: int, count: int, samples: bool) -> Row:
         sample = None

@@ -34,6 +34,8 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.intervals",
+    "engine.kv_ready",
     "engine.resolve",
     "engine.seats",
     "engine.step",
