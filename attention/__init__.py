@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 
+from attention import custom
+from attention.cpu_build import Unavailable
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
+
+log = logging.getLogger(__name__)
 
 
 def triton_backend() -> AttentionBackend:
@@ -21,7 +26,20 @@ def triton_backend() -> AttentionBackend:
     return TritonBackend()
 
 
+def cpu_backend() -> AttentionBackend:
+    """The C++ kernels, compiled when they are asked for. Raises ValueError where they cannot be had."""
+    from attention.cpu import CpuBackend
+
+    try:
+        return CpuBackend()
+    except Unavailable as error:
+        raise ValueError(
+            f"attention backend 'cpu' is not available: {error}; choose --attention-backend torch"
+        ) from error
+
+
 backends: dict[str, Callable[[], AttentionBackend]] = {
+    "cpu": cpu_backend,
     "reference": ReferenceBackend,
     "torch": TorchBackend,
     "triton": triton_backend,
@@ -30,12 +48,31 @@ backends: dict[str, Callable[[], AttentionBackend]] = {
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
-def choose(name: str, device: str) -> AttentionBackend:
-    """The backend called `name`; 'auto' is the fastest that runs on `device` ("cpu", "cuda"). Raises ValueError."""
+def choose(name: str, device: str, head_size: int = 64) -> AttentionBackend:
+    """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
+    ("cpu", "cuda") and takes heads of `head_size` elements. Raises ValueError."""
+    if custom.is_file(name):
+        return custom.load(name)
     if name == "auto":
-        name = "torch"  # the only fast one so far, on every device
+        return fastest(device, head_size)
     if name not in backends:
         raise ValueError(f"no attention backend {name!r} for {device}; choose auto, {', '.join(sorted(backends))}")
     if name == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("attention backend 'triton' needs a GPU (or TRITON_INTERPRET=1, for tests); choose torch")
+    if name == "cpu" and device != "cpu":
+        raise ValueError(f"attention backend 'cpu' does not run on {device}; choose torch")
     return backends[name]()
+
+
+def fastest(device: str, head_size: int) -> AttentionBackend:
+    """cpu where it can be had, else torch; the log says why."""
+    if device != "cpu":
+        return TorchBackend()
+    from attention.cpu.backend import check_head_size
+
+    try:
+        check_head_size(head_size)
+        return cpu_backend()
+    except ValueError as error:
+        log.warning("%s. Going on with torch, which is slower.", str(error).partition("; choose")[0])
+        return TorchBackend()

@@ -25,11 +25,13 @@ def flag(
     least: float | None = None,
     most: float | None = None,
     auto: int | None = None,
+    file: bool = False,
 ) -> Any:
     """A Config field that becomes a command-line flag.
 
     `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
     `auto` is the number that means "let engine.resolve choose"; on the command line it is spelt 'auto'.
+    `file`: beside its choices the flag takes FILE.py or FILE.py:NAME.
     """
     metadata = {
         "group": group,
@@ -39,6 +41,7 @@ def flag(
         "least": least,
         "most": most,
         "auto": auto,
+        "file": file,
     }
     return field(default=default, metadata=metadata)
 
@@ -81,6 +84,12 @@ class Config:
         "model",
         "how weights are read; auto = by what --model is; dummy = random weights by --seed from a config.json",
         ("auto", "safetensors", "gguf", "dummy"),
+    )
+    weight_cache: str = flag(
+        "auto",
+        "model",
+        "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
+        "cache directory, off = convert every time",
     )
     dtype: str = flag(
         "auto",
@@ -147,7 +156,11 @@ class Config:
         auto=0,
     )
     attention_backend: str = flag(
-        "auto", "engine", "attention implementation", ("auto", "reference", "torch", "triton")
+        "auto",
+        "engine",
+        "attention implementation, or your own: FILE.py:NAME",
+        ("auto", "cpu", "reference", "torch", "triton"),
+        file=True,
     )
 
     # --- cache

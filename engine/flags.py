@@ -136,7 +136,7 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any]) -> None:
 def _metavar(spec: Field[Any]) -> str:
     meta = spec.metadata
     if meta["choices"]:
-        return "{" + ",".join(meta["choices"]) + "}"
+        return "{" + ",".join([*meta["choices"], *(["FILE.py:NAME"] if meta["file"] else [])]) + "}"
     for unit in ("bytes", "ms"):
         if spec.name.endswith("_" + unit):
             return unit.upper()
@@ -149,6 +149,8 @@ def _reader(spec: Field[Any]) -> Callable[[str], Any]:
     kind = get_type_hints(Config)[spec.name]
 
     def read(text: str) -> Any:
+        if meta["file"] and re.search(r"\.py(:\w+)?$", text):
+            return text
         if meta["choices"]:
             return _chosen(text, meta["choices"])
         if kind not in (int, float):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from attention import choose
+from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
 from engine.config import Config
+from engine.flags import UsageError
 from engine.incoming import KV_REGION
 from engine.model import Model
 from engine.model_source import ModelSource
 from engine.parallel import Ranks, Shard
 from engine.rank_processes import RankProcesses
 from engine.runner import Runner
+from engine.weight_cache import WeightCache
 from engine.weights import load
 from net.memory import Region
 
@@ -34,7 +38,7 @@ def load_model(
     source: ModelSource,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """`progress(done, total)` in bytes of weights, called from this thread. Raises ModelError."""
+    """`progress(done, total)` in bytes of weights, called from this thread. Raises ModelError, UsageError."""
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     if config.tensor_parallel_size == 1:
         runner = load_rank(config, geometry, source, region, progress=progress)
@@ -63,11 +67,11 @@ def load_rank(
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard)
+    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard, weight_cache(config))
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        choose(config.attention_backend, config.device),
+        _backend(config, source.config.head_size),
         config.device,
         ranks=None if join is None else join(),
     )
@@ -75,3 +79,20 @@ def load_rank(
     if shard is not None:
         kv = kv[:, :, :, shard.kv_heads]
     return Runner(model, kv, geometry.block_size, config.device)
+
+
+def _backend(config: Config, head_size: int) -> AttentionBackend:
+    try:
+        return choose(config.attention_backend, config.device, head_size)
+    except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
+
+
+def weight_cache(config: Config) -> WeightCache | None:
+    """The cache that --weight-cache names."""
+    if config.weight_cache == "off":
+        return None
+    if config.weight_cache != "auto":
+        return WeightCache(Path(config.weight_cache).expanduser())
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")

@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from cache.block import BlockKey, extend_keys
+from engine.block_table import BlockTable
 from engine.intervals import Intervals
 from sched.classes import STANDARD
 
@@ -72,6 +75,15 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def has_penalty(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything may change the logits before a token is chosen."""
+        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty
 
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready; `from_wire` is its inverse."""
@@ -140,6 +152,7 @@ class Request:
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
+    table: BlockTable = field(default_factory=BlockTable, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -181,6 +194,10 @@ class Request:
     def block_keys(self, block_size: int) -> list[BlockKey]:
         """Keys of all full blocks of the known tokens."""
         return extend_keys(self.root, self.keys, self.token_ids, block_size)
+
+    def block_table(self) -> np.ndarray:
+        """block_ids as int32; a view that holds until the next call."""
+        return self.table.of(self.block_ids)
 
     def move(self, now: float, state: RequestState, **detail: Any) -> None:
         """Change state and log it; the log is the request's timeline on this node."""

@@ -41,6 +41,7 @@ from engine.model_error import ModelError
 from engine.model_source import ModelSource
 from engine.parallel import Shard
 from engine.safetensors_weights import SafetensorsWeights
+from engine.weight_cache import WeightCache
 
 EMBED_STD = 0.02
 """Of dummy embeddings; other dummy matrices have std 1 / sqrt(in), which keeps activations near 1 at any size."""
@@ -62,13 +63,34 @@ def load(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
+    cache: WeightCache | None = None,
 ) -> dict[str, Tensor]:
     """All weights in `dtype` on `device`, contiguous; with `shard`, one rank's parts of them.
 
-    `progress(done, total)` counts bytes in `dtype`, of whole weights, and is called from the calling thread. Raises
-    ModelError when a weight is missing, unknown, misshapen or unreadable."""
+    `progress(done, total)` counts bytes in `dtype`, of whole weights, and is called from the calling thread. What is
+    converted from GGUF is kept in `cache` (by one that has no shard). Raises ModelError when a weight is missing,
+    unknown, misshapen or unreadable."""
+    if cache is None or source.format != "gguf":
+        return _load(source, _open(source), dtype, device, progress, shard)
+    entry = cache.entry(source.path, dtype)
+    if (kept := cache.load(entry)) is not None:
+        return _load(source, KeptWeights(kept), dtype, device, progress, shard)
+    weights = _load(source, _open(source), dtype, device, progress, shard)
+    if shard is None and cache.entry(source.path, dtype) == entry:  # else somebody replaced the file meanwhile
+        cache.save(entry, weights)
+    return weights
+
+
+def _load(
+    source: ModelSource,
+    opened: AbstractContextManager[Reader],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None,
+    shard: Shard | None,
+) -> dict[str, Tensor]:
     wanted = shapes(source.config)
-    with _open(source) as reader:
+    with opened as reader:
         _check(source, wanted, reader.shapes())
 
         def read(name: str) -> Tensor:
@@ -118,6 +140,25 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
     return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
+
+
+class KeptWeights:
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> KeptWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
 from engine.sampler import Sampled, SamplingRow
-from engine.step import Step
+from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
 
 log = logging.getLogger("mooncake.engine")
@@ -38,6 +38,14 @@ class Emission:
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Produced:
+    """What is left to do for a step that was committed."""
+
+    emissions: Sequence[Emission]
+    num_tokens: int
 
 
 class Worker:
@@ -61,7 +69,9 @@ class Worker:
         self._metrics = metrics
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._transfers: dict[str, KvTransfer] = {}
+        self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
+        self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._loads: set[asyncio.Task[None]] = set()
@@ -109,26 +119,30 @@ class Worker:
             self.batcher.abort(time.monotonic(), request_id)
 
     async def _run(self) -> None:
+        """What the engine thread waits for comes first: commit, schedule, submit. What a step produced is handed out
+        while the next one computes."""
         loop = asyncio.get_running_loop()
+        produced: _Produced | None = None
         while True:
             self._start_loads()
             step = self.batcher.schedule(time.monotonic())
+            running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
+            if produced is not None:
+                self._hand_out(produced)
+                produced = None
+                if step is None:
+                    continue  # handing out may have woken us for something new
             self._gauge()
-            if step is None:
+            if step is None or running is None:
                 await self._sleep()
                 continue
-            begin = time.monotonic()
             try:
-                sampled = await loop.run_in_executor(self._executor, self._compute, step, loop)
+                sampled = await running
             except Exception as error:
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
-            end = time.monotonic()
-            self.costs.observe(step, end - begin)
-            for row in step.rows:
-                row.request.steps.add(begin, end, row.num_tokens)
-            self._commit(step, sampled)
+            produced = self._commit(step, sampled)
 
     async def _sleep(self) -> None:
         """Until something happens. Transfers free blocks without telling, so a blocked queue looks again soon."""
@@ -137,40 +151,43 @@ class Worker:
             async with asyncio.timeout(BLOCKED_RETRY_S if self.batcher.waiting else None):
                 await self._wake.wait()
 
-    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[Sampled | None]:
-        """Runs in the engine thread."""
-        rows = [self._row(row.request, row.start, row.num_tokens, row.samples) for row in step.rows]
+    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
+        """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
+        commit, fail and schedule do, and an abort leaves both until then."""
+        begin = time.monotonic()
+        rows = [row_of(row, self._eos_token_ids) for row in step.rows]
         transfers = [
-            (transfer, row, list(row.request.block_ids))
+            (transfer, list(row.request.block_ids), row.start, row.start + row.num_tokens)
             for row in step.rows
             if (transfer := self._transfers.get(row.request.request_id)) is not None
         ]
 
         def on_layer(layer: int) -> None:
-            for transfer, row, block_ids in transfers:
-                loop.call_soon_threadsafe(transfer.layer_done, block_ids, layer, row.start, row.start + row.num_tokens)
+            loop.call_soon_threadsafe(_layer_done, transfers, layer)
 
-        return self.runner.step(rows, on_layer if transfers else None)
+        sampled = self.runner.step(rows, on_layer if transfers else None)
+        self._ran = (begin, time.monotonic())
+        return sampled
 
-    def _row(self, request: Request, start: int, count: int, samples: bool) -> Row:
-        sample = None
-        if samples:
-            eos = tuple(self.batcher.eos_token_ids)
-            sample = SamplingRow(request.sampling, list(request.token_ids), request.num_prompt_tokens, eos_ids=eos)
-        return Row(request.token_ids[start : start + count], start, list(request.block_ids), sample)
-
-    def _commit(self, step: Step, sampled: Sequence[Sampled | None]) -> None:
-        now = time.monotonic()
-        done = self.batcher.commit(now, step, [(s.token_id,) if s else None for s in sampled])
-        self._publisher.publish(done.named)
+    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> _Produced:
+        begin, end = self._ran
+        self.costs.observe(step, end - begin)
+        for row in step.rows:
+            row.request.steps.add(begin, end, row.num_tokens)
+        tokens = [[token.token_id for token in chosen] or None for chosen in sampled]
+        done = self.batcher.commit(time.monotonic(), step, tokens)
         emissions = []
         for request, index, _ in done.emitted:
-            token = sampled[index]
-            assert token is not None
+            (token,) = sampled[index]
             emissions.append(Emission(request, token.token_id, token.logprobs))
-        self._metrics.observe_step(step.num_tokens)
-        if emissions:
-            self.on_emissions(emissions)
+        # Held before the next schedule, which may preempt their request and reuse them.
+        self._publisher.publish(done.named)
+        return _Produced(emissions, step.num_tokens)
+
+    def _hand_out(self, produced: _Produced) -> None:
+        self._metrics.observe_step(produced.num_tokens)
+        if produced.emissions:
+            self.on_emissions(produced.emissions)
 
     def _fail(self, step: Step, error: str) -> None:
         """A step raised: its requests end here, the node lives on."""
@@ -201,3 +218,18 @@ class Worker:
         for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
             self._metrics.count_preemption()
         self._preemptions_seen = self.batcher.num_preemptions
+
+
+def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...]) -> Row:
+    """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
+    request, sample = scheduled.request, None
+    if scheduled.samples:
+        sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
+    token_ids = request.token_ids[scheduled.start : scheduled.start + scheduled.num_tokens]
+    return Row(token_ids, scheduled.start, request.block_table(), sample)
+
+
+def _layer_done(transfers: Sequence[tuple[KvTransfer, Sequence[int], int, int]], layer: int) -> None:
+    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
+    for transfer, block_ids, start, end in transfers:
+        transfer.layer_done(block_ids, layer, start, end)

@@ -21,6 +21,7 @@ NEXT_TOKEN_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+STALL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -45,6 +46,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self._metrics: dict[str, Any] = {}
+        self._children: dict[tuple[str, ...], Any] = {}
         self._add_engine()
         self._add_requests(size_buckets(max_model_len))
         self._add_cluster()
@@ -164,6 +166,14 @@ class Metrics:
         self._child("mooncake:store_used_bytes", tier=tier).set(used_bytes)
         self._child("mooncake:store_capacity_bytes", tier=tier).set(capacity_bytes)
 
+    def observe_stall(self, seconds: float) -> None:
+        """How long a callback waited for the event loop, sampled."""
+        self._child("mooncake:event_loop_stall_seconds").observe(seconds)
+
+    def set_longest_stall(self, seconds: float) -> None:
+        """The longest since the start."""
+        self._child("mooncake:event_loop_longest_stall_seconds").set(seconds)
+
     def count_resumed(self) -> None:
         """A request was placed again after its prefill or decode node was lost."""
         self._child("mooncake:requests_resumed").inc()
@@ -175,7 +185,12 @@ class Metrics:
     # --- registration
 
     def _child(self, name: str, **labels: str) -> Any:
-        return self._metrics[name].labels(**self._labels, **labels)
+        """Looked up once: every token asks for three."""
+        key = (name, *labels.values())
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._metrics[name].labels(**self._labels, **labels)
+        return child
 
     def _add(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> None:
         metric = kind(name, text, [*self._labels, *labels], registry=self.registry, **options)
@@ -224,5 +239,8 @@ class Metrics:
         self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
         self._add(Gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", "tier")
         self._add(Gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", "tier")
+        text = "Time a callback waits for the event loop, sampled 50 times a second"
+        self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
+        self._add(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start")
         self._add(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost")
         self._add(Counter, "mooncake:requests_rejected", "Requests refused before prefill", "reason")

@@ -31,6 +31,7 @@ USES = {
 
 # Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
 PURE = (
+    "engine.phases",
     "engine.request",
     "engine.batcher",
     "engine.block_book",
@@ -67,6 +68,8 @@ TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
     "engine.gguf_weights",
+    "engine.host_draw",
+    "engine.inputs",
     "engine.loading",
     "engine.logit_rules",
     "engine.model",
@@ -79,6 +82,7 @@ MAY_TORCH = (
     "engine.runner",
     "engine.safetensors_weights",
     "engine.sampler",
+    "engine.weight_cache",
     "engine.weights",
 )
 # ... these inside a function, for the roles that run a model ...

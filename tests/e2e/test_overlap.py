@@ -28,8 +28,6 @@ def test_push_and_pull_by_layer_by_chunk_and_at_the_end(start: Start, tiny_model
             assert (moved["how"], moved["overlap"]) == (how, overlap)
             assert sum(nbytes for _, _, nbytes in moved["intervals"]) == moved["bytes"]
             assert (moved["batches"] == 1) == (overlap == "none")
-            if overlap == "none":
-                assert record["summary"]["transfer_hidden_ms"] == 0
             settled(cluster)
         assert len(set(texts)) == 1
 

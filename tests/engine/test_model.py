@@ -39,8 +39,7 @@ def greedy(ours: Runner, ids: list[int], count: int, chunks: list[int], block_id
         sample = SamplingRow(SamplingParams(temperature=0), known, len(ids)) if last else None
         (sampled,) = ours.step([Row(known[done : done + size], done, block_ids, sample)])
         done += size
-        if sampled is not None:
-            known.append(sampled.token_id)
+        known += [token.token_id for token in sampled]
     return known[len(ids) :]
 
 
@@ -133,8 +132,7 @@ def test_requests_beside_each_other_do_not_see_each_other():
                 left -= size
         for (i, size), sampled in zip(picked, ours.step(rows), strict=True):
             done[i] += size
-            if sampled is not None:
-                known[i].append(sampled.token_id)
+            known[i] += [token.token_id for token in sampled]
     for i in range(6):
         assert known[i][lengths[i] :] == their_greedy(theirs, prompts[i], wanted), f"request {i}"
 
@@ -145,12 +143,12 @@ def test_kv_moved_to_another_pool_continues_there():
     ids, here, there = tokens(40), [3, 9, 1], [20, 5, 11]
     prefill, decode = runner(theirs), runner(theirs)
     sample = SamplingRow(SamplingParams(temperature=0), ids, 40)
-    (first,) = prefill.step([Row(ids, 0, here, sample)])
+    ((first,),) = prefill.step([Row(ids, 0, here, sample)])
     decode.kv_pool[there] = prefill.kv_pool[here]
     known = [*ids, first.token_id]
     for _ in range(7):
         row = SamplingRow(SamplingParams(temperature=0), known, 40)
-        (sampled,) = decode.step([Row(known[-1:], len(known) - 1, there, row)])
+        ((sampled,),) = decode.step([Row(known[-1:], len(known) - 1, there, row)])
         known.append(sampled.token_id)
     assert known[40:] == their_greedy(theirs, ids, 8)
 
@@ -190,5 +188,5 @@ def test_weights_that_do_not_match_are_named():
 
 def test_no_logits_when_none_are_asked_for():
     ours = runner(tiny())
-    assert ours.step([Row(tokens(20), 0, blocks_for(20))]) == [None]
+    assert ours.step([Row(tokens(20), 0, blocks_for(20))]) == [[]]
     assert ours.kv_pool[blocks_for(20)[0]].isfinite().all()

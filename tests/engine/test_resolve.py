@@ -42,7 +42,15 @@ def test_a_laptop():
     assert config.node_id == "mixed-ab12"
     assert config.served_model_name == "smollm2-135m-instruct"
     assert config.max_model_len == 8192
-    policies = {"tokenizer", "load_format", "attention_backend", "transport", "prefix_fetch", "rdma_devices"}
+    policies = {
+        "tokenizer",
+        "load_format",
+        "weight_cache",
+        "attention_backend",
+        "transport",
+        "prefix_fetch",
+        "rdma_devices",
+    }
     assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
 
 

@@ -8,9 +8,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention import choose
 from engine.hf_config import from_hf
+from engine.inputs import Row, build_inputs
 from engine.model import Model
 from engine.model_config import ModelConfig
-from engine.runner import Row, Runner, build_inputs
+from engine.runner import Runner
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -8,9 +8,9 @@ from attention.interface import AttentionBackend
 from attention.tiles import Tile, Tiles
 from attention.torch_backend import TorchBackend
 from attention.triton_backend import TritonBackend
+from engine.inputs import Row, build_inputs
 from engine.model import Model
 from engine.model_config import ModelConfig
-from engine.runner import Row, build_inputs
 
 CONFIG = ModelConfig(
     num_layers=2,

@@ -1,0 +1,7 @@
+"""Attention on x86 CPUs in C++, on the paged pool itself: no gather, no copy of the context."""
+
+from __future__ import annotations
+
+from attention.cpu.backend import CpuBackend
+
+__all__ = ["CpuBackend"]

@@ -1,0 +1,157 @@
+// Paged decode attention: rows of one token each, split over (request, KV head, run of keys).
+#include "decode.h"
+#include <algorithm>
+#include <omp.h>
+#include <vector>
+
+namespace {
+
+constexpr int MIN_RUN = 256;         // keys: below this, merging costs more than a second thread gains
+constexpr int ITEMS_PER_THREAD = 4;  // so that a long row does not leave the other threads waiting
+
+// Keys begin .. end of a request for some of its KV heads. All of them if possible: the heads of a block lie side by
+// side, so that memory is read in longer stretches.
+struct Item { int request, head, last_head, begin, end; };
+
+struct Plan {
+  std::vector<Item> items;
+  std::vector<int> first;  // of each (request, group of heads) its first item, in order; and the end
+};
+
+Plan plan_items(const Attend &a) {
+  auto begin_of = [&](int s) { return a.window ? std::max(0, a.ctx_lens[s] - a.window) : 0; };
+  int64_t keys = 0, most = 0;
+  for (int s = a.first; s < a.last; s++) {
+    keys += a.ctx_lens[s] - begin_of(s);
+    most += (a.ctx_lens[s] - begin_of(s) + MIN_RUN - 1) / MIN_RUN;
+  }
+  const int step = most >= 2 * a.threads || a.threads == 1 ? a.kv.num_kv_heads : 1;  // heads of an item
+  const int64_t wanted = std::max(1, a.threads * ITEMS_PER_THREAD * step / a.kv.num_kv_heads);
+  const int64_t length = a.threads == 1 ? INT32_MAX : std::max<int64_t>(MIN_RUN, keys / wanted);
+  Plan plan;
+  for (int s = a.first; s < a.last; s++) {
+    const int64_t begin = begin_of(s), count = a.ctx_lens[s] - begin, runs = (count + length - 1) / length;
+    for (int head = 0; head < a.kv.num_kv_heads; head += step) {
+      plan.first.push_back(plan.items.size());
+      for (int64_t i = 0; i < runs; i++)
+        plan.items.push_back({s, head, head + step, int(begin + count * i / runs), int(begin + count * (i + 1) / runs)});
+    }
+  }
+  plan.first.push_back(plan.items.size());
+  return plan;
+}
+
+template <class Dot, int GROUP, typename... Rest>
+void attend_heads(int group, int g, Partial *state, const typename Dot::Query *const *q, Rest... rest) {
+  if (group - g >= GROUP) {
+    attend_tile<Dot, GROUP>(state + g, q + g, rest...);
+    g += GROUP;
+    if (g < group) attend_heads<Dot, GROUP>(group, g, state, q, rest...);
+  } else if constexpr (GROUP > 1) {
+    attend_heads<Dot, GROUP - 1>(group, g, state, q, rest...);
+  }
+}
+
+// q and state: of the item's query heads.
+template <class Dot>
+void attend_item(const Attend &a, const Item &item, const typename Dot::Query *const *q, Partial *state) {
+  using Key = typename Dot::Key;
+  const Tokens<Key> keys(a, item.request, 0, 0);
+  typename Tokens<Key>::Cursor cursor(keys, item.begin);
+  const Key *tokens[2][TILE], *k[TILE], *v[TILE], *next_k[TILE], *next_v[TILE];
+  auto gather = [&](int j, const Key **to) {
+    const int count = std::min(TILE, item.end - j);
+    for (int i = 0; i < count; i++) {
+      to[i] = cursor.at;
+      cursor.advance(j + i + 1 < item.end);
+    }
+    for (int i = count; i < TILE; i++)  // the last key again: its weight is zero; slots without a token may hold NaN
+      to[i] = to[count - 1];
+  };
+  gather(item.begin, tokens[0]);
+  for (int j = item.begin, now = 0; j < item.end; j += TILE, now ^= 1) {
+    const bool more = j + TILE < item.end;
+    if (more) gather(j + TILE, tokens[now ^ 1]);
+    for (int head = item.head; head < item.last_head; head++) {
+      for (int i = 0; i < TILE; i++) {
+        k[i] = tokens[now][i] + head * a.kv.head;
+        v[i] = k[i] + a.kv.kind;
+        next_k[i] = tokens[now ^ more][i] + head * a.kv.head;
+        next_v[i] = next_k[i] + a.kv.kind;
+      }
+      const int at = (head - item.head) * a.group();
+      attend_heads<Dot, 4>(a.group(), 0, state + at, q + at, k, v, next_k, next_v, std::min(TILE, item.end - j),
+                           a.kv.head_size, a.scale * LOG2E, a.soft_cap);
+    }
+  }
+}
+
+// Merges the runs of one request and its heads, `heads` query heads each, and writes their rows.
+template <class Dot> void finish(const Attend &a, const Item &item, int runs, int heads, Partial *partials) {
+  const int size = a.kv.head_size, row = a.cu_q[item.request];
+  for (int h = 0; h < heads; h++) {
+    Partial &merged = partials[h];
+    for (int i = 1; i < runs; i++) {
+      const Partial &other = partials[i * heads + h];
+      const float max = std::max(merged.max, other.max);
+      const float keep = std::exp2(merged.max - max), add = std::exp2(other.max - max);
+      for (int d = 0; d < padded(size) + 16; d += 16)
+        store(merged.o + d, load(merged.o + d) * splat(keep) + load(other.o + d) * splat(add));
+      merged.max = max;
+    }
+    Dot::in_order(merged.o, size);
+    const Vec inverse = splat(1 / sum(load(merged.o + padded(size))));
+    const int64_t at = a.out_at(row, item.head * a.group() + h);
+    for (int d = 0; d < size; d += 16) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
+  }
+}
+
+// The item's query heads as Dot wants them: in place, or widened into `wide` [heads, head_size].
+template <typename Query> void query_rows(const Attend &a, const Item &item, const Query **q, float *wide) {
+  const int size = a.kv.head_size;
+  for (int h = item.head * a.group(); h < item.last_head * a.group(); h++, wide += size) {
+    const int64_t at = a.cu_q[item.request] * a.q_row + h * a.q_head;
+    if constexpr (sizeof(Query) == 2) {
+      *q++ = (const Query *)a.q + at;
+    } else {
+      for (int d = 0; d < size; d += 16) store(wide + d, load_as(a.dtype, a.q, at + d));
+      *q++ = wide;
+    }
+  }
+}
+
+template <class Dot> void attend_all(const Attend &a) {
+  const Plan plan = plan_items(a);
+  const int64_t num_items = plan.items.size(), rows = plan.first.size() - 1;
+  if (num_items == 0) return;
+  const int heads = (plan.items[0].last_head - plan.items[0].head) * a.group(), length = padded(a.kv.head_size) + 16;
+  std::vector<float> sums(num_items * heads * length, 0.f);
+  std::vector<Partial> partials(num_items * heads);
+  for (size_t i = 0; i < partials.size(); i++) partials[i] = {-INFINITY, sums.data() + i * length};
+#pragma omp parallel num_threads(a.threads) if (a.threads > 1)
+  {
+    std::vector<const typename Dot::Query *> q(heads);
+    std::vector<float> wide(heads * a.kv.head_size);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_items; i++) {
+      query_rows(a, plan.items[i], q.data(), wide.data());
+      attend_item<Dot>(a, plan.items[i], q.data(), &partials[i * heads]);
+    }
+#pragma omp for
+    for (int64_t r = 0; r < rows; r++) {
+      const int first = plan.first[r];
+      finish<Dot>(a, plan.items[first], plan.first[r + 1] - first, heads, &partials[first * heads]);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void mooncake_decode(const Attend *a) {
+#ifdef __AVX512BF16__
+  if (a->dtype == BFLOAT16 && a->kv.dtype == BFLOAT16) return attend_all<Bf16Dot>(*a);
+#endif
+  if (a->kv.dtype == FLOAT32) return attend_all<FloatDot<float>>(*a);
+  if (a->kv.dtype == BFLOAT16) return attend_all<FloatDot<Bf16>>(*a);
+  return attend_all<FloatDot<Fp16>>(*a);
+}

@@ -1,0 +1,93 @@
+// flash.h with float32 products by broadcast and multiply-add, over a pool of any type.
+#pragma once
+#include "flash.h"
+
+struct FloatPath {
+  static constexpr int DEGREE = 5;
+#ifdef __AVX512F__
+  static constexpr int ROWS = 8;  // x COLUMNS sums held in registers: 16 of 32
+#else
+  static constexpr int ROWS = 2;  // 8 of 16
+#endif
+  int size;
+  float *s, *p;        // [KEYS, COLUMNS]
+  float *k, *v;        // [KEYS, size]
+  float *q;            // [tiles, size, COLUMNS]
+  const Attend *a;
+  Item item;
+
+  static size_t scratch(int size, int tiles) { return 2 * KEYS * COLUMNS + 2 * KEYS * size + tiles * size * COLUMNS; }
+
+  FloatPath(float *memory, int size) : size(size), s(memory) {
+    p = s + KEYS * COLUMNS;
+    k = p + KEYS * COLUMNS;
+    v = k + KEYS * size;
+    q = v + KEYS * size;
+  }
+
+  void begin(const Attend &attend, const Item &of, int tiles) {
+    a = &attend;
+    item = of;
+    const int group = a->group(), row0 = a->cu_q[item.request], count = item.end - item.begin;
+    for (int i = 0; i < tiles * COLUMNS; i += 16)
+      for (int d = 0; d < size; d += 16) {
+        IntVec block[16];
+        for (int lane = 0; lane < 16; lane++) {
+          const int column = item.begin + std::min(i + lane, count - 1);
+          const int64_t head = item.head * group + column % group;
+          block[lane] = (IntVec)load_as(a->dtype, a->q, (row0 + column / group) * a->q_row + head * a->q_head + d);
+        }
+        transpose(block);
+        for (int lane = 0; lane < 16; lane++)
+          store(q + ((int64_t)i / COLUMNS * size + d + lane) * COLUMNS + i % COLUMNS, (Vec)block[lane]);
+      }
+  }
+
+  // Slots without a token are not read; what pads the last step is zero.
+  void load_keys(int key, int count) {
+    for (int kind = 0; kind < 2; kind++) {
+      const Tokens<char> bytes(*a, item.request, item.head, kind);
+      const int64_t base = kind * a->kv.kind + item.head * a->kv.head;
+      float *to = kind ? v : k;
+      for (int j = 0; j < count; j++) {
+        const int token = key + j;
+        const int64_t at = base + bytes.table[token / bytes.block_size] * bytes.block +
+                           (token % bytes.block_size) * bytes.token;
+        for (int d = 0; d < size; d += 16) store(to + j * size + d, load_as(a->kv.dtype, a->kv.data, at + d));
+      }
+      const int padded = (count + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+      std::fill(to + count * size, to + padded * size, 0.f);
+    }
+  }
+
+  // c [ROWS, COLUMNS] += sum over i of left(r, i) right[i, :], left at left + r row + i step
+  static void product(float *c, const float *left, int row, int step, const float *right, int depth, bool add) {
+    Vec sum[ROWS][2];
+    for (int r = 0; r < ROWS; r++)
+      for (int h = 0; h < 2; h++) sum[r][h] = add ? load(c + r * COLUMNS + 16 * h) : Vec{};
+    for (int i = 0; i < depth; i++) {
+      const Vec x = load(right + i * COLUMNS), y = load(right + i * COLUMNS + 16);
+      for (int r = 0; r < ROWS; r++) {
+        const Vec factor = splat(left[r * row + i * step]);
+        sum[r][0] += factor * x;
+        sum[r][1] += factor * y;
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int h = 0; h < 2; h++) store(c + r * COLUMNS + 16 * h, sum[r][h]);
+  }
+
+  void scores(int tile, int count) {
+    for (int j = 0; j < count; j += ROWS)
+      product(s + j * COLUMNS, k + j * size, size, 1, q + (int64_t)tile * size * COLUMNS, size, false);
+  }
+
+  void put(int j, int h, Vec even, Vec odd) {
+    store(p + j * COLUMNS + h, even);
+    store(p + (j + 1) * COLUMNS + h, odd);
+  }
+
+  void accumulate(float *o, int count) {
+    for (int d = 0; d < size; d += ROWS) product(o + d * COLUMNS, v + d, 1, size, p, count, true);
+  }
+};

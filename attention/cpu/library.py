@@ -1,0 +1,85 @@
+"""The compiled kernels and their arguments, mirroring paged.h and rotary.cpp field by field.
+
+Levels, best first. All hold the same kernels; what differs is how bfloat16 is multiplied:
+
+    amx           prefill by 16 x 16 tile products, decode by vdpbf16ps
+    avx512_bf16   both by vdpbf16ps
+    avx2          both in float32
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+
+from attention.cpu_build import AMX_BF16, AVX512_BF16, Unavailable, load, require
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
+    "avx512_bf16": (*AVX512_BF16, "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
+}
+"""Name -> the CPU features it needs."""
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+SOURCES = [Path(__file__).parent / name for name in ("decode.cpp", "prefill.cpp", "rotary.cpp")]
+# GCC 12's own intrinsics headers trip over -Wuninitialized; vectors wider than the CPU's never cross a function border.
+FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
+
+
+class Pool(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("block", "kind", "head", "token")),
+        *((name, ctypes.c_int32) for name in ("num_kv_heads", "block_size", "head_size", "dtype")),
+    ]
+
+
+class Attend(ctypes.Structure):
+    _fields_ = [
+        ("kv", Pool),
+        *((name, ctypes.c_void_p) for name in ("q", "out", "block_tables", "cu_q", "ctx_lens")),
+        *((name, ctypes.c_int64) for name in ("q_row", "q_head", "table_row")),
+        *((name, ctypes.c_int32) for name in ("first", "last", "num_heads", "window", "threads", "dtype")),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
+    ]
+
+
+class Write(ctypes.Structure):
+    _fields_ = [
+        ("kv", Pool),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin", "slots")),
+        *((name, ctypes.c_int64) for name in ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "threads", "dtype")),
+    ]
+
+
+@functools.cache
+def best_level() -> str:
+    """The first level that this machine can run, compiled and loaded. Raises Unavailable with the last one's reason."""
+    reason = ""
+    for level in LEVELS:
+        try:
+            library(level)
+        except Unavailable as error:
+            reason = str(error)
+        else:
+            return level
+    raise Unavailable(reason)
+
+
+@functools.cache
+def library(level: str) -> ctypes.CDLL:
+    """The kernels of a level. Raises Unavailable: features, compiler, or tile registers refused by the kernel."""
+    require(LEVELS[level])
+    compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS)
+    compiled.mooncake_decode.argtypes = compiled.mooncake_prefill.argtypes = [ctypes.POINTER(Attend)]
+    compiled.mooncake_write.argtypes = [ctypes.POINTER(Write)]
+    for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):
+        function.restype = None
+    if level == "amx" and compiled.mooncake_request_amx() != 0:
+        raise Unavailable("the operating system does not grant the AMX tile registers")
+    return compiled

@@ -1,0 +1,62 @@
+// What every kernel is told: strided views of q and of one layer's paged pool, and the ragged batch.
+// library.py mirrors the structs field by field.
+#pragma once
+#include <cstdint>
+
+enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// kv [num_blocks, 2, num_kv_heads, block_size, head_size]; strides in elements, head_size contiguous.
+struct Pool {
+  void *data;
+  int64_t block, kind, head, token;  // strides; `kind` leads from K to V
+  int32_t num_kv_heads, block_size, head_size;
+  Dtype dtype;
+};
+
+// Rows cu_q[s] .. cu_q[s + 1] of q belong to request s and are the last of its ctx_lens[s] tokens.
+struct Attend {
+  Pool kv;
+  const void *q;  // [T, num_heads, head_size]
+  void *out;      // [T, num_heads, head_size] contiguous, of q's dtype
+  const int32_t *block_tables, *cu_q, *ctx_lens;
+  int64_t q_row, q_head, table_row;  // strides in elements
+  int32_t first, last;               // the requests to compute
+  int32_t num_heads, window, threads;
+  Dtype dtype;
+  float scale, soft_cap;
+
+  int group() const { return num_heads / kv.num_kv_heads; }
+  int64_t out_at(int row, int head) const { return ((int64_t)row * num_heads + head) * kv.head_size; }
+};
+
+// One request's K or V of one head: where its token number j lies.
+template <typename T> struct Tokens {
+  const T *base;
+  const int32_t *table;
+  int64_t block, token;
+  int block_size;
+
+  Tokens(const Attend &a, int request, int head, int kind)
+      : base((const T *)a.kv.data + kind * a.kv.kind + head * a.kv.head),
+        table(a.block_tables + request * a.table_row), block(a.kv.block), token(a.kv.token),
+        block_size(a.kv.block_size) {}
+
+  const T *operator[](int j) const { return base + table[j / block_size] * block + (j % block_size) * token; }
+
+  // Walks over the tokens from j on without a division for each.
+  struct Cursor {
+    const Tokens &tokens;
+    int index, offset;
+    const T *at;
+
+    Cursor(const Tokens &of, int j) : tokens(of), index(j / of.block_size), offset(j % of.block_size), at(of[j]) {}
+
+    void advance(bool more) {  // `more`: there is a next token; without one the table may end here
+      at += tokens.token;
+      if (++offset == tokens.block_size && more) {
+        offset = 0;
+        at = tokens.base + tokens.table[++index] * tokens.block;
+      }
+    }
+  };
+};
