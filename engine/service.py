@@ -30,6 +30,7 @@ from engine.request import Request
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
+from net.shm import boot_id
 from net.transfer import TransferEngine
 
 log = logging.getLogger("mooncake.engine")
@@ -86,7 +87,8 @@ class EngineService:
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        return self._load() | {"local_tokens": len(matched) * self._geometry.block_size}
+        clock = {"unix_s": time.time(), "boot_id": boot_id()}
+        return self._load() | clock | {"local_tokens": len(matched) * self._geometry.block_size}
 
     # --- decode side
 

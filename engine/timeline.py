@@ -18,6 +18,7 @@ class Timeline:
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[str, str] = field(default_factory=dict)  # acceptor, prefill, decode
     placement: dict[str, Any] = field(default_factory=dict)  # the last decision, explained
+    clocks: dict[str, Any] = field(default_factory=dict)  # node -> offset_s and error_s of its clock (engine/clocks.py)
     output_tokens: int = 0
     cached_tokens: int = 0
 
@@ -29,7 +30,12 @@ class Timeline:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: what /debug/requests/<id> answers."""
-        return {"request_id": self.request_id, "events": self._sorted(), "summary": self.summary()}
+        return {
+            "request_id": self.request_id,
+            "events": self._sorted(),
+            "summary": self.summary(),
+            "clocks": self.clocks,
+        }
 
     def _sorted(self) -> list[dict[str, Any]]:
         return sorted(self.events, key=lambda event: event["t"])

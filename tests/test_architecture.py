@@ -35,6 +35,7 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.clocks",
     "engine.intervals",
     "engine.kv_ready",
     "engine.resolve",
