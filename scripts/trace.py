@@ -15,6 +15,7 @@ import json
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _states(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """From each state of the request on a node to the next."""
     for node in dict.fromkeys(event["node"] for event in events):
         log = [event for event in events if event["node"] == node and event["event"] in STATES]
-        for event, following in zip(log, log[1:], strict=False):
+        for event, following in pairwise(log):
             if event["event"] != "finished":
                 yield _span(node, "state", event["event"], event["t"], following["t"], dict(event["detail"]))
 
