@@ -63,7 +63,7 @@ async def to_peer(address: str, api_key: str | None, options: dict[str, Any]) ->
     for name in transports:
         found, offer, round_trip_s = await _try(name, cluster, options)
         tried.append(found)
-        said = offer.get("refused", "offered") if offer else "not offered"
+        said = "not offered" if offer is None else offer.get("refused", "offered")
         status = OK if found.usable else WARN
         out.append(Finding(f"{name} to {peer}", status, f"{found.why} (the peer: {said})"))
         if round_trip_s is not None and name == "tcp":
