@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cache.claim import SsdError
 from engine.config import Config
 from engine.doctor.run import main as doctor
+from engine.draft_source import draft_source
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
 from engine.model_error import ModelError
@@ -69,23 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         phases = Phases(BEGUN)
         phases.end("imports", time.monotonic())
         source = describe(config.model, config.load_format, config.seed)
-        return _run(serve(config, source, phases))
+        return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
 
 
-async def serve(config: Config, source: ModelSource, phases: Phases) -> int:
+async def serve(config: Config, source: ModelSource, draft: ModelSource | None, phases: Phases) -> int:
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
     # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
     machine = survey(look_for_gpu=config.device == "cuda")
-    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
+    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)
     stop = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
-        node = Node(config, source, http_socket, cluster, phases)
+        node = Node(config, source, http_socket, cluster, phases, draft)
         try:
             await _first(node.start(), stop.wait())
             # What start-up made lives as long as the node: a full collection over it would hold every thread for

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
 
 from attention import custom
 from attention.cpu_build import Unavailable
@@ -65,9 +68,10 @@ def choose(name: str, device: str, head_size: int = 64) -> AttentionBackend:
 
 
 def fastest(device: str, head_size: int) -> AttentionBackend:
-    """cpu where it can be had, else torch; the log says why."""
+    """cpu or, on a GPU, triton where it can be had, else torch; the log says why there is no cpu."""
     if device != "cpu":
-        return TorchBackend()
+        takes = head_size % 16 == 0 and head_size <= 256  # attention/tiles.py
+        return triton_backend() if takes and runs_triton() else TorchBackend()
     from attention.cpu.backend import check_head_size
 
     try:
@@ -76,3 +80,8 @@ def fastest(device: str, head_size: int) -> AttentionBackend:
     except ValueError as error:
         log.warning("%s. Going on with torch, which is slower.", str(error).partition("; choose")[0])
         return TorchBackend()
+
+
+def runs_triton() -> bool:
+    """Whether the GPU and what is installed take the Triton kernels: compute capability 8.0 and later."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)

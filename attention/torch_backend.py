@@ -190,7 +190,7 @@ def plan_chunks(batch: RaggedBatch, window: int) -> list[Chunk]:
     chunks, first_row = [], batch.num_decodes
     for s in range(batch.num_decodes, batch.num_requests):
         q_len = batch.q_lens[s]
-        piece = max(window, MIN_PIECE) if window else q_len
+        piece = max(window, MIN_PIECE) if window else max(q_len, 1)
         for begin in range(0, q_len, piece):
             rows = min(piece, q_len - begin)
             end = batch.kv_lens[s] - q_len + begin + rows  # tokens up to the last row's own

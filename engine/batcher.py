@@ -14,6 +14,7 @@ from cache.pool import BlockPool
 from engine.block_book import BlockBook
 from engine.request import Request, RequestState
 from engine.seats import Seats
+from engine.speculative import Speculator
 from engine.step import Committed, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.queueing import FCFS, QueueOrder
@@ -33,8 +34,9 @@ class Batcher:
         prefix_caching: bool = True,
         policy: BatchingPolicy | None = None,
         order: QueueOrder | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """policy, order: decode-first and first come, first served unless given."""
+        """policy, order: decode-first and first come, first served unless given; speculator: plans drafts."""
         self.pool = pool
         self.blocks = BlockBook(pool, block_size, prefix_caching)
         self.seats = Seats(self.blocks, max_num_seqs)
@@ -44,6 +46,7 @@ class Batcher:
         self.eos_token_ids = frozenset(eos_token_ids)
         self._policy = policy or DecodeFirst()
         self._order = order or FCFS()
+        self._speculator = speculator
         self._in_step: set[str] = set()
 
     @property
@@ -122,6 +125,14 @@ class Batcher:
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can run. `commit` must follow before the next call."""
+        before = self.seats.num_preemptions
+        rows = self._choose(now)
+        if not rows and self.seats.num_preemptions > before:  # the last to run gave up its blocks: others fit now
+            rows = self._choose(now)
+        self._in_step = {row.request.request_id for row in rows}
+        return Step(rows) if rows else None
+
+    def _choose(self, now: float) -> list[ScheduledRow]:
         alone = self._policy.decodes_wait
         prefills = self._prefill(now, []) if alone else []
         decodes = [] if prefills else self._decode(now)
@@ -131,9 +142,10 @@ class Batcher:
         for row in prefills:
             self._order.served(row.request, row.num_tokens)
         rows = _still_running(decodes) + prefills
-        rows.sort(key=lambda row: row.num_tokens > 1)
-        self._in_step = {row.request.request_id for row in rows}
-        return Step(rows) if rows else None
+        if self._speculator is not None:
+            left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
+            self._speculator.plan(rows, left, self.blocks)
+        return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def _decode(self, now: float) -> list[ScheduledRow]:
         """One token for each running request whose prompt is done, then for those another node has prefilled."""
@@ -247,6 +259,8 @@ class Batcher:
 
     def _finish(self, now: float, request: Request, reason: str) -> None:
         self.seats.leave(now, request, reason)
+        if self._speculator is not None:
+            self._speculator.forget(request.request_id)
         if request.request_id not in self._in_step:
             self.blocks.release(request)
 

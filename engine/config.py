@@ -162,6 +162,43 @@ class Config:
         ("auto", "cpu", "reference", "torch", "triton"),
         file=True,
     )
+    speculative_method: str = flag(
+        "none",
+        "engine",
+        "guess tokens and verify them in one step: ngram = what followed the same words before, draft = a small model",
+        ("none", "ngram", "draft"),
+    )
+    num_speculative_tokens: int = flag(
+        4, "engine", "tokens guessed per request and step at most", unit="tokens", least=1, most=64
+    )
+    speculative_length: str = flag(
+        "auto",
+        "engine",
+        "auto = guess only what is expected to pay, by measured step times and acceptance; fixed = as many as allowed",
+        ("auto", "fixed"),
+    )
+    speculative_model: str | None = flag(
+        None, "engine", "the draft model, spelt as --model is; it must have the same tokenizer"
+    )
+    speculative_kv_bytes: int = flag(
+        -1,
+        "engine",
+        "KV arena of the draft model; auto = as many tokens as --kv-cache-bytes holds, 1/16 of free memory at most",
+        least=1,
+        auto=-1,
+    )
+    speculative_acceptance: str = flag(
+        "rejection",
+        "engine",
+        "how sampled drafts of a model are judged: rejection = accepts more; same-draw = the tokens of no speculation",
+        ("rejection", "same-draw"),
+    )
+    prompt_lookup_max: int = flag(
+        4, "engine", "ngram: longest run of tokens that is looked up", unit="tokens", least=1, most=64
+    )
+    prompt_lookup_min: int = flag(
+        2, "engine", "ngram: shortest run of tokens that is looked up", unit="tokens", least=1, most=64
+    )
 
     # --- cache
     block_size: int = flag(

@@ -18,6 +18,7 @@ from engine.loading import LoadedModel
 from engine.request import RequestState
 from engine.reuse import PrefixLoader, Publisher
 from engine.service import EngineService
+from engine.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
 from net.metrics import Metrics
@@ -50,6 +51,8 @@ class Engine:
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
+        self.draft = loaded.draft
+        self.speculator = self._speculator()
         self.batcher = Batcher(
             self.pool,
             config.block_size,
@@ -60,6 +63,7 @@ class Engine:
             config.enable_prefix_caching,
             batching_policies[config.batching_policy](tuning),
             queue_orders[config.queue_order](),
+            self.speculator,
         )
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
@@ -67,7 +71,9 @@ class Engine:
         loader = PrefixLoader(
             self.batcher, reused, KV_REGION, geometry, self.costs, self.network, config.prefix_fetch, metrics
         )
-        self.worker = Worker(self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics)
+        self.worker = Worker(
+            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+        )
         self.service = EngineService(
             config.node_id,
             channel,
@@ -84,6 +90,24 @@ class Engine:
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
+
+    def _speculator(self) -> Speculator | None:
+        config, draft = self._config, self.draft
+        if config.speculative_method == "none" or "decode" not in config.roles:
+            return None
+        limit = config.max_model_len if draft is None else min(config.max_model_len, draft.max_tokens)
+        speculator = Speculator(
+            config.speculative_method,
+            config.num_speculative_tokens,
+            (config.prompt_lookup_min, config.prompt_lookup_max),
+            config.speculative_length,
+            limit,
+            self.costs.verify_cost,
+            (lambda: draft.step_seconds) if draft is not None else (lambda: 0.0),
+        )
+        if draft is not None:
+            speculator.on_forget = draft.forget
+        return speculator
 
     def start(self) -> None:
         self.publisher.start()
@@ -156,6 +180,8 @@ class Engine:
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
+            "speculation": self.speculator and self.speculator.state(),
+            "draft_model": self.draft and self.draft.state(),
             "mixed_step": {
                 "coefficients": self.costs.mixed.coefficients,
                 "error": self.costs.mixed.error,

@@ -229,6 +229,12 @@ def _validated(config: Config) -> Config:
         raise UsageError(
             f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
         )
+    if config.prompt_lookup_min > config.prompt_lookup_max:
+        raise UsageError(
+            f"--prompt-lookup-min {config.prompt_lookup_min} exceeds --prompt-lookup-max {config.prompt_lookup_max}"
+        )
+    if (config.speculative_method == "draft") != (config.speculative_model is not None):
+        raise UsageError("--speculative-method draft and --speculative-model go together: give both or neither")
     if config.join is None:
         return replace(config, role=role)
     host, port = host_port(config.join)

@@ -43,6 +43,22 @@ def draw_on_host(
     return torch.from_numpy(tokens)
 
 
+def probabilities_on_host(
+    logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, floors: Tensor
+) -> Tensor:
+    """[R, V] float32: what draw_on_host draws from; arguments as there."""
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    weights = scaled.exp()
+    for i, (row, weight) in enumerate(zip(scaled.numpy(), weights.numpy(), strict=True)):
+        ids = _admitted(row, weight, params[i], floors[i].numpy())
+        if ids is not None:
+            kept = weight[ids]
+            weight[:] = 0
+            weight[ids] = kept
+        weight /= weight.sum(dtype=np.float64)
+    return weights
+
+
 def _draw(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor: np.ndarray, uniform: float) -> int:
     """One token; weights = exp(scaled) [V], the largest of scaled is 0. Logits that are NaN give some token."""
     ids = _admitted(scaled, weights, params, floor)

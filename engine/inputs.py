@@ -35,6 +35,7 @@ class Row:
     block_ids: Sequence[int] | np.ndarray  # of the request, in order; enough for start + len(token_ids) tokens
     sample: SamplingRow | None = None
     num_samples: int = 1
+    proposals: Sequence[Tensor] = ()  # [V] each: what the draft's tokens were drawn from; empty = judge by equality
 
     @property
     def num_wanted(self) -> int:

@@ -12,12 +12,15 @@ import torch
 from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
 from engine.config import Config
+from engine.draft import DraftModel
 from engine.flags import UsageError
 from engine.incoming import KV_REGION
 from engine.model import Model
 from engine.model_source import ModelSource
+from engine.ops import choose_ops
 from engine.parallel import Ranks, Shard
 from engine.rank_processes import RankProcesses
+from engine.resolve import geometry as geometry_of
 from engine.runner import Runner
 from engine.weight_cache import WeightCache
 from engine.weights import load
@@ -30,19 +33,23 @@ class LoadedModel:
     region: Region  # the KV arena
     eos_token_ids: tuple[int, ...]
     processes: RankProcesses | None  # of the other ranks
+    draft: DraftModel | None = None
 
 
 def load_model(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
+    draft: ModelSource | None,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """`progress(done, total)` in bytes of weights, called from this thread. Raises ModelError, UsageError."""
+    """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
+    called from this thread. Raises ModelError, UsageError."""
+    drafts = None if draft is None else _load_draft(config, draft)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
     if config.tensor_parallel_size == 1:
         runner = load_rank(config, geometry, source, region, progress=progress)
-        return LoadedModel(runner, region, source.config.eos_token_ids, None)
+        return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
     processes = RankProcesses(config, geometry, source, region)
     try:
         runner = load_rank(config, geometry, source, region, 0, processes.join, progress)
@@ -50,7 +57,7 @@ def load_model(
         processes.close()
         raise
     runner.beside = processes.step
-    return LoadedModel(runner, region, source.config.eos_token_ids, processes)
+    return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
 
 
 def load_rank(
@@ -67,18 +74,31 @@ def load_rank(
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress, shard, weight_cache(config))
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, progress, shard, weight_cache(config))
+    backend = _backend(config, source.config.head_size)
     model = Model(
         source.config if shard is None else shard.config,
         weights,
-        _backend(config, source.config.head_size),
+        backend,
         config.device,
+        choose_ops(backend.name, config.device, dtype),
         ranks=None if join is None else join(),
     )
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
     if shard is not None:
         kv = kv[:, :, :, shard.kv_heads]
     return Runner(model, kv, geometry.block_size, config.device)
+
+
+def _load_draft(config: Config, source: ModelSource) -> DraftModel:
+    """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
+    weights = load(source, getattr(torch, config.dtype), config.device, cache=weight_cache(config))
+    model = Model(source.config, weights, _backend(config, source.config.head_size), config.device)
+    shape = geometry_of(config, source.config, config.dtype)
+    num_blocks = config.speculative_kv_bytes // shape.block_bytes
+    kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
+    return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
 
 
 def _backend(config: Config, head_size: int) -> AttentionBackend:

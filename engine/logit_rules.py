@@ -33,6 +33,8 @@ class SamplingRow:
     seed: int = 0  # used when params.seed is None
     eos_ids: tuple[int, ...] = ()
     draft: Sequence[int] = ()  # tokens supposed to follow token_ids (speculation); they count as output
+    proposal: tuple[int, Tensor] | None = None  # a draft of the new token and what it was drawn from: rejection.py
+    wants_probabilities: bool = False  # of the new token: this row is a draft
 
     @property
     def position(self) -> int:

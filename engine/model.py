@@ -22,16 +22,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attention.interface import AttentionBackend, RaggedBatch
 from engine.model_config import ModelConfig
 from engine.moe import Experts
-from engine.ops import Ops, TorchOps
+from engine.ops import Linear, Ops, Tail, TorchOps
 from engine.parallel import Alone, Ranks
 from engine.rope import Rope
 
-Linear = Callable[[Tensor], Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Called with x [T, H]; returns [T, H]."""
+
+    gate_up: Linear  # Ops.gated_linear of [2 * intermediate, H]
+    down: Linear  # [H, intermediate]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class Layer:
     o: Linear  # [H, num_heads * head_size]
     attn_post_norm: Tensor | None  # [H]
     mlp_norm: Tensor  # [H]
-    mlp: Linear  # H -> H: dense or experts
+    mlp: Mlp | Experts
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens a row sees, itself included; 0 = all
 
@@ -79,24 +87,24 @@ class Model:
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
         self.ranks: Ranks = ranks or Alone()
-        self.gate = {"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[config.activation]
-        self.embed = self._take(weights, "embed")
+        self.alone = isinstance(self.ranks, Alone)
+        embedding = self._take(weights, "embed")
+        self.dtype = embedding.dtype
         # Rounded to the dtype, as the model was trained with it.
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embed.dtype).item()
-        self.lm_head = self.ops.linear(self.embed if config.tie_word_embeddings else self._take(weights, "lm_head"))
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self.embedding = self.ops.vocabulary(embedding)
+        tied = config.tie_word_embeddings
+        self.head = self.embedding if tied else self.ops.vocabulary(self._take(weights, "lm_head"))
         self.norm = self._norm(weights, "norm")
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
-        self.next_norms = [*(layer.attn_norm for layer in self.layers[1:]), self.norm]
+        nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
+        self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
         if weights:
             raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
         self.local_rope = self.rope
         if config.local_rope_theta:
             self.local_rope = Rope(config.head_size, config.local_rope_theta, None, self.device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed.dtype
 
     # --- weights
 
@@ -135,12 +143,13 @@ class Model:
             window=config.window(index),
         )
 
-    def _mlp(self, weights: dict[str, Tensor], at: str) -> Linear:
-        gate_up = self.ops.linear(self._take(weights, at + "gate", at + "up"))
-        down = self.ops.linear(self._take(weights, at + "down"))
-        return lambda x: down(self.gate(gate_up(x)))
+    def _mlp(self, weights: dict[str, Tensor], at: str) -> Mlp:
+        return Mlp(
+            gate_up=self.ops.gated_linear(self._take(weights, at + "gate", at + "up"), self.config.activation),
+            down=self.ops.linear(self._take(weights, at + "down")),
+        )
 
-    def _experts(self, weights: dict[str, Tensor], at: str) -> Linear:
+    def _experts(self, weights: dict[str, Tensor], at: str) -> Experts:
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         return Experts(
             router=self.ops.linear(self._take(weights, at + "router")),
@@ -148,11 +157,26 @@ class Model:
                 torch.stack([self._take(weights, name + "gate", name + "up") for name in each])
             ),
             down=self.ops.grouped_linear(torch.stack([self._take(weights, name + "down") for name in each])),
-            gate=self.gate,
+            gate={"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation],
             num_experts=self.config.num_experts,
             experts_per_token=self.config.experts_per_token,
             normalize=self.config.normalize_experts,
         )
+
+    def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
+        """What follows attention in this layer, up to and with the next one's q, k and v."""
+        ops, eps, mlp = self.ops, self.config.rms_norm_eps, layer.mlp
+        if isinstance(mlp, Mlp) and self.alone and not self.config.post_norms:
+            return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
+
+        def tail(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            delta = self._post_norm(self.ranks.sum(layer.o(attended)), layer.attn_post_norm)
+            x, normed = ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
+            delta = self._post_norm(self.ranks.sum(mlp(normed)), layer.mlp_post_norm)
+            x, normed = ops.add_rms_norm(x, delta, next_norm, eps)
+            return x, normed if following is None else following(normed)
+
+        return tail
 
     # --- forward
 
@@ -174,23 +198,29 @@ class Model:
         angles = self.rope.angles(batch.positions)
         local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
         step = Step(batch, self.backend.plan(batch), angles, local)
-        eps, x = self.config.rms_norm_eps, F.embedding(token_ids, self.embed)
+        x = self.embedding.embed(token_ids)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
-        normed = self.ops.rms_norm(x, self.layers[0].attn_norm, eps)
-        for index, (layer, next_norm) in enumerate(zip(self.layers, self.next_norms, strict=True)):
-            delta = self._attention(normed, layer, kv_pool[:, index], step)
-            if on_layer is not None:
-                on_layer(index)  # the sum over the ranks says that all have written
-            x, normed = self.ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
-            x, normed = self.ops.add_rms_norm(x, self._feed_forward(normed, layer), next_norm, eps)
-        logits = self.ranks.gather(self.lm_head(normed[rows]))[:, : self.config.vocab_size].float()
+        first = self.layers[0]
+        projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
+            attended = self._attention(projected, layer, kv_pool[:, index], step)
+            if on_layer is not None and self.alone:
+                on_layer(index)
+            if self.alone and layer is self.layers[-1]:
+                attended, x = attended[rows], x[rows]  # nobody asks for what the others become
+            x, projected = tail(attended, x)
+            if on_layer is not None and not self.alone:
+                on_layer(index)  # the sums over the ranks say that all have written
+        normed = projected  # by the norm before the head
+        logits = self.head.logits(normed if self.alone else normed[rows])
+        logits = self.ranks.gather(logits)[:, : self.config.vocab_size]
         return soft_cap(logits, self.config.logit_soft_cap)
 
-    def _attention(self, x: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
-        """What attention adds to the residual stream [T, H]; this step's k and v go into the pool."""
+    def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
+        """Attention [T, num_heads * head_size] of what layer.qkv gave; this step's k and v go into the pool."""
         config, heads = self.config, self.config.num_heads
-        qkv = layer.qkv(x).view(len(x), -1, config.head_size)
+        qkv = qkv.view(len(qkv), -1, config.head_size)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, _ = qkv.split((heads, config.num_kv_heads, config.num_kv_heads), dim=1)
             q.copy_(self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps))
@@ -206,11 +236,7 @@ class Model:
             window=layer.window,
             soft_cap=config.attention_soft_cap,
         )
-        return self._post_norm(self.ranks.sum(layer.o(out.flatten(1))), layer.attn_post_norm)
-
-    def _feed_forward(self, x: Tensor, layer: Layer) -> Tensor:
-        """What the MLP or the experts add to the residual stream [T, H]."""
-        return self._post_norm(self.ranks.sum(layer.mlp(x)), layer.mlp_post_norm)
+        return out.flatten(1)
 
     def _post_norm(self, delta: Tensor, weight: Tensor | None) -> Tensor:
         return delta if weight is None else self.ops.rms_norm(delta, weight, self.config.rms_norm_eps)

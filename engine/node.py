@@ -19,6 +19,7 @@ from cache.store import Store
 from engine import __version__
 from engine.acceptor import Acceptor
 from engine.config import ROLES, Config
+from engine.draft_source import check_draft
 from engine.flags import UsageError, as_dict
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
@@ -66,11 +67,13 @@ class Node:
         http_socket: socket.socket,
         cluster: dict[str, Any] | None,
         phases: Phases,
+        draft: ModelSource | None = None,
     ) -> None:
         if config.device == "cuda":
             raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
+        self._draft = draft
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
         self.root = root_key(source.fingerprint, self.geometry)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
@@ -109,6 +112,7 @@ class Node:
         self._gossiping = True
         self._phase("network")
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
+        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
         self._phase("tokenizer")
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
@@ -159,7 +163,7 @@ class Node:
             from engine.loading import load_model
 
             self._phase("torch")
-            return Engine, load_model(self.config, self.geometry, self.source, Progress())
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
 
         self._loading = "loading weights"
         engine, loaded = await asyncio.to_thread(load)

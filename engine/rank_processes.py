@@ -114,7 +114,7 @@ class RankProcesses:
         """Around rank 0's forward pass: the other ranks compute the same rows. Raises RanksLost."""
         if self.lost is not None:
             raise RanksLost(self.lost)
-        bare = [replace(row, sample=None if row.sample is None else SAMPLED) for row in rows]
+        bare = [replace(row, sample=None if row.sample is None else SAMPLED, proposals=()) for row in rows]
         try:
             for link in self._links:
                 link.send(bare)

@@ -1,9 +1,10 @@
 """'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
 
-Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Seven fields may stay
+Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Eight fields may stay
 'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
 `weight_cache` (the user's), `attention_backend` (attention.choose), `transport` (chosen anew for every peer),
-`prefix_fetch` (for every prefix), `rdma_devices` (those there are when a peer first asks).
+`prefix_fetch` (for every prefix), `rdma_devices` (those there are when a peer first asks), `speculative_length` (for
+every step).
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def resolve(
     machine: Machine,
     suffix: str,
     cluster: Mapping[str, Any] | None = None,
+    draft: ModelConfig | None = None,
 ) -> Config:
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
-    of the node to join: a joiner adopts its dtype, because block keys are rooted in it. Raises UsageError."""
+    of the node to join: a joiner adopts its dtype, because block keys are rooted in it; `draft` is the draft model's
+    configuration, if there is one. Raises UsageError."""
     device = _device(config, machine)
     if _runs_model(config) and (reason := model.indivisible(config.tensor_parallel_size)):
         raise UsageError(f"--tensor-parallel-size {config.tensor_parallel_size}: {reason}")
@@ -65,6 +68,7 @@ def resolve(
         kv_cache_bytes=kv_bytes,
         dram_bytes=_dram_bytes(config, machine, block_bytes),
     )
+    resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
 
 
@@ -132,6 +136,19 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
             f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
         )
     return left
+
+
+def _speculative_kv_bytes(config: Config, draft: ModelConfig | None, machine: Machine, block_bytes: int) -> int:
+    """Whole blocks of the draft model; 0 without one."""
+    if draft is None or not _runs_model(config):
+        return 0
+    own = geometry(config, draft, config.dtype).block_bytes
+    wanted = config.speculative_kv_bytes
+    if wanted == -1:
+        wanted = max(own, min(config.kv_cache_bytes // block_bytes * own, machine.free_bytes // 16))
+    if wanted < own:
+        raise UsageError(f"--speculative-kv-bytes {wanted} holds no block of the draft model; give {own} or more")
+    return wanted // own * own
 
 
 def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,10 +85,8 @@ def _sampling_rows(row: Row) -> Sequence[SamplingRow]:
     if row.num_samples == 1:
         return (row.sample,)
     own, draft = row.sample, row.token_ids[len(row.token_ids) - row.num_samples + 1 :]
-    return [
-        SamplingRow(own.params, own.token_ids, own.num_prompt_tokens, own.seed, own.eos_ids, draft[:j])
-        for j in range(row.num_samples)
-    ]
+    judged = [*zip(draft, row.proposals, strict=True), None] if row.proposals else [None] * row.num_samples
+    return [replace(own, draft=draft[:j], proposal=judged[j]) for j in range(row.num_samples)]
 
 
 def _step_time(batch: RaggedBatch, seconds: float) -> StepTime:

@@ -15,19 +15,19 @@ Log probabilities are those of the raw distribution: before penalties, bias, tem
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from engine.host_draw import draw_on_host
+from engine.host_draw import draw_on_host, probabilities_on_host
 from engine.logit_rules import SamplingRow, apply_rules
+from engine.rejection import judge
 from engine.request import SamplingParams, TokenLogprobs
+from engine.uniform import uniform
 
-__all__ = ["Sampled", "SamplingRow", "sample"]
+__all__ = ["Sampled", "SamplingRow", "sample", "uniform"]
 
 MIN_TEMPERATURE = 1e-6
 """Below this only the best tokens have any weight in float32; dividing by less would overflow."""
@@ -39,6 +39,7 @@ class Sampled:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    probabilities: Tensor | None = None  # [V] float32, what the token was drawn from; where the row wants it
 
 
 @torch.inference_mode()
@@ -55,8 +56,41 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
         if drawn:
             index = torch.tensor(drawn, device=logits.device)
             tokens[index] = _draw(changed[index], [rows[i] for i in drawn])
+    known = _judge(changed, rows, tokens)
     logprobs = _logprobs(logits, rows, tokens)
-    return [Sampled(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
+    return [Sampled(token, logprobs.get(i), known.get(i)) for i, token in enumerate(tokens.tolist())]
+
+
+def _judge(logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> dict[int, Tensor]:
+    """Replace the tokens of rows with a proposal by the outcome of the rejection rule. Returns the probabilities of the
+    rows that want them."""
+    asked = [i for i, r in enumerate(rows) if (r.proposal or r.wants_probabilities) and not r.params.greedy]
+    if not asked:
+        return {}
+    known = dict(zip(asked, probabilities(logits[asked], [rows[i].params for i in asked]), strict=True))
+    for i in asked:
+        row = rows[i]
+        if row.proposal is not None:
+            tokens[i] = judge(known[i], *row.proposal, _seed(row), row.position)
+    return {i: p for i, p in known.items() if rows[i].wants_probabilities}
+
+
+def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[R, V] float32: what tokens are drawn from, for logits [R, V] after the rules."""
+    temperature = _temperature(logits, params)
+    if logits.device.type == "cpu":
+        return probabilities_on_host(logits, params, temperature, _min_p_floors(logits, params))
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    weights = scaled.exp().masked_fill_(scaled < _floors(scaled, params), 0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _temperature(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    return logits.new_tensor([max(p.temperature, MIN_TEMPERATURE) for p in params])
+
+
+def _seed(row: SamplingRow) -> int:
+    return row.seed if row.params.seed is None else row.params.seed
 
 
 def _best(logits: Tensor) -> Tensor:
@@ -67,20 +101,11 @@ def _best(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides the token at `position` of a request with this seed.
-
-    52 bits, so that its product with any float64 total stays below the total.
-    """
-    digest = blake2b(struct.pack("<qq", seed, position), digest_size=8, person=b"mooncake-draw").digest()
-    return (int.from_bytes(digest, "little") >> 12) * 2.0**-52
-
-
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Tokens [R] drawn from logits [R, V]."""
     params = [row.params for row in rows]
-    temperature = logits.new_tensor([max(p.temperature, MIN_TEMPERATURE) for p in params])
-    draws = [uniform(row.seed if row.params.seed is None else row.params.seed, row.position) for row in rows]
+    temperature = _temperature(logits, params)
+    draws = [uniform(_seed(row), row.position) for row in rows]
     if logits.device.type == "cpu":
         return draw_on_host(logits, params, temperature, _min_p_floors(logits, params), draws)
     return draw(logits, params, temperature, draws)

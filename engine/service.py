@@ -230,7 +230,8 @@ class EngineService:
             request = emission.request
             acceptor = self._acceptors.get(request.request_id)
             reason = request.finish_reason
-            transfer = self._worker.take_transfer(request.request_id) if request.finished else None
+            ends = request.finished and not emission.num_behind
+            transfer = self._worker.take_transfer(request.request_id) if ends else None
             if acceptor is None:
                 if transfer is not None:
                     self._spawn(self._stop_transfer(request.request_id, transfer))
@@ -241,7 +242,7 @@ class EngineService:
                 self._spawn(self._hand_over(request, transfer, acceptor))
             elif transfer is not None:
                 self._spawn(self._stop_transfer(request.request_id, transfer))
-            if request.finished:
+            if ends:
                 del self._acceptors[request.request_id]
         for acceptor, batch in items.items():
             self._send(acceptor, batch)
@@ -250,8 +251,9 @@ class EngineService:
     def _item(self, emission: Emission) -> list[Any]:
         """[id, index, token, logprobs, finish, extra]; `extra` comes with the first and the last token."""
         request = emission.request
-        finish = None if request.finish_reason == "handover" else request.finish_reason
-        index = request.num_output_tokens - 1
+        behind = emission.num_behind
+        finish = None if behind or request.finish_reason == "handover" else request.finish_reason
+        index = request.num_output_tokens - 1 - behind
         extra = None
         if emission.error or finish or request.first_output_index == index:
             extra = self._extra(request, emission.error)

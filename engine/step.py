@@ -10,12 +10,21 @@ from engine.request import Request
 
 @dataclass(slots=True)
 class ScheduledRow:
-    """`num_tokens` tokens of `request`, from position `start` on, are computed in this step."""
+    """`num_tokens` tokens of `request`, from position `start` on, are computed in this step.
+
+    With speculation, `num_drafts` of them follow the last known token; they are in `draft` once somebody has guessed
+    them, and a guess that falls short makes the row shorter."""
 
     request: Request
     start: int
     num_tokens: int
     samples: bool  # the last known token is among them, so the step yields the next one
+    num_drafts: int = 0
+    draft: list[int] = field(default_factory=list)
+
+    def set_draft(self, draft: list[int]) -> None:
+        self.num_tokens += len(draft) - self.num_drafts
+        self.num_drafts, self.draft = len(draft), draft
 
 
 @dataclass(slots=True)

@@ -13,16 +13,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
+from engine.draft import DraftModel
 from engine.kv_transfer import KvTransfer
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
 from engine.sampler import Sampled, SamplingRow
+from engine.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("mooncake.engine")
 
@@ -38,6 +44,7 @@ class Emission:
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    num_behind: int = 0  # tokens of the same step that follow in later emissions: 0 = the request's newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,8 @@ class Worker:
         publisher: Publisher,
         costs: StepCosts,
         metrics: Metrics,
+        speculator: Speculator | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.batcher = batcher
         self.runner = runner
@@ -67,6 +76,8 @@ class Worker:
         self._loader = loader
         self._publisher = publisher
         self._metrics = metrics
+        self._speculator = speculator
+        self._draft = draft
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._transfers: dict[str, KvTransfer] = {}
         self._eos_token_ids = tuple(batcher.eos_token_ids)
@@ -154,8 +165,9 @@ class Worker:
     def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
         """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
         commit, fail and schedule do, and an abort leaves both until then."""
+        proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin = time.monotonic()
-        rows = [row_of(row, self._eos_token_ids) for row in step.rows]
+        rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
         transfers = [
             (transfer, list(row.request.block_ids), row.start, row.start + row.num_tokens)
             for row in step.rows
@@ -174,15 +186,27 @@ class Worker:
         self.costs.observe(step, end - begin)
         for row in step.rows:
             row.request.steps.add(begin, end, row.num_tokens)
-        tokens = [[token.token_id for token in chosen] or None for chosen in sampled]
+        tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
         emissions = []
-        for request, index, _ in done.emitted:
-            (token,) = sampled[index]
-            emissions.append(Emission(request, token.token_id, token.logprobs))
+        for request, index, kept in done.emitted:
+            for i, token in enumerate(sampled[index][:kept], 1):
+                emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
         # Held before the next schedule, which may preempt their request and reuse them.
         self._publisher.publish(done.named)
         return _Produced(emissions, step.num_tokens)
+
+    def _kept(self, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
+        """The tokens of a row that count: those that agree with its draft and the one behind them."""
+        if not chosen:
+            return None
+        tokens = [token.token_id for token in chosen]
+        if not row.draft or self._speculator is None:
+            return tokens
+        right = accepted(row.draft, tokens)
+        self._speculator.verified(row.request, len(row.draft), right)
+        self._metrics.count_draft(len(row.draft), right)
+        return tokens[: right + 1]
 
     def _hand_out(self, produced: _Produced) -> None:
         self._metrics.observe_step(produced.num_tokens)
@@ -220,13 +244,14 @@ class Worker:
         self._preemptions_seen = self.batcher.num_preemptions
 
 
-def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...]) -> Row:
+def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: Sequence[Tensor] = ()) -> Row:
     """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
     request, sample = scheduled.request, None
     if scheduled.samples:
         sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
-    token_ids = request.token_ids[scheduled.start : scheduled.start + scheduled.num_tokens]
-    return Row(token_ids, scheduled.start, request.block_table(), sample)
+    known = scheduled.num_tokens - len(scheduled.draft)
+    token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
+    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals)
 
 
 def _layer_done(transfers: Sequence[tuple[KvTransfer, Sequence[int], int, int]], layer: int) -> None:

@@ -90,6 +90,14 @@ class Metrics:
         self._child("vllm:prefix_cache_queries").inc(queried_tokens)
         self._child("vllm:prefix_cache_hits").inc(hit_tokens)
 
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """One request's draft was verified in a step."""
+        self._child("vllm:spec_decode_num_drafts").inc()
+        self._child("vllm:spec_decode_num_draft_tokens").inc(drafted)
+        self._child("vllm:spec_decode_num_accepted_tokens").inc(accepted)
+        for position in range(accepted):
+            self._child("vllm:spec_decode_num_accepted_tokens_per_pos", position=str(position)).inc()
+
     # --- requests
 
     def count_prompt_tokens(self, tokens: int) -> None:
@@ -206,6 +214,11 @@ class Metrics:
         self._add(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out")
         self._add(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._add(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier")
+        self._add(Counter, "vllm:spec_decode_num_drafts", "Drafts verified: one per request and step")
+        self._add(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens verified")
+        self._add(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self._add(Counter, name, "Draft tokens accepted, by their place in the draft from 0", "position")
         buckets = size_buckets(20_000)
         self._add(Histogram, "vllm:iteration_tokens_total", "Tokens per model step", buckets=buckets)
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ELSEWHERE = {"--quick", "--base-url", "--peer", "--help", "--version", "--check"}  # mooncake's own help, and ruff's
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
+SCRIPTS |= {"--test", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
 
 
 @pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))

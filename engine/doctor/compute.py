@@ -33,14 +33,13 @@ def compiler(system: System, which: Callable[[str], str | None] = shutil.which) 
 
 
 def openmp(system: System) -> list[Finding]:
-    """Threads that spin while they wait starve everybody else on the same cores."""
+    """Threads that spin while they wait take the cores of the other nodes on this machine."""
     given = {name: value for name, value in system.environ.items() if name.startswith(("OMP_", "KMP_", "GOMP_"))}
     shown = ", ".join(f"{name}={value}" for name, value in sorted(given.items())) or "nothing set"
-    if given.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE":
-        return [Finding("OpenMP", WARN, shown, "unset OMP_WAIT_POLICY: a node sets PASSIVE itself")]
-    if given.get("OMP_NUM_THREADS", "1") == "1" and "OMP_NUM_THREADS" in given:
-        return [Finding("OpenMP", OK, f"{shown}; --num-threads decides")]
-    return [Finding("OpenMP", OK, shown)]
+    if given.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
+        remedy = "export OMP_WAIT_POLICY=PASSIVE where several nodes share these cores (scripts/up does)"
+        return [Finding("OpenMP", WARN, f"{shown}; waiting threads spin", remedy)]
+    return [Finding("OpenMP", OK, f"{shown}; --num-threads sets the number of threads")]
 
 
 def gpu(system: System, look: Callable[[], Gpu | None] | None = None) -> list[Finding]:

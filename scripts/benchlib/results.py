@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import orjson
-
 Value = float | None
 
 
@@ -55,6 +53,8 @@ def write_result(
     config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], path: Path, out: TextIO | None = None
 ) -> None:
     """The JSON file alone. `rows` have at least the fields of Row; a benchmark may add its own."""
+    import orjson  # here: a GPU machine without it can measure, and write no file
+
     data = {"config": dict(config) | {"machine": machine()}, "commit": commit(), "rows": list(rows)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")

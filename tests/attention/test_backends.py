@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import attention
 from attention import backends, choose
 from attention.reference import ReferenceBackend, tokens_of
 from attention.torch_backend import GROUP_TOKENS, TorchBackend, attend_chunk, attend_masked, group_decodes
@@ -151,3 +152,14 @@ def test_choose_names_the_choices():
     assert choose("reference", "cpu").name == "reference"
     with pytest.raises(ValueError, match=r"'flash'.*auto, cpu, reference, torch"):
         choose("flash", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "expected"), [((9, 0), True, True), ((7, 5), True, False), ((8, 6), False, False)]
+)
+def test_auto_takes_triton_on_a_gpu_that_runs_it(monkeypatch, capability, installed, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(attention, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(attention, "triton_backend", lambda: "the kernels")
+    assert (choose("auto", "cuda") == "the kernels") is expected
+    assert choose("auto", "cuda", head_size=72).name == "torch", "no tile for it"

@@ -347,3 +347,20 @@ def test_random_load_with_aborts(seed: int):
         if name not in aborted:
             assert list(r.output_ids) == alone(prompt, r.num_output_tokens), f"seed {seed}"
             assert r.num_output_tokens == r.sampling.max_tokens or r.num_tokens == b.max_model_len
+
+
+def test_the_last_running_prompt_gives_way_to_handed_over_requests_in_the_same_step():
+    """It cannot grow, since the blocks are those of requests that wait for its seat: no step may be skipped for it."""
+    b = batcher(blocks=8, block_size=2, seqs=1, budget=8)
+    long = request("long", [1] * 12, max_tokens=1)
+    b.add(0, long)
+    run_step(b, 0, b.schedule(0))
+    pushed = [request(name, [2] * 4, arrival=1.0, max_tokens=2) for name in ("x", "y")]
+    for each in pushed:
+        b.reserve(1, each)
+        b.arrived(1, each, 3)
+    step = b.schedule(2)
+    assert step is not None and [row.request for row in step.rows] == [pushed[0]]
+    run_step(b, 2, step)
+    run_dry(b)
+    assert long.output_ids and b.pool.usage()["held"] == 0

@@ -115,6 +115,7 @@ def test_what_computes(machine):
     fast = machine({"proc/cpuinfo": "flags : fma avx2 avx512_bf16", "proc/meminfo": "MemAvailable: 9000000 kB"})
     assert compute.cpu(fast)[0].status == OK
     assert compute.openmp(machine(OMP_WAIT_POLICY="active"))[0].status == WARN
+    assert compute.openmp(machine(OMP_WAIT_POLICY="PASSIVE"))[0].status == OK
     assert "OMP_NUM_THREADS=4" in compute.openmp(machine(OMP_NUM_THREADS="4"))[0].found
     assert compute.gpu(machine())[0].status == OK
     driver = machine({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: H200"})

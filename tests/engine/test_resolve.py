@@ -50,6 +50,7 @@ def test_a_laptop():
         "transport",
         "prefix_fetch",
         "rdma_devices",
+        "speculative_length",
     }
     assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
 
@@ -165,3 +166,32 @@ def test_survey_of_this_machine_without_torch():
     assert machine.num_cpus >= 1
     assert machine.free_bytes > 0
     assert machine.gpu is None
+
+
+def test_a_draft_model_gets_kv_for_as_many_tokens_as_the_model():
+    small = replace(MODEL, num_layers=6)
+    flags = ("--speculative-method", "draft", "--speculative-model", "small", "--kv-cache-bytes", "90M")
+
+    def kv(*more: str) -> int:
+        return resolve(parse([*flags, *more]), MODEL, LAPTOP, "ab12", None, small).speculative_kv_bytes
+
+    block = geometry(settle(), small, "float32").block_bytes
+    own = geometry(settle(), MODEL, "float32").block_bytes
+    assert kv() == 90 * (1 << 20) // own * block
+    assert kv("--speculative-kv-bytes", "1M") == (1 << 20) // block * block
+    assert kv("--role", "store") == 0
+    with pytest.raises(UsageError, match=f"--speculative-kv-bytes 100 holds no block .* give {block} or more"):
+        kv("--speculative-kv-bytes", "100")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--speculative-method", "draft"),
+        ("--speculative-model", "small"),
+        ("--prompt-lookup-min", "5", "--prompt-lookup-max", "4"),
+    ],
+)
+def test_speculation_flags_that_do_not_go_together(flags):
+    with pytest.raises(UsageError, match=r"go together|exceeds"):
+        parse(flags)
