@@ -273,7 +273,8 @@ class Config:
     kv_overlap: str = flag(
         "layer",
         "transfer",
-        "when a prompt's KV moves: each layer while the next is computed, each chunk of the prompt, or all at its end",
+        "when a prompt's KV moves: each layer while the next is computed, each chunk of the prompt, or all at its end; "
+        "with layer a found prefix also arrives while it is used, where nobody else has to wait for it",
         ("layer", "chunk", "none"),
     )
     rdma_devices: str = flag(

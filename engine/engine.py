@@ -69,7 +69,16 @@ class Engine:
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
         loader = PrefixLoader(
-            self.batcher, reused, KV_REGION, geometry, self.costs, self.network, config.prefix_fetch, metrics
+            self.batcher,
+            reused,
+            KV_REGION,
+            geometry,
+            self.costs,
+            self.network,
+            config.prefix_fetch,
+            metrics,
+            # other ranks compute without waiting
+            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
             self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft

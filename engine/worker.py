@@ -19,6 +19,7 @@ from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.draft import DraftModel
 from engine.kv_transfer import KvTransfer
+from engine.layered_load import Arriving
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
@@ -80,9 +81,11 @@ class Worker:
         self._draft = draft
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._transfers: dict[str, KvTransfer] = {}
+        self._arriving = Arriving()
         self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
         self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
+        self._waited = False  # it had to wait for a prefix: its time teaches nothing
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._loads: set[asyncio.Task[None]] = set()
@@ -104,6 +107,7 @@ class Worker:
     def abort(self, request_id: str) -> Request | None:
         """End a request; its transfer, if any, is left to the caller of `take_transfer`."""
         request = self.batcher.abort(time.monotonic(), request_id)
+        self._arriving.drop(request_id)
         if request is not None:
             self.wake()
         return request
@@ -123,6 +127,7 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._arriving.close()
         await asyncio.gather(*(transfer.stop() for transfer in self._transfers.values()))
         self._transfers.clear()
         self._executor.shutdown(wait=True)
@@ -153,7 +158,7 @@ class Worker:
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
-            produced = self._commit(step, sampled)
+            produced = self._commit(step, sampled, await self._settle(step))
 
     async def _sleep(self) -> None:
         """Until something happens. Transfers free blocks without telling, so a blocked queue looks again soon."""
@@ -168,8 +173,15 @@ class Worker:
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin = time.monotonic()
         rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
+        gates = self._arriving.gates(row.request for row in step.rows)
         transfers = [
-            (transfer, list(row.request.block_ids), row.start, row.start + row.num_tokens)
+            # What is still arriving leaves layer by layer like what is computed.
+            (
+                transfer,
+                list(row.request.block_ids),
+                0 if row.request.request_id in gates else row.start,
+                row.start + row.num_tokens,
+            )
             for row in step.rows
             if (transfer := self._transfers.get(row.request.request_id)) is not None
         ]
@@ -177,18 +189,38 @@ class Worker:
         def on_layer(layer: int) -> None:
             loop.call_soon_threadsafe(_layer_done, transfers, layer)
 
-        sampled = self.runner.step(rows, on_layer if transfers else None)
-        self._ran = (begin, time.monotonic())
+        def before_layer(layer: int) -> None:
+            for gate in gates.values():
+                gate.wait(layer)
+
+        sampled = self.runner.step(rows, on_layer if transfers else None, before_layer if gates else None)
+        self._ran, self._waited = (begin, time.monotonic()), bool(gates)
         return sampled
 
-    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> _Produced:
+    async def _settle(self, step: Step) -> list[Emission]:
+        """Wait for the loads that the step waited for: their blocks have names from now on. A request whose prefix did
+        not arrive whole ends here, for its acceptor to place again."""
+        failed = []
+        for request, whole in await self._arriving.settle(row.request for row in step.rows):
+            if request.finished:
+                continue
+            if whole:
+                self.batcher.blocks.name_full(request)
+            else:
+                self.batcher.abort(time.monotonic(), request.request_id)
+                failed.append(Emission(request, None, error="its prefix did not arrive whole"))
+        return failed
+
+    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
+        """failed: the end of requests that cannot go on."""
         begin, end = self._ran
-        self.costs.observe(step, end - begin)
+        if not self._waited:
+            self.costs.observe(step, end - begin)
         for row in step.rows:
             row.request.steps.add(begin, end, row.num_tokens)
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
-        emissions = []
+        emissions = list(failed)
         for request, index, kept in done.emitted:
             for i, token in enumerate(sampled[index][:kept], 1):
                 emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
@@ -216,6 +248,8 @@ class Worker:
     def _fail(self, step: Step, error: str) -> None:
         """A step raised: its requests end here, the node lives on."""
         ended = self.batcher.fail(time.monotonic(), step)
+        for request in ended:
+            self._arriving.drop(request.request_id)
         self.on_emissions([Emission(request, None, error=error) for request in ended])
 
     # --- prefix loads
@@ -228,7 +262,9 @@ class Worker:
 
     async def _load(self, request: Request) -> None:
         try:
-            await self._loader.load(request)
+            load = await self._loader.load(request)
+            if load is not None:
+                self._arriving.add(request, load)
         except Exception:
             log.exception("prefix load of %s failed; it will be computed", request.request_id)
         self.batcher.loaded(time.monotonic(), request)
