@@ -277,6 +277,13 @@ class Config:
         "with layer a found prefix also arrives while it is used, where nobody else has to wait for it",
         ("layer", "chunk", "none"),
     )
+    rail_limit: int = flag(
+        0,
+        "transfer",
+        "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
+        unit="bytes/s",
+        least=0,
+    )
     rdma_devices: str = flag(
         "auto",
         "transfer",

@@ -93,8 +93,11 @@ def load_rank(
 
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
-    weights = load(source, getattr(torch, config.dtype), config.device, cache=weight_cache(config))
-    model = Model(source.config, weights, _backend(config, source.config.head_size), config.device)
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, cache=weight_cache(config))
+    backend = _backend(config, source.config.head_size)
+    ops = choose_ops(backend.name, config.device, dtype)
+    model = Model(source.config, weights, backend, config.device, ops)
     shape = geometry_of(config, source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)

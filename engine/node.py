@@ -12,6 +12,7 @@ import random
 import socket
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cache.block import root_key
@@ -81,7 +82,10 @@ class Node:
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self._stalls = StallMonitor(self.metrics.observe_stall)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
-        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)})
+        self.transfer = TransferEngine(
+            self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
+        )
+        self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
@@ -166,7 +170,10 @@ class Node:
             return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
 
         self._loading = "loading weights"
-        engine, loaded = await asyncio.to_thread(load)
+        # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
+        # every team short once there are more of its threads than cores.
+        with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
+            engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
         self._phase("weights")
         return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 

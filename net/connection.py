@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from net.errors import PeerLost, PeerRefused
+from net.turns import Turns
 from net.wire import HEADER_MAX, Buffer, Decoder, Frame, FrameError, Header, allocate, encode, head, nbytes_of
 
 log = logging.getLogger("mooncake.net")
@@ -26,6 +27,7 @@ HELLO_S = 5.0  # from the TCP connection to the end of the hellos
 HELLO_MAX = 64 << 10  # bytes a stranger may make us allocate
 UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
+BURST = 2 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
 SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
@@ -84,6 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._ended = False
         self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
+        self.turns = Turns()
+        self._burst = 0  # bytes received in this turn of the loop
         self._late = loop.call_later(HELLO_S, self._break, f"no hello within {HELLO_S:g} s")
 
     def __repr__(self) -> str:
@@ -107,10 +111,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
             self._break("the peer does not read")
 
-    def send_views(self, header: Header, views: Sequence[memoryview], before: bytes = b"") -> None:
-        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`.
-        `before` is an encoded frame that leaves in the same segment."""
-        self._write([before + head(header, sum(map(nbytes_of, views))), *views])
+    def send_views(self, header: Header, views: Sequence[memoryview]) -> None:
+        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`."""
+        self._write([head(header, sum(map(nbytes_of, views))), *views])
 
     async def drain(self) -> None:
         """Wait until the peer keeps up again. Raises PeerLost."""
@@ -119,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended:
             raise PeerLost(f"the connection to {self.peer_id} is closed")
 
-    def _write(self, buffers: list[Buffer]) -> None:
+    def _write(self, buffers: Sequence[Buffer]) -> None:
         if self._transport is None or self._ended:
             raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
         if len(buffers) == 1:
@@ -217,6 +220,12 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
+        if not self._burst:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._burst += nbytes
+        if self._burst >= BURST and self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()  # the loop sees to others before we read on
+            asyncio.get_running_loop().call_soon(self._read_on)
         try:
             for frame in self.decoder.received(nbytes):
                 if self._receiver is not None:
@@ -231,6 +240,13 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("%r: a frame could not be handled", self)
             self._break("internal error")
+
+    def _next_turn(self) -> None:
+        self._burst = 0
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._ended:
+            self._transport.resume_reading()
 
     def _deliver(self, frame: Frame) -> None:
         receiver = self._receiver

@@ -1,14 +1,16 @@
 """Copying inside this host's memory without holding up the event loop for long.
 
-Small batches are copied inline, where a hop to a thread would cost more than the copy. Larger ones go to threads, in
-pieces, with ctypes.memmove: unlike a slice assignment it releases the interpreter lock.
+A hop to a thread and back costs more than 0.1 ms, so batches up to TURNS_MAX are copied on the loop: at most INLINE_MAX
+at a time, with a turn of the loop between. Larger ones go to threads. An urgent batch never does, so it does not wait
+for a thread that has bulk to copy. All copying is ctypes.memmove: unlike a slice assignment it releases the interpreter
+lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import memmove
 
@@ -17,6 +19,7 @@ from net.spans import Span
 from net.transport import Op
 
 INLINE_MAX = 512 << 10  # bytes copied on the event loop: about 0.1 ms
+TURNS_MAX = 4 << 20  # bytes copied in turns of the loop
 PIECE = 2 << 20  # bytes between two looks at whether to stop
 SPLIT_MIN = 8 << 20  # bytes a batch needs before a second thread pays
 
@@ -53,6 +56,22 @@ class Copy:
                     return
                 memmove(target + start, source + start, min(PIECE, length - start))
 
+    def turns(self) -> Iterator[None]:
+        """Copy at most INLINE_MAX between two yields."""
+        room = INLINE_MAX
+        for target, source, length in self._moves:
+            done = 0
+            while done < length:
+                if not room:
+                    yield
+                    room = INLINE_MAX
+                if self.stopped:
+                    return
+                count = min(length - done, room)
+                memmove(target + done, source + done, count)
+                done += count
+                room -= count
+
     def parts(self, count: int) -> list[list[Move]]:
         """The moves in `count` lists of about equal bytes."""
         pieces = [
@@ -79,10 +98,14 @@ class Copier:
         self._workers = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="copy")
 
-    async def copy(self, copy: Copy, nbytes: int) -> None:
+    async def copy(self, copy: Copy, nbytes: int, urgent: bool = False) -> None:
         """Run `copy`, which moves `nbytes`. When this returns or raises, also when cancelled, nothing of it moves."""
         if nbytes <= INLINE_MAX:
             copy.run()
+            return
+        if nbytes <= TURNS_MAX or urgent:
+            for _ in copy.turns():
+                await asyncio.sleep(0)
             return
         loop = asyncio.get_running_loop()
         if nbytes < SPLIT_MIN or self._workers == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import socket
 import tempfile
@@ -34,6 +35,8 @@ class Lifeline:
         self.on_end: Callable[[], None] = _nothing
         self.ended = False
         self._sock = sock
+        self._news = select.poll()
+        self._news.register(sock, select.POLLIN)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self.poll)
 
@@ -50,7 +53,7 @@ class Lifeline:
 
     def poll(self) -> None:
         """Handle what has arrived, now: a notice sent before some other message of the peer is then known."""
-        while not self.ended:
+        while not self.ended and self._news.poll(0):  # a third of the time of a recvmsg that finds nothing
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._sock, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:

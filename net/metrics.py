@@ -6,10 +6,12 @@ by whoever owns the state (`set_load`, `set_members`, ...). Only metrics that ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from net.transfer_metrics import TransferCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -149,6 +151,10 @@ class Metrics:
         """Members this node believes alive, counted by role."""
         for role, count in alive.items():
             self._child("mooncake:cluster_members", role=role).set(count)
+
+    def watch_transfers(self, snapshot: Callable[[], list[dict[str, Any]]]) -> None:
+        """Show the transfer engine's rows (net.transfer.TransferEngine.snapshot) per peer in every scrape."""
+        self.registry.register(TransferCollector(self._labels, snapshot))
 
     def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
         """One finished submission. direction: read or write; transport: local, shm, tcp, ..."""

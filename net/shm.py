@@ -20,7 +20,7 @@ from net.links import Links
 from net.memory import Region
 from net.shm_server import Exported
 from net.spans import Span, check
-from net.transport import Op, Unusable
+from net.transport import BULK, Op, Unusable
 
 ANSWER_S = 5.0  # for an answer on the lifeline
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -76,19 +76,24 @@ class Shm:
             attached.lifeline.poll()
         return peer_id in self._attached
 
-    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+    async def submit(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+    ) -> None:
+        """`is_open`, which comes first, has handled what the peer had to say."""
         attached = self._attached.get(peer_id)
         if attached is None:
             raise PeerLost(f"the shared memory of {peer_id!r} is gone")
-        attached.lifeline.poll()
-        region = await attached.region(remote)
+        region = attached.regions.get(remote)
+        if region is None:
+            region = await attached.region(remote)
+            attached.lifeline.poll()
         if region.closed:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
         copy = Copy(op, local, region, spans)
         attached.copies.add(copy)
         try:
-            await self._copier.copy(copy, sum(length for _, _, length in spans))
+            await self._copier.copy(copy, sum(length for _, _, length in spans), priority > BULK)
         finally:
             attached.finished(copy)
         if op is Op.WRITE:
@@ -147,7 +152,7 @@ class _Attached:
         self.peer_id = peer_id
         self.lifeline = lifeline
         self.copies: set[Copy] = set()
-        self._regions: dict[str, Region] = {}
+        self.regions: dict[str, Region] = {}
         self._asked: dict[str, asyncio.Future[Region | None]] = {}  # "" is the greeting
         self._leaving = False
         self._bye = False
@@ -160,7 +165,7 @@ class _Attached:
 
     async def region(self, name: str) -> Region:
         """The peer's region, mapped on first use. Raises TransferError with the peer's reason."""
-        region = self._regions.get(name)
+        region = self.regions.get(name)
         if region is None:
             region = await self._ask(name, {"region": name})
             assert region is not None
@@ -202,11 +207,11 @@ class _Attached:
                 answer.exception()
                 return
             self._forget(region.name)
-            self._regions[region.name] = region
+            self.regions[region.name] = region
             answer.set_result(region)
 
     def _forget(self, name: str) -> None:
-        if (region := self._regions.pop(name, None)) is not None:
+        if (region := self.regions.pop(name, None)) is not None:
             region.close()
 
     def finished(self, copy: Copy) -> None:
@@ -224,7 +229,7 @@ class _Attached:
                 answer.set_exception(PeerLost(f"lost {self.peer_id!r}"))
                 answer.exception()
         self._asked.clear()
-        for name in list(self._regions):
+        for name in list(self.regions):
             self._forget(name)
         if not self.copies:
             self.lifeline.close()

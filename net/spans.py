@@ -21,6 +21,7 @@ Run = tuple[int, int]
 """(offset, length), bytes."""
 
 _RUN = Struct("<2Q")
+FEW = 4
 
 
 def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span], int]:
@@ -28,6 +29,10 @@ def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span
     unless every one lies inside the local region `name` of `nbytes`."""
     if not spans:
         return (), 0
+    if len(spans) == 1:
+        here, _, length = spans[0]
+        if min(spans[0]) >= 0 and here + length <= nbytes:
+            return (spans, length) if length else ((), 0)
     local, remote, lengths = zip(*spans, strict=True)
     if min(min(local), min(remote), min(lengths)) < 0 or max(map(add, local, lengths)) > nbytes:
         wrong = next(one for one in spans if min(one) < 0 or one[0] + one[2] > nbytes)
@@ -39,6 +44,8 @@ def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span
 
 def runs(offsets: Sequence[int], lengths: Sequence[int]) -> list[Run]:
     """One side of merged spans, neighbours joined."""
+    if len(offsets) == 1:
+        return [(offsets[0], lengths[0])]
     pairs = list(zip(offsets, lengths, strict=True))
     if not _touch(offsets, lengths):
         return pairs
@@ -67,6 +74,10 @@ def _join(spans: Sequence[Span]) -> list[Span]:
 
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
     """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
+    if len(pairs) > FEW:  # at C speed, for thousands of small spans
+        offsets, lengths = zip(*pairs, strict=True)
+        if min(offsets) >= 0 and min(lengths) >= 0 and max(map(add, offsets, lengths)) <= nbytes:
+            return
     for offset, length in pairs:
         if offset < 0 or length < 0 or offset + length > nbytes:
             raise TransferError(f"bytes {offset}..{offset + length} are outside region {name!r} of {nbytes} bytes")
@@ -74,6 +85,16 @@ def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
 
 def pack(pairs: Sequence[Run]) -> bytes:
     return pack_struct(f"<{2 * len(pairs)}Q", *chain.from_iterable(pairs))
+
+
+def flat(pairs: Sequence[Run]) -> list[int]:
+    """offset, length, offset, length, ..., as a header has them."""
+    return list(chain.from_iterable(pairs))
+
+
+def pairs(numbers: Sequence[int]) -> list[Run]:
+    """Inverse of `flat`."""
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def unpack(data: memoryview) -> list[Run]:
@@ -98,6 +119,9 @@ class Cursor:
         if nbytes > self.left:
             raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
         self.left -= nbytes
+        if not self.left and len(self._pairs) == 1:  # the most frequent case: the rest of one run
+            offset, length = self._pairs[0]
+            return [self._memory[offset + self._used : offset + length]] if nbytes else []
         views: list[memoryview] = []
         while nbytes:
             offset, length = self._pairs[self._index]

@@ -1,20 +1,24 @@
 """TCP transport: bulk on a connection of its own, received straight into the destination.
 
-    READ   read{id, region} + runs ──>                 WRITE   write{id, region} + runs ──>
+    READ   read{id, region, runs} ──>                  WRITE   write{id, region, runs} + bytes ──>
            <── data{id} + bytes ...                            data{id} + bytes ... ──>
            <── fail{id, reason}                                <── done{id}  or  fail{id, reason}
            cancel{id} ──>                                      cancel{id} ──>   <── cancelled{id}
 
-Each node dials one data connection for what it submits. Bytes travel in frames of at most FRAME, so concurrent
-transfers share the connection and a cancelled one stops at the next frame.
+More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials one data connection
+for the bulk it submits, and a second one with the first urgent submission: what is urgent does not wait behind bulk in
+the socket's buffers. Bytes travel in frames of at most FRAME, so concurrent transfers share the connection and a
+cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,10 +26,10 @@ from net.connection import Connection, Receiver
 from net.errors import PeerLost, TransferError
 from net.links import Links
 from net.memory import Region
-from net.spans import Cursor, Span, pack, runs
-from net.tcp_server import Served, push
-from net.transport import Op
-from net.wire import Frame, FrameError, Header, encode, nowhere
+from net.spans import Cursor, Run, Span, flat, pack, runs
+from net.tcp_server import FEW_RUNS, FRAME, Served, at_once, push
+from net.transport import BULK, Op
+from net.wire import Frame, FrameError, Header, nowhere
 
 CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
 
@@ -39,34 +43,44 @@ class Tcp:
         self._links = links
         self._regions = regions
         self._rails: dict[str, _Rail] = {}
+        self._urgent: dict[str, _Rail] = {}
         self._served: set[Served] = set()
         self._dialing: dict[str, asyncio.Lock] = {}
-        links.accept("data", self._accept)
+        links.accept("data", partial(self._accept, self._rails))
+        links.accept("urgent data", partial(self._accept, self._urgent))
 
-    def _accept(self, connection: Connection) -> Receiver:
+    def _accept(self, rails: dict[str, _Rail], connection: Connection) -> Receiver:
         if connection.dialed:
-            return _Rail(connection, self._rails)
+            return _Rail(connection, rails)
         return Served(connection, self._regions, self._served)
 
     def offer(self) -> dict[str, Any]:
         return {}
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
-        if peer_id not in self._rails:
-            async with self._dialing.setdefault(peer_id, asyncio.Lock()):
-                if peer_id not in self._rails:
-                    await self._links.dial(peer_id, "data")  # `_accept` enters the rail
-        if (rail := self._rails.get(peer_id)) is None:
-            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        rail = await self._rail(peer_id, self._rails, "data")
         return f"TCP to {rail.connection.remote_host}"
+
+    async def _rail(self, peer_id: str, rails: dict[str, _Rail], purpose: str) -> _Rail:
+        if peer_id not in rails:
+            async with self._dialing.setdefault(peer_id, asyncio.Lock()):
+                if peer_id not in rails:
+                    await self._links.dial(peer_id, purpose)  # `_accept` enters the rail
+        if (rail := rails.get(peer_id)) is None:
+            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        return rail
 
     def is_open(self, peer_id: str) -> bool:
         return peer_id in self._rails
 
-    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+    async def submit(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+    ) -> None:
         rail = self._rails.get(peer_id)
         if rail is None:
             raise PeerLost(f"the data connection to {peer_id!r} is closed")
+        if priority > BULK:
+            rail = await self._rail(peer_id, self._urgent, "urgent data")
         here, there, lengths = zip(*spans, strict=True)
         ours = Cursor(local.memory, runs(here, lengths))
         theirs = runs(there, lengths)
@@ -88,9 +102,10 @@ class Tcp:
 
     def drop(self, peer_id: str) -> None:
         """Cut its connections: nothing more of it is received."""
-        if (rail := self._rails.pop(peer_id, None)) is not None:
-            rail.end(self._links.why_lost(peer_id))
-            rail.connection.abort()
+        for rails in (self._rails, self._urgent):
+            if (rail := rails.pop(peer_id, None)) is not None:
+                rail.end(self._links.why_lost(peer_id))
+                rail.connection.abort()
         for served in [one for one in self._served if one.connection.peer_id == peer_id]:
             served.end()
             served.connection.abort()
@@ -99,13 +114,14 @@ class Tcp:
         """Cutting the connection was the fence."""
 
     async def close(self) -> None:
-        for rail in list(self._rails.values()):
+        for rail in [*self._rails.values(), *self._urgent.values()]:
             rail.end("this node is closing")
             rail.connection.close()
         for served in list(self._served):
             served.end()
             served.connection.close()
         self._rails.clear()
+        self._urgent.clear()
 
 
 class _Unresponsive(Exception):
@@ -133,7 +149,7 @@ class _Rail:
     async def read(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.READ, ours)
         try:
-            self.connection.send({"op": "read", "id": transfer_id, "region": region}, [pack(theirs)])
+            self._request("read", transfer_id, region, theirs)
             await transfer.done
         except asyncio.CancelledError:
             incoming = self.connection.decoder.incoming
@@ -148,8 +164,13 @@ class _Rail:
     async def write(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            request = encode({"op": "write", "id": transfer_id, "region": region}, [pack(theirs)])
-            await push(self.connection, transfer_id, ours, transfer.done.done, request)
+            if len(theirs) <= FEW_RUNS and at_once(self.connection, min(ours.left, FRAME)):
+                first = ours.take(min(ours.left, FRAME))
+                header = {"op": "write", "id": transfer_id, "region": region, "runs": flat(theirs)}
+                self.connection.send_views(header, first)
+            else:
+                self._request("write", transfer_id, region, theirs)
+            await push(self.connection, transfer_id, ours, transfer.done.done)
             await transfer.done
         except asyncio.CancelledError:
             await self._stop(transfer_id, transfer)
@@ -157,21 +178,27 @@ class _Rail:
         finally:
             self._finish(transfer_id)
 
+    def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
+        header = {"op": op, "id": transfer_id, "region": region}
+        if len(theirs) <= FEW_RUNS:
+            self.connection.send(header | {"runs": flat(theirs)})
+        else:
+            self.connection.send(header, [pack(theirs)])
+
     async def _stop(self, transfer_id: int, transfer: _Transfer) -> None:
         """Return when the peer has confirmed that nothing of this WRITE lands any more."""
-        if transfer.done.done():
+        if transfer.done.done() and not transfer.done.cancelled():  # cancelled with the task that waited for it
             return
         transfer.stopped = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(CANCEL_S):
-                self.connection.send({"op": "cancel", "id": transfer_id})
-                await transfer.stopped
-        except TimeoutError:
-            raise _Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s") from None
-        except asyncio.CancelledError:
-            raise _Unresponsive("a cancelled write was not waited for") from None
-        except PeerLost:
-            return  # `on_lost` tells both sides
+        give_up_at = time.monotonic() + CANCEL_S
+        with suppress(PeerLost):  # `on_lost` tells both sides
+            self.connection.send({"op": "cancel", "id": transfer_id})
+            while not transfer.stopped.done() and (left := give_up_at - time.monotonic()) > 0:
+                with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
+                    await asyncio.wait([transfer.stopped], timeout=left)
+            if not transfer.stopped.done():
+                raise _Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s")
+            transfer.stopped.result()
 
     def _begin(self, op: Op, ours: Cursor) -> tuple[int, _Transfer]:
         transfer_id = next(self._ids)

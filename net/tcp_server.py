@@ -9,25 +9,28 @@ from contextlib import suppress
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
 from net.memory import Region
-from net.spans import Cursor, check, unpack
+from net.spans import Cursor, Run, check, pairs, unpack
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
 FRAME = 1 << 20  # bytes of one data frame
+SMALL = 64 << 10  # bytes of a frame that needs no turn
+FEW_RUNS = 64  # that travel in the header of a request
 RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
 
 
-async def push(
-    connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool], before: bytes = b""
-) -> None:
-    """Send all of `source` as data frames, as fast as the peer reads and with a turn of the loop between frames.
-    `before` is an encoded frame that goes first. Ends early when `stopped`. Raises PeerLost; a peer that stops
-    reading is cut off by the connection."""
+async def push(connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool]) -> None:
+    """Send all of `source` as data frames, as fast as the peer reads; large ones in turns. Ends early when `stopped`.
+    Raises PeerLost; a peer that stops reading is cut off by the connection."""
     while source.left and not stopped():
-        connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)), before)
-        before = b""
-        if source.left:
-            await asyncio.sleep(0)
-            await connection.drain()
+        await connection.drain()
+        await connection.turns.wait()
+        if not connection.congested and not stopped():
+            connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)))
+
+
+def at_once(connection: Connection, nbytes: int) -> bool:
+    """Whether so many bytes may be sent now: the peer keeps up, and it is nobody else's turn."""
+    return nbytes <= FRAME and not connection.congested and (nbytes <= SMALL or connection.turns.take())
 
 
 class Served:
@@ -57,7 +60,10 @@ class Served:
     # --- net.connection.Receiver
 
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
-        if header.get("op") != "data":
+        op = header.get("op")
+        if op == "write" and "runs" in header:
+            self._begin_write(header["id"], header, pairs(header["runs"]))
+        elif op != "data":
             return self._place_runs(header, nbytes)
         _, target = self._writes.get(header["id"], ("", None))
         if target is None:
@@ -67,12 +73,15 @@ class Served:
         return target.take(nbytes)
 
     def frame(self, connection: Connection, frame: Frame) -> None:
-        transfer_id = frame.header["id"]
-        match frame.header["op"]:
+        header = frame.header
+        transfer_id = header["id"]
+        match header["op"]:
             case "read":
-                self._begin_read(transfer_id, frame)
+                self._begin_read(transfer_id, header, _runs(frame))
+            case "write" if "runs" in header and frame.payload:  # begun by `place`
+                self._landed(transfer_id)
             case "write":
-                self._begin_write(transfer_id, frame)
+                self._begin_write(transfer_id, header, _runs(frame))
             case "data":
                 self._landed(transfer_id)
             case "cancel":
@@ -84,38 +93,36 @@ class Served:
 
     # --- transfers
 
-    def _cursor(self, frame: Frame) -> Cursor:
-        name = frame.header["region"]
+    def _cursor(self, header: Header, wanted: Sequence[Run]) -> Cursor:
+        name = header["region"]
         region = self._regions.get(name)
         if region is None or region.closed:
             raise TransferError(f"region {name!r} is not registered there")
-        wanted = unpack(frame.data)
         check(wanted, name, region.nbytes)
         return Cursor(region.memory, wanted)
 
-    def _begin_read(self, transfer_id: int, frame: Frame) -> None:
+    def _begin_read(self, transfer_id: int, header: Header, wanted: Sequence[Run]) -> None:
         try:
-            source = self._cursor(frame)
+            source = self._cursor(header, wanted)
         except TransferError as error:
             self._fail(transfer_id, str(error))
             return
-        if source.left <= FRAME and not self.connection.congested:
+        if at_once(self.connection, source.left):
             self.connection.send_views({"op": "data", "id": transfer_id}, source.take(source.left))
             return
         task = asyncio.get_running_loop().create_task(self._answer(transfer_id, source))
-        self._reads[transfer_id] = (frame.header["region"], task)
+        self._reads[transfer_id] = (header["region"], task)
 
     async def _answer(self, transfer_id: int, source: Cursor) -> None:
         try:
             with suppress(PeerLost):
-                await self.connection.drain()
                 await push(self.connection, transfer_id, source, lambda: False)
         finally:
             self._reads.pop(transfer_id, None)
 
-    def _begin_write(self, transfer_id: int, frame: Frame) -> None:
+    def _begin_write(self, transfer_id: int, header: Header, wanted: Sequence[Run]) -> None:
         try:
-            self._writes[transfer_id] = (frame.header["region"], self._cursor(frame))
+            self._writes[transfer_id] = (header["region"], self._cursor(header, wanted))
         except TransferError as error:
             self._fail(transfer_id, str(error))
 
@@ -136,3 +143,8 @@ class Served:
 
     def _fail(self, transfer_id: int, reason: str) -> None:
         self.connection.send({"op": "fail", "id": transfer_id, "reason": reason})
+
+
+def _runs(frame: Frame) -> Sequence[Run]:
+    """Few runs are in the header of a request, many are its payload."""
+    return pairs(frame.header["runs"]) if "runs" in frame.header else unpack(frame.data)

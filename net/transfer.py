@@ -25,15 +25,17 @@ from typing import Any
 
 from net.channel import Channel
 from net.copying import Copier, Copy
+from net.deadlines import Deadlines
 from net.errors import PeerLost, RemoteError, TransferError
 from net.memory import Region
 from net.rdma.transport import Rdma
 from net.shm import Shm
 from net.spans import Span, check, merged
 from net.tcp import Tcp
-from net.transport import Op, Transport, Unusable
+from net.traffic import RailLimit, Traffic
+from net.transport import BULK, URGENT, Op, Transport, Unusable
 
-__all__ = ["Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
+__all__ = ["BULK", "URGENT", "Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
 """The registry of transports, best first."""
@@ -60,13 +62,10 @@ class Completion:
 
 
 @dataclass(slots=True)
-class _Traffic:
-    """Sums over the submissions to one peer."""
+class _Peer:
+    """A peer of transfers."""
 
-    bytes_read: int = 0
-    bytes_written: int = 0
-    seconds: float = 0.0
-    failures: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
     path: Path | None = None
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -83,9 +82,11 @@ class TransferEngine:
         channel: Channel,
         order: Sequence[str] = ("shm", "tcp"),
         options: Mapping[str, dict[str, Any]] | None = None,
+        rail_limit: float = 0.0,
     ) -> None:
         """`order`: the transports to try, best first, which are also those offered to peers. `options`: keyword
-        arguments of their constructors, by name."""
+        arguments of their constructors, by name. `rail_limit`: bytes per second that this node's submissions take
+        together at most; 0 = as fast as it goes."""
         if not order or any(name not in transports for name in order):
             raise ValueError(f"transports must be some of {', '.join(transports)}, got {list(order)}")
         self._channel = channel
@@ -94,8 +95,10 @@ class TransferEngine:
         self._transports = {
             name: transports[name](channel.links, self._regions, **given.get(name, {})) for name in order
         }
-        self._traffic: dict[str, _Traffic] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._limit = RailLimit(rail_limit) if rail_limit else None
         self._copier = Copier()
+        self._deadlines = Deadlines()
         self._closed = False
         channel.handle("transfer.open", self._offer)
         channel.on_lost(self._gone)
@@ -123,10 +126,10 @@ class TransferEngine:
             return _LOCAL
         if (path := self.path_of(peer_id)) is not None:
             return path
-        traffic = self._of(peer_id)
-        async with traffic.opening:
+        peer = self._of(peer_id)
+        async with peer.opening:
             if (path := self.path_of(peer_id)) is None:
-                path = traffic.path = await self._find(peer_id)
+                path = peer.path = await self._find(peer_id)
         return path
 
     async def submit(
@@ -137,32 +140,33 @@ class TransferEngine:
         remote: str,
         spans: Sequence[tuple[int, int, int]],
         timeout_s: float = 30.0,
+        priority: int = BULK,
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
-        returns. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for what may be reused
-        when."""
+        returns. `priority` is BULK or URGENT. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the
+        module for what may be reused when."""
         started = time.perf_counter()  # uvloop caches loop.time() per turn
-        traffic = self._of(peer_id)
+        peer = self._of(peer_id)
+        deadline = self._deadlines.start(timeout_s)
         try:
             region = self._region(local)
             moves, nbytes = merged(spans, local, region.nbytes)
-            async with asyncio.timeout(timeout_s):
-                name = await self._move(peer_id, op, region, remote, moves, nbytes)
-        except TimeoutError:
-            traffic.failures += 1
-            if traffic.path is not None and self.path_of(peer_id) is None:
+            name = await self._move(peer_id, op, region, remote, moves, nbytes, priority)
+        except asyncio.CancelledError:
+            peer.traffic.failures += 1
+            if not deadline.was_hit():
+                raise
+            if peer.path is not None and self.path_of(peer_id) is None:
                 raise PeerLost(f"lost {peer_id!r} during a transfer: {self._channel.links.why_lost(peer_id)}") from None
             raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
         except BaseException:
-            traffic.failures += 1
+            peer.traffic.failures += 1
             raise
+        finally:
+            self._deadlines.end(deadline)
         seconds = time.perf_counter() - started
-        traffic.seconds += seconds
-        if op is Op.READ:
-            traffic.bytes_read += nbytes
-        else:
-            traffic.bytes_written += nbytes
+        peer.traffic.done(op is Op.READ, nbytes, seconds)
         return Completion(nbytes, seconds, name)
 
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
@@ -179,15 +183,16 @@ class TransferEngine:
         """The path in use, None before the first transfer and after a loss."""
         if peer_id == self._channel.node_id:
             return _LOCAL
-        traffic = self._traffic.get(peer_id)
-        if traffic is None or traffic.path is None:
+        peer = self._peers.get(peer_id)
+        if peer is None or peer.path is None:
             return None
-        return traffic.path if self._transports[traffic.path.transport].is_open(peer_id) else None
+        return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
 
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
-        rails. seconds sums over submissions, concurrent ones too."""
-        return [self._row(peer_id, traffic) for peer_id, traffic in self._traffic.items()]
+        retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are
+        counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
+        return [self._row(peer_id, peer) for peer_id, peer in self._peers.items()]
 
     async def close(self) -> None:
         """Stop serving and submitting, in good order. Regions stay with their owners. Call it before the channel's
@@ -196,17 +201,24 @@ class TransferEngine:
         for transport in self._transports.values():
             await transport.close()
         self._copier.close()
+        self._deadlines.close()
 
-    async def _move(self, peer_id: str, op: Op, region: Region, remote: str, moves: Sequence[Span], nbytes: int) -> str:
-        path = await self.open(peer_id)
+    async def _move(
+        self, peer_id: str, op: Op, region: Region, remote: str, moves: Sequence[Span], nbytes: int, priority: int
+    ) -> str:
+        path = self.path_of(peer_id)
+        if path is None or self._closed:
+            path = await self.open(peer_id)
         if not nbytes:
             return path.transport
+        if self._limit is not None:
+            await asyncio.sleep(self._limit.hold_s(time.monotonic(), nbytes, priority > BULK))
         if path is _LOCAL:
             other = self._region(remote)
             check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
-            await self._copier.copy(Copy(op, region, other, moves), nbytes)
+            await self._copier.copy(Copy(op, region, other, moves), nbytes, priority > BULK)
         else:
-            await self._transports[path.transport].submit(peer_id, op, region, remote, moves)
+            await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority)
         return path.transport
 
     async def _find(self, peer_id: str) -> Path:
@@ -242,12 +254,16 @@ class TransferEngine:
             raise TransferError(f"region {name!r} is not registered here")
         return region
 
-    def _of(self, peer_id: str) -> _Traffic:
-        return self._traffic.setdefault(peer_id, _Traffic())
+    def _of(self, peer_id: str) -> _Peer:
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            peer = self._peers[peer_id] = _Peer()
+        return peer
 
-    def _row(self, peer_id: str, traffic: _Traffic) -> dict[str, Any]:
-        path = self.path_of(peer_id)
-        moved = traffic.bytes_read + traffic.bytes_written
+    def _row(self, peer_id: str, peer: _Peer) -> dict[str, Any]:
+        path, traffic = self.path_of(peer_id), peer.traffic
+        rails = self._transports[path.transport].rails(peer_id) if path and path is not _LOCAL else []
+        p50, p99 = traffic.quantile_s(0.5), traffic.quantile_s(0.99)
         return {
             "peer": peer_id,
             "transport": path.transport if path else None,
@@ -256,7 +272,11 @@ class TransferEngine:
             "bytes_read": traffic.bytes_read,
             "bytes_written": traffic.bytes_written,
             "seconds": traffic.seconds,
-            "gb_per_s": moved / traffic.seconds / 1e9 if traffic.seconds else 0.0,
+            "gb_per_s": traffic.gb_per_s(),
             "failures": traffic.failures,
-            "rails": self._transports[path.transport].rails(peer_id) if path and path is not _LOCAL else [],
+            "retries": sum(rail["resent"] for rail in rails),
+            "latencies": list(traffic.latencies),
+            "p50_ms": None if p50 is None else 1e3 * p50,
+            "p99_ms": None if p99 is None else 1e3 * p99,
+            "rails": rails,
         }

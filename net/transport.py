@@ -11,6 +11,11 @@ from net.links import Links
 from net.memory import Region
 from net.spans import Span
 
+BULK = 0
+URGENT = 1
+"""Priorities of a submission. An urgent one does not wait behind bulk to the same peer: layers of a request that
+decodes soon go before blocks that are published."""
+
 
 class Op(Enum):
     """Direction as the submitter sees it."""
@@ -42,7 +47,9 @@ class Transport(Protocol):
     def is_open(self, peer_id: str) -> bool:
         """Whether `submit` may be called."""
 
-    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+    async def submit(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+    ) -> None:
         """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet.
         When cancelled it first makes sure that no byte of it moves any more. Raises TransferError, PeerLost."""
 

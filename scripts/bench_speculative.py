@@ -38,6 +38,7 @@ from engine.costs import StepCosts
 from engine.draft import DraftModel
 from engine.model import Model
 from engine.model_source import describe
+from engine.ops import choose_ops
 from engine.request import Request, SamplingParams
 from engine.runner import Runner
 from engine.speculative import Speculator, accepted
@@ -160,7 +161,9 @@ def runner_of(model: str, dtype: str) -> Runner:
     """Over room for 8,192 tokens."""
     source = describe(model)
     config, kind = source.config, getattr(torch, dtype)
-    loaded = Model(config, weights.load(source, kind), attention.choose("auto", "cpu"))
+    backend = attention.choose("auto", "cpu", config.head_size)
+    ops = choose_ops(backend.name, "cpu", kind)
+    loaded = Model(config, weights.load(source, kind), backend, "cpu", ops)
     pool = torch.zeros(512, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size, dtype=kind)
     return Runner(loaded, pool, BLOCK_SIZE)
 

@@ -52,6 +52,7 @@ PURE = (
     "cache.homes",
     "net.wire",
     "net.rails",
+    "net.traffic",
     "net.rdma.send_queue",
     "sched",
 )

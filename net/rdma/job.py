@@ -46,6 +46,7 @@ class Job:
 
     op: Op
     once: bool = False
+    priority: int = 0
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Slice] = field(default_factory=deque)
     under_way: int = 0  # slices in queues

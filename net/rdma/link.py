@@ -32,7 +32,7 @@ from net.rdma.questions import Questions
 from net.rdma.queue_pair import NOTICE_BYTES, Endpoint, QueuePair, Request, VerbsError
 from net.rdma.verbs import verbs
 from net.spans import Span, check
-from net.transport import Op, Unusable
+from net.transport import BULK, Op, Unusable
 from net.wire import Frame, Header, nowhere
 
 CANCEL_S = 5.0  # for what a cancelled transfer has in the queues
@@ -88,7 +88,7 @@ class Link:
 
     # --- submitting
 
-    async def submit(self, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+    async def submit(self, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK) -> None:
         """See net.transport.Transport."""
         region = await self._region(remote)
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
@@ -101,7 +101,7 @@ class Link:
 
         for device in self._devices:
             device.register(local)
-        job = Job(op)
+        job = Job(op, priority=priority)
         job.add(spans, make)
         await self._run(job)
 
@@ -173,11 +173,11 @@ class Link:
                 pair.break_off("a cancelled transfer did not end")
 
     def _pump(self) -> None:
-        """Post waiting slices, oldest job first, as the rails have room."""
+        """Post waiting slices, urgent jobs first and older ones before younger, as the rails have room."""
         room = [pair.room for pair in self._pairs]
         batches: list[list[Slice]] = [[] for _ in self._pairs]
         now = time.monotonic()
-        for job in self._jobs:
+        for job in sorted(self._jobs, key=lambda job: -job.priority):
             while job.waiting:
                 index = rails.choose(self.rails, job.waiting[0].length, room)
                 if index is None:

@@ -16,7 +16,7 @@ from net.rdma.link import Link
 from net.rdma.target import Target
 from net.rdma.verbs import device_names, verbs
 from net.spans import Span
-from net.transport import Op, Unusable
+from net.transport import BULK, Op, Unusable
 
 
 class Rdma:
@@ -110,8 +110,10 @@ class Rdma:
         link = self._peers.get(peer_id)
         return link is not None and not link.ended
 
-    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
-        await self.link(peer_id).submit(op, local, remote, spans)
+    async def submit(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+    ) -> None:
+        await self.link(peer_id).submit(op, local, remote, spans, priority)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         link = self._peers.get(peer_id)

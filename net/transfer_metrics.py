@@ -1,0 +1,39 @@
+"""Transfers per peer in the exposition format, read off the engine at each scrape: submissions pay nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from net.traffic import LATENCY_BUCKETS_S
+
+
+class TransferCollector(Collector):
+    """`labels` are on every metric; `snapshot` is net.transfer.TransferEngine.snapshot."""
+
+    def __init__(self, labels: Mapping[str, str], snapshot: Callable[[], list[dict[str, Any]]]) -> None:
+        self._labels = labels
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        common = [*self._labels, "peer", "transport"]
+        moved = CounterMetricFamily("mooncake:peer_transfer_bytes", "Bytes moved", labels=[*common, "direction"])
+        speed = GaugeMetricFamily("mooncake:peer_transfer_gb_per_s", "Mean of all submissions", labels=common)
+        failed = CounterMetricFamily("mooncake:peer_transfer_failures", "Submissions that failed", labels=common)
+        again = CounterMetricFamily("mooncake:peer_transfer_retries", "Slices sent again", labels=common)
+        latency = HistogramMetricFamily("mooncake:peer_transfer_latency_seconds", "Per submission", labels=common)
+        for row in self._snapshot():
+            values = [*self._labels.values(), row["peer"], row["transport"] or "none"]
+            moved.add_metric([*values, "read"], row["bytes_read"])
+            moved.add_metric([*values, "write"], row["bytes_written"])
+            speed.add_metric(values, row["gb_per_s"])
+            failed.add_metric(values, row["failures"])
+            again.add_metric(values, row["retries"])
+            bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
+            counts = accumulate(row["latencies"])
+            latency.add_metric(values, list(zip(bounds, counts, strict=True)), row["seconds"])
+        return [moved, speed, failed, again, latency]

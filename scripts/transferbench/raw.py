@@ -1,0 +1,128 @@
+"""The limits: one thread of libc memcpy, and blocking sockets (sendall, recv_into), in plain Python."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from ctypes import memmove
+from functools import partial
+from typing import Any
+
+from transferbench.agent import Arena, Call, timed
+
+HEAD = struct.Struct("<BIQ")  # 0 read, 1 write; blocks; bytes of a block. Then a u64 offset per block
+ACK = b"\1"
+
+
+def make(name: str, role: str) -> Any:
+    if role == "owner":
+        return SocketOwner() if name == "sockets" else Idle()
+    return SocketClient() if name == "sockets" else Memcpy()
+
+
+class Idle:
+    """The other process of a copy does nothing."""
+
+    def start(self, remote: Arena) -> dict[str, Any]:
+        return {}
+
+
+class Memcpy:
+    """Both arenas are mapped here: memory copies, inline. The remote arena is set before `connect`."""
+
+    remote: Arena
+
+    def connect(self, info: dict[str, Any], local: Arena) -> None:
+        self.local = local
+
+    def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
+        here, there = self.local.address, self.remote.address
+        return [(size, [(here + a, there + b) for a, b in zip(ours, theirs, strict=True)]) for ours, theirs in calls]
+
+    def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
+        took: list[float] = timed(_read if op == "read" else _write, prepared, seconds)
+        return took
+
+
+def _read(call: Any) -> None:
+    size, pairs = call
+    for here, there in pairs:
+        memmove(here, there, size)
+
+
+def _write(call: Any) -> None:
+    size, pairs = call
+    for here, there in pairs:
+        memmove(there, here, size)
+
+
+class SocketOwner:
+    """Answers one connection from a thread."""
+
+    def start(self, remote: Arena) -> dict[str, Any]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, args=(listener, remote), daemon=True).start()
+        return {"port": listener.getsockname()[1]}
+
+    def _serve(self, listener: socket.socket, remote: Arena) -> None:
+        sock, _ = listener.accept()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = memoryview(bytearray(HEAD.size))
+        while sock.recv_into(head, HEAD.size, socket.MSG_WAITALL) == HEAD.size:
+            write, count, size = HEAD.unpack(head)
+            packed = bytearray(8 * count)
+            receive(sock, memoryview(packed))
+            offsets = struct.unpack(f"<{count}Q", packed)
+            if write:
+                for offset in offsets:
+                    receive(sock, remote.memory[offset : offset + size])
+                sock.sendall(ACK)
+            else:
+                for offset in offsets:
+                    sock.sendall(remote.memory[offset : offset + size])
+
+
+class SocketClient:
+    """Asks for blocks and receives them in place, or sends them and waits for one byte."""
+
+    def connect(self, info: dict[str, Any], local: Arena) -> None:
+        self._local = local
+        self._sock = socket.create_connection(("127.0.0.1", info["port"]))
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
+        memory = self._local.memory
+        return [
+            ((len(ours), size, struct.pack(f"<{len(theirs)}Q", *theirs)), [memory[a : a + size] for a in ours])
+            for ours, theirs in calls
+        ]
+
+    def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
+        took: list[float] = timed(partial(self._read if op == "read" else self._write), prepared, seconds)
+        return took
+
+    def _read(self, call: Any) -> None:
+        (count, size, offsets), views = call
+        self._sock.sendall(HEAD.pack(0, count, size) + offsets)
+        for view in views:
+            receive(self._sock, view)
+
+    def _write(self, call: Any) -> None:
+        (count, size, offsets), views = call
+        self._sock.sendall(HEAD.pack(1, count, size) + offsets)
+        for view in views:
+            self._sock.sendall(view)
+        if self._sock.recv(1) != ACK:
+            raise ConnectionError("the owner has gone")
+
+
+def receive(sock: socket.socket, view: memoryview) -> None:
+    """Fill the view."""
+    got = 0
+    while got < len(view):
+        count = sock.recv_into(view[got:], 0, socket.MSG_WAITALL)
+        if not count:
+            raise ConnectionError("the other side has gone")
+        got += count

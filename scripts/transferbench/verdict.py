@@ -1,0 +1,58 @@
+"""The goals of the transfer engine, as ratios between contenders of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KIB = 1 << 10
+BLOCK = 368 * KIB  # the KV block of a small model
+
+Cells = Mapping[tuple[str, str, int, int], dict[str, Any]]
+"""(contender, op, size, batch) -> its cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`ours` reaches `factor` times the GB/s of `theirs` in every cell of at least `min_size` bytes."""
+
+    ours: str
+    theirs: str
+    factor: float
+    min_size: int = BLOCK
+    max_size: int = 1 << 40
+    batches: tuple[int, ...] = (1, 32)
+
+
+GOALS = (
+    Goal("ours-shm", "memcpy", 0.9),
+    Goal("ours-shm", "nixl", 2.0),
+    Goal("ours-tcp", "sockets", 0.9),
+    Goal("ours-tcp", "mooncake-te", 1.3),
+    Goal("ours-tcp", "mooncake-te", 2.0, 4 * KIB, 4 * KIB, (32,)),
+)
+TAIL = 3.0  # p99 over p50 at BLOCK
+
+
+def verdicts(cells: Cells) -> list[dict[str, Any]]:
+    """One row per goal and cell: what, ratio, goal, met. Cells whose contender is missing have none."""
+    rows = []
+    for goal in GOALS:
+        for (name, op, size, batch), ours in cells.items():
+            theirs = cells.get((goal.theirs, op, size, batch))
+            wanted = goal.min_size <= size <= goal.max_size and batch in goal.batches
+            if name == goal.ours and wanted and theirs is not None:
+                what = f"{op} {size_text(size)} x{batch}: GB/s of {name} / {goal.theirs}"
+                ratio = ours["gbs"] / theirs["gbs"]
+                rows.append({"what": what, "ratio": ratio, "goal": f">= {goal.factor}", "met": ratio >= goal.factor})
+    for (name, op, size, batch), ours in cells.items():
+        if name.startswith("ours") and size == BLOCK and batch == 1:
+            ratio = ours["p99_us"] / ours["p50_us"]
+            what = f"{op} {size_text(size)} x{batch}: p99 / p50 of {name}"
+            rows.append({"what": what, "ratio": ratio, "goal": f"<= {TAIL}", "met": ratio <= TAIL})
+    return rows
+
+
+def size_text(size: int) -> str:
+    return f"{size // KIB}K" if size < 1 << 20 else f"{size >> 20}M"
