@@ -11,7 +11,12 @@ This file is the table of contents: flags -> Config -> Node -> run. What a node 
 
 from __future__ import annotations
 
+import time
+
+BEGUN = time.monotonic()  # before the imports: they are a part of the start-up
+
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -27,18 +32,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
 from engine.config import Config
+from engine.draft_source import draft_source
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
 from engine.model_error import ModelError
 from engine.model_source import ModelSource, describe
 from engine.node import Node
+from engine.phases import Phases
 from engine.resolve import resolve
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
 
+GIL_SWITCH_S = 0.001
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one node until SIGINT or SIGTERM. Returns the exit code; 2 = something the user must change."""
+    """Run one node until SIGINT or SIGTERM. Returns the exit code; 1 = it could not go on, 2 = something the user must
+    change."""
+    # The engine thread and the event loop share the interpreter lock; 5 ms, the default, is what one waits for the
+    # other each time it was given up (around every torch operation).
+    sys.setswitchinterval(GIL_SWITCH_S)
+    gc.disable()  # until the node is up
     # libgomp's spinning threads starve every other process on the same cores; read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -48,31 +62,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream=sys.stderr,
             format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
         )
+        phases = Phases(BEGUN)
+        phases.end("imports", time.monotonic())
         source = describe(config.model, config.load_format, config.seed)
-        return _run(serve(config, source))
+        return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
 
 
-async def serve(config: Config, source: ModelSource) -> int:
+async def serve(config: Config, source: ModelSource, draft: ModelSource | None, phases: Phases) -> int:
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
     # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
     machine = survey(look_for_gpu=config.device == "cuda")
-    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster)
+    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)
     stop = _stop_on_signals()
+    phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
-        node = Node(config, source, http_socket, cluster)
+        node = Node(config, source, http_socket, cluster, phases, draft)
         try:
             await _first(node.start(), stop.wait())
+            # What start-up made lives as long as the node: a full collection over it would hold every thread for
+            # half a second. None runs meanwhile either.
+            gc.freeze()
+            gc.enable()
             if not stop.is_set():
                 print(json.dumps(node.ready_line()), flush=True)
                 await stop.wait()
         finally:
             await node.stop()
-    return 0
+    return 0 if node.engine is None or node.engine.lost is None else 1
 
 
 async def _first(*works: Coroutine[Any, Any, Any]) -> None:

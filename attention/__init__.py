@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 
+import torch
+
+from attention import custom
 from attention.cpu_build import Unavailable
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
@@ -48,8 +52,10 @@ __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
 def choose(name: str, device: str, head_size: int = 64) -> AttentionBackend:
-    """The backend called `name`; 'auto' is the fastest that runs on `device` ("cpu", "cuda") and takes heads of
-    `head_size` elements. Raises ValueError."""
+    """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
+    ("cpu", "cuda") and takes heads of `head_size` elements. Raises ValueError."""
+    if custom.is_file(name):
+        return custom.load(name)
     if name == "auto":
         return fastest(device, head_size)
     if name not in backends:
@@ -62,9 +68,10 @@ def choose(name: str, device: str, head_size: int = 64) -> AttentionBackend:
 
 
 def fastest(device: str, head_size: int) -> AttentionBackend:
-    """cpu where it can be had, else torch; the log says why."""
+    """cpu or, on a GPU, triton where it can be had, else torch; the log says why there is no cpu."""
     if device != "cpu":
-        return TorchBackend()
+        takes = head_size % 16 == 0 and head_size <= 256  # attention/tiles.py
+        return triton_backend() if takes and runs_triton() else TorchBackend()
     from attention.cpu.backend import check_head_size
 
     try:
@@ -73,3 +80,8 @@ def fastest(device: str, head_size: int) -> AttentionBackend:
     except ValueError as error:
         log.warning("%s. Going on with torch, which is slower.", str(error).partition("; choose")[0])
         return TorchBackend()
+
+
+def runs_triton() -> bool:
+    """Whether the GPU and what is installed take the Triton kernels: compute capability 8.0 and later."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)

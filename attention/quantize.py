@@ -85,9 +85,10 @@ def quantize_kernel(
         i = start + tl.arange(0, WIDTH)
         x = tl.load(source + i, mask=(i < filled) & (i < SPAN), other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(x))
-    scale = tl.max(largest, 0) / LIMIT
+    scale = tl.div_rn(tl.max(largest, 0), tl.full([], LIMIT, tl.float32))
     tl.store(scales + row, scale)
-    inverse = 1.0 / tl.where(scale == 0, 1.0, scale)
+    # The plain division of a GPU is an ulp or two off, and codes at a midpoint would round otherwise than torch's.
+    inverse = tl.div_rn(tl.full([], 1.0, tl.float32), tl.where(scale == 0, 1.0, scale))
     for start in range(0, SPAN, WIDTH):
         i = start + tl.arange(0, WIDTH)
         x = tl.load(source + i, mask=(i < filled) & (i < SPAN), other=0.0).to(tl.float32)

@@ -16,18 +16,20 @@ A chunk over a cached past is two calls, past without a mask and chunk causal, m
 Measured (bfloat16, 9/3 heads of 64, chunk 512, one thread, ms): past 1536 merged 6.9, bool mask 8.0; past 6000 merged
 20.0, bool mask 29.1. The mask also costs chunk x context bytes. torch returns the log-sum-exp on the CPU only, so
 other devices take the mask.
+
+With a window only the blocks that a row sees are gathered, and a mask hides what is too old; a long chunk is cut into
+pieces of about a window, so that its work grows with chunk x window. Soft caps have no fused kernel: plain products.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention.interface import RaggedBatch
-from attention.reference import ReferenceBackend
 from attention.rotary import RotateThenWrite
 
 GROUP_TOKENS = 8192
@@ -38,36 +40,62 @@ MIN_FILL = 0.75
 """A decode joins a group if it fills at least this share of the group's longest context."""
 
 
+MIN_PIECE = 128
+"""Rows: a windowed chunk is cut into pieces of its window, but no smaller ones."""
+
+CAPPED_ROWS = 128
+"""Rows of a chunk whose scores exist at a time: [num_heads, rows, context] float32."""
+
+
 @dataclass(slots=True)
 class DecodeGroup:
     """Decode rows of similar context length, attended in one product."""
 
     rows: Tensor  # [group] int64: rows of q
     blocks: Tensor  # [group * blocks per request] int64
-    max_len: int  # longest context of the group, tokens
+    max_len: int  # longest context of the group, tokens from the first gathered block on
     visible: Tensor | None  # [1, group, 1, max_len] bool; None = all contexts have max_len
-    unused: Tensor | None  # flat positions in the gathered [group * tokens] that hold no token of the request
+    unused: Tensor | None  # flat positions in the gathered [group * tokens] that the row must not see
 
 
 @dataclass(slots=True)
 class Chunk:
-    """The query rows of one request: a prefill chunk over what is cached before it."""
+    """Query rows of one request: a prefill chunk, or a piece of one, over what is cached before it."""
 
     first_row: int
     q_len: int
-    kv_len: int
+    kv_len: int  # tokens from the first gathered block to the last row's own
     blocks: Tensor  # [blocks] int64
+    visible: Tensor | None  # [q_len, kv_len] bool; None = the causal rule alone
+
+
+@dataclass(slots=True)
+class Cut:
+    """A step's rows in pieces of work."""
+
+    groups: list[DecodeGroup]
+    chunks: list[Chunk]
 
 
 @dataclass(slots=True)
 class Plan:
     """Where this step's keys go and how its rows are attended; built once, used by every layer."""
 
+    batch: RaggedBatch
     rows: Tensor | None  # rows of k and v to write; None = all
     blocks: Tensor  # [T] int64
     offsets: Tensor  # [T] int64
-    groups: list[DecodeGroup]
-    chunks: list[Chunk]
+    cuts: dict[int, Cut] = field(default_factory=dict)  # by window
+
+    def cut(self, window: int) -> Cut:
+        """Made when the first layer with that window asks. A window that hides nothing is none."""
+        if window >= max(self.batch.kv_lens, default=0):
+            window = 0
+        if window not in self.cuts:
+            spans = [n - first_token(n, window, self.batch) for n in self.batch.kv_lens[: self.batch.num_decodes]]
+            groups = [plan_group(self.batch, members, window) for members in group_decodes(spans)]
+            self.cuts[window] = Cut(groups, plan_chunks(self.batch, window))
+        return self.cuts[window]
 
 
 class TorchBackend(RotateThenWrite):
@@ -79,13 +107,7 @@ class TorchBackend(RotateThenWrite):
         written = torch.nonzero(batch.slot_mapping >= 0).flatten()
         rows = None if len(written) == len(batch.slot_mapping) else written
         slots = batch.slot_mapping if rows is None else batch.slot_mapping[rows]
-        return Plan(
-            rows=rows,
-            blocks=slots // batch.block_size,
-            offsets=slots % batch.block_size,
-            groups=[plan_group(batch, members) for members in group_decodes(batch.kv_lens[: batch.num_decodes])],
-            chunks=plan_chunks(batch),
-        )
+        return Plan(batch, rows, blocks=slots // batch.block_size, offsets=slots % batch.block_size)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
         if plan.rows is not None:
@@ -105,15 +127,14 @@ class TorchBackend(RotateThenWrite):
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> Tensor:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if window or soft_cap:
-            return ReferenceBackend().attend(q, kv, batch, None, scale, window=window, soft_cap=soft_cap)
-        for group in plan.groups:
-            out.index_copy_(0, group.rows, attend_group(q.index_select(0, group.rows), kv, group, scale))
-        for chunk in plan.chunks:
+        out, cut = torch.empty_like(q, memory_format=torch.contiguous_format), plan.cut(window)
+        for group in cut.groups:
+            out.index_copy_(0, group.rows, attend_group(q.index_select(0, group.rows), kv, group, scale, soft_cap))
+        for chunk in cut.chunks:
             rows = slice(chunk.first_row, chunk.first_row + chunk.q_len)
             k, v = gather(kv, chunk.blocks, q.dtype)[:, None, :, : chunk.kv_len]
-            out[rows] = attend_chunk(q[rows].transpose(0, 1)[None], k, v, scale)[0].transpose(0, 1)
+            attended = attend_chunk(q[rows].transpose(0, 1)[None], k, v, scale, chunk.visible, soft_cap)
+            out[rows] = attended[0].transpose(0, 1)
         return out
 
 
@@ -138,47 +159,85 @@ def group_decodes(kv_lens: list[int]) -> list[list[int]]:
     return groups
 
 
-def plan_group(batch: RaggedBatch, members: list[int]) -> DecodeGroup:
+def first_token(kv_len: int, window: int, batch: RaggedBatch) -> int:
+    """Where the block begins that holds the oldest of the last `window` tokens."""
+    return max(0, kv_len - window) // batch.block_size * batch.block_size if window else 0
+
+
+def plan_group(batch: RaggedBatch, members: list[int], window: int) -> DecodeGroup:
     lens = [batch.kv_lens[row] for row in members]
-    max_len, num_blocks = max(lens), -(-max(lens) // batch.block_size)
+    firsts = [first_token(kv_len, window, batch) for kv_len in lens]
+    spans = [kv_len - first for kv_len, first in zip(lens, firsts, strict=True)]
+    max_len, num_blocks = max(spans), -(-max(spans) // batch.block_size)
     device = batch.block_tables.device
-    rows = torch.tensor(members, device=device)
-    group = DecodeGroup(rows, batch.block_tables[rows, :num_blocks].flatten().long(), max_len, None, None)
-    if min(lens) < max_len:
-        position = torch.arange(num_blocks * batch.block_size, device=device)
-        used = position < batch.ctx_lens[rows][:, None]
+    rows, first = torch.tensor(members, device=device), torch.tensor(firsts, device=device)[:, None]
+    # A row that needs fewer blocks than the longest may run past its table: what it repeats there is not visible.
+    columns = first // batch.block_size + torch.arange(num_blocks, device=device)
+    tables = batch.block_tables[rows].gather(1, columns.clamp_(max=batch.block_tables.shape[1] - 1))
+    group = DecodeGroup(rows, tables.flatten().long(), max_len, None, None)
+    if min(spans) < max_len or any(max(0, n - window) > f for n, f in zip(lens, firsts, strict=True) if window):
+        position = first + torch.arange(num_blocks * batch.block_size, device=device)
+        end = batch.ctx_lens[rows][:, None]
+        used = position < end
+        if window:
+            used &= position >= end - window
         group.visible = used[None, :, None, :max_len]
         group.unused = torch.nonzero(~used.flatten()).flatten()
     return group
 
 
-def plan_chunks(batch: RaggedBatch) -> list[Chunk]:
+def plan_chunks(batch: RaggedBatch, window: int) -> list[Chunk]:
     chunks, first_row = [], batch.num_decodes
     for s in range(batch.num_decodes, batch.num_requests):
-        num_blocks = -(-batch.kv_lens[s] // batch.block_size)
-        blocks = batch.block_tables[s, :num_blocks].long()
-        chunks.append(Chunk(first_row, batch.q_lens[s], batch.kv_lens[s], blocks))
-        first_row += batch.q_lens[s]
+        q_len = batch.q_lens[s]
+        piece = max(window, MIN_PIECE) if window else max(q_len, 1)
+        for begin in range(0, q_len, piece):
+            rows = min(piece, q_len - begin)
+            end = batch.kv_lens[s] - q_len + begin + rows  # tokens up to the last row's own
+            chunks.append(plan_chunk(batch, s, first_row + begin, rows, end, window))
+        first_row += q_len
     return chunks
 
 
-def attend_group(q: Tensor, kv: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+def plan_chunk(batch: RaggedBatch, request: int, first_row: int, q_len: int, end: int, window: int) -> Chunk:
+    """Rows at positions end - q_len to end - 1 of a request."""
+    first = first_token(end - q_len + 1, window, batch)
+    blocks = batch.block_tables[request, first // batch.block_size : -(-end // batch.block_size)].long()
+    visible = None
+    if end > window > 0:
+        position = torch.arange(first, end, device=blocks.device)
+        row = position[-q_len:, None]
+        visible = (position <= row) & (position > row - window)
+    return Chunk(first_row, q_len, end - first, blocks, visible)
+
+
+def attend_group(q: Tensor, kv: Tensor, group: DecodeGroup, scale: float, soft_cap: float = 0.0) -> Tensor:
     """q [group, num_heads, head_size] -> the same shape."""
     size, num_heads, head_size = q.shape
     num_kv_heads = kv.shape[2]
     gathered = gather(kv, group.blocks, q.dtype)
     if group.unused is not None:
-        # The mask alone is not enough: 0 * NaN in an unused slot is NaN.
+        # The mask alone is not enough: 0 * NaN in a slot without a token is NaN.
         gathered.index_fill_(2, group.unused, 0)
     k, v = gathered.unflatten(2, (size, -1))[:, :, :, : group.max_len]
     q = q.view(size, num_kv_heads, num_heads // num_kv_heads, head_size).transpose(0, 1)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=group.visible, scale=scale)
+    if soft_cap:
+        out = attend_capped(q, k, v, group.visible, scale, soft_cap)
+    else:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=group.visible, scale=scale)
     return out.transpose(0, 1).reshape(size, num_heads, head_size)
 
 
-def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """q [1, num_heads, q_len, head_size], k and v [1, num_kv_heads, kv_len, head_size]; the last q_len keys are q's."""
+def attend_chunk(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None = None, soft_cap: float = 0.0
+) -> Tensor:
+    """q [1, num_heads, q_len, head_size], k and v [1, num_kv_heads, kv_len, head_size]; the last q_len keys are q's.
+    visible [q_len, kv_len] bool replaces the causal rule."""
     past = k.shape[2] - q.shape[2]
+    if soft_cap:
+        return attend_chunk_capped(q, k, v, scale, causal(q, k) if visible is None else visible, soft_cap)
+    if visible is not None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
     if past == 0:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     if q.device.type != "cpu":
@@ -192,8 +251,32 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """As attend_chunk, with the causal rule as an explicit mask [q_len, kv_len]."""
-    q_len, kv_len = q.shape[2], k.shape[2]
-    position = torch.arange(kv_len, device=q.device)
-    visible = position[None, :] <= position[kv_len - q_len :, None]
-    return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+    """As attend_chunk, with the causal rule as an explicit mask."""
+    return scaled_dot_product_attention(q, k, v, attn_mask=causal(q, k), scale=scale, enable_gqa=True)
+
+
+def causal(q: Tensor, k: Tensor) -> Tensor:
+    """[q_len, kv_len] bool: row i stands at position kv_len - q_len + i and sees all up to it."""
+    position = torch.arange(k.shape[2], device=q.device)
+    return position[None, :] <= position[k.shape[2] - q.shape[2] :, None]
+
+
+def attend_chunk_capped(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, soft_cap: float) -> Tensor:
+    """The heads that share a KV head stand as rows of one product, some query rows at a time."""
+    num_kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    by_kv_head, out = q[0].unflatten(0, (num_kv_heads, group)), torch.empty_like(q[0])
+    for begin in range(0, q.shape[2], CAPPED_ROWS):
+        rows = slice(begin, begin + CAPPED_ROWS)
+        part = by_kv_head[:, :, rows]  # [num_kv_heads, group, rows, head_size]
+        mask = visible[rows].repeat(group, 1)
+        attended = attend_capped(part.flatten(1, 2), k[0], v[0], mask, scale, soft_cap)
+        out[:, rows] = attended.view(part.shape).flatten(0, 1)
+    return out[None]
+
+
+def attend_capped(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, soft_cap: float) -> Tensor:
+    """q [..., rows, head_size], k and v [..., tokens, head_size]; scores, caps and softmax in float32."""
+    scores = soft_cap * ((q @ k.mT).float() * (scale / soft_cap)).tanh()
+    if visible is not None:
+        scores.masked_fill_(~visible, -torch.inf)
+    return scores.softmax(-1).to(q.dtype) @ v

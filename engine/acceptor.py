@@ -35,6 +35,8 @@ MAX_ATTEMPTS = 4
 RESUME_PATIENCE_S = 30.0
 RESUME_RETRY_S = 0.25
 KEPT_TIMELINES = 1000
+TIMED_OUT = [-1, None, None, "timed_out", None]
+"""Comes among a flight's items at its deadline: one timer instead of one for every token."""
 
 
 class AttemptFailed(Exception):
@@ -161,7 +163,7 @@ class Acceptor:
             token_ids=flight.token_ids,
             num_prompt_tokens=flight.num_prompt_tokens,
             sampling=flight.sampling,
-            arrival=0.0,
+            arrival=flight.accepted,
             root=flight.root,
             service_class=flight.service_class,
         )
@@ -171,7 +173,7 @@ class Acceptor:
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
         flight.watched = set(flight.nodes)
-        body, data = pack_request(request)
+        body, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target = None
         try:
@@ -204,37 +206,38 @@ class Acceptor:
 
     async def _attempt(self, flight: Flight, text: OutputText) -> AsyncGenerator[Output, None]:
         """Outputs until the end or AttemptFailed."""
-        while True:
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._left(flight)):
-                    item = await flight.items.get()
-            except TimeoutError:
-                flight.timeline.add(time.time(), self._node_id, "timed_out")
-                yield text.end("abort")
-                return
-            index, token, logprobs, finish, extra = item
-            if extra:
-                self._note_extra(flight, extra)
-            if finish == "failed":
-                raise AttemptFailed(extra["error"] if extra else "a node failed")
-            if finish == "handed_over":
-                flight.watched.discard(flight.timeline.nodes["prefill"])
-                continue
-            if index != flight.num_output_tokens:  # a late item of an earlier attempt cannot come here: ids differ
-                raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
-            self._observe_token(flight)
-            flight.token_ids.append(token)
-            output = text.push(token, unpack_logprobs(logprobs), finish)
-            yield output
-            if output.finish_reason is not None:
-                return
+        timer = asyncio.get_running_loop().call_later(self._left(flight), flight.items.put_nowait, TIMED_OUT)
+        try:
+            while True:
+                index, token, logprobs, finish, extra = await flight.items.get()
+                if extra:
+                    self._note_extra(flight, extra)
+                if finish == "timed_out":
+                    flight.timeline.add(time.time(), self._node_id, "timed_out")
+                    yield text.end("abort")
+                    return
+                if finish == "failed":
+                    raise AttemptFailed(extra["error"] if extra else "a node failed")
+                if finish == "handed_over":
+                    flight.watched.discard(flight.timeline.nodes["prefill"])
+                    continue
+                if index != flight.num_output_tokens:  # a late item of an earlier attempt cannot come here: ids differ
+                    raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
+                self._observe_token(flight)
+                flight.token_ids.append(token)
+                output = text.push(token, unpack_logprobs(logprobs), finish)
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            timer.cancel()
 
     def _observe_token(self, flight: Flight) -> None:
         now = time.monotonic()
         if flight.num_output_tokens == 0:
             flight.timeline.add(time.time(), self._node_id, "first_token")
             flight.first_token = now
-            self._metrics.observe_ttft(now - flight.accepted)
+            self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
             self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
             self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
         else:

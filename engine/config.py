@@ -25,11 +25,13 @@ def flag(
     least: float | None = None,
     most: float | None = None,
     auto: int | None = None,
+    file: bool = False,
 ) -> Any:
     """A Config field that becomes a command-line flag.
 
     `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
     `auto` is the number that means "let engine.resolve choose"; on the command line it is spelt 'auto'.
+    `file`: beside its choices the flag takes FILE.py or FILE.py:NAME.
     """
     metadata = {
         "group": group,
@@ -39,6 +41,7 @@ def flag(
         "least": least,
         "most": most,
         "auto": auto,
+        "file": file,
     }
     return field(default=default, metadata=metadata)
 
@@ -82,6 +85,12 @@ class Config:
         "how weights are read; auto = by what --model is; dummy = random weights by --seed from a config.json",
         ("auto", "safetensors", "gguf", "dummy"),
     )
+    weight_cache: str = flag(
+        "auto",
+        "model",
+        "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
+        "cache directory, off = convert every time",
+    )
     dtype: str = flag(
         "auto",
         "model",
@@ -103,9 +112,22 @@ class Config:
     max_num_batched_tokens: int = flag(
         1024,
         "engine",
-        "token budget of one step; longer prompts are prefilled in chunks of what decodes leave",
+        "token budget of one step: decodes first, what prefill may have of the rest says --batching-policy",
         unit="tokens",
         least=1,
+    )
+    batching_policy: str = flag(
+        "dynamic",
+        "engine",
+        "prefill beside running decodes: whole prompts first, all that fits the budget, a fixed chunk, or a chunk that "
+        "keeps a time",
+        ("prefill-first", "decode-first", "mixed", "dynamic"),
+    )
+    prefill_chunk_tokens: int = flag(
+        256, "engine", "prefill in one step at most, with --batching-policy mixed", unit="tokens", least=1
+    )
+    tbt_budget_ms: float = flag(
+        100.0, "engine", "step time that --batching-policy dynamic aims at while requests decode", least=1.0
     )
     max_waiting_requests: int = flag(
         256, "engine", "queued requests per node before new ones get 429", unit="requests", least=1
@@ -115,6 +137,14 @@ class Config:
         "engine",
         "where the model runs; auto = cpu (KV in GPU memory cannot be transferred yet, so cuda is refused)",
         ("auto", "cpu", "cuda"),
+    )
+    tensor_parallel_size: int = flag(
+        1,
+        "engine",
+        "processes of this node that share the model's heads and MLP columns, and --num-threads",
+        unit="ranks",
+        least=1,
+        most=1024,
     )
     num_threads: int = flag(
         0,
@@ -126,7 +156,48 @@ class Config:
         auto=0,
     )
     attention_backend: str = flag(
-        "auto", "engine", "attention implementation", ("auto", "cpu", "reference", "torch", "triton")
+        "auto",
+        "engine",
+        "attention implementation, or your own: FILE.py:NAME",
+        ("auto", "cpu", "reference", "torch", "triton"),
+        file=True,
+    )
+    speculative_method: str = flag(
+        "none",
+        "engine",
+        "guess tokens and verify them in one step: ngram = what followed the same words before, draft = a small model",
+        ("none", "ngram", "draft"),
+    )
+    num_speculative_tokens: int = flag(
+        4, "engine", "tokens guessed per request and step at most", unit="tokens", least=1, most=64
+    )
+    speculative_length: str = flag(
+        "auto",
+        "engine",
+        "auto = guess only what is expected to pay, by measured step times and acceptance; fixed = as many as allowed",
+        ("auto", "fixed"),
+    )
+    speculative_model: str | None = flag(
+        None, "engine", "the draft model, spelt as --model is; it must have the same tokenizer"
+    )
+    speculative_kv_bytes: int = flag(
+        -1,
+        "engine",
+        "KV arena of the draft model; auto = as many tokens as --kv-cache-bytes holds, 1/16 of free memory at most",
+        least=1,
+        auto=-1,
+    )
+    speculative_acceptance: str = flag(
+        "rejection",
+        "engine",
+        "how sampled drafts of a model are judged: rejection = accepts more; same-draw = the tokens of no speculation",
+        ("rejection", "same-draw"),
+    )
+    prompt_lookup_max: int = flag(
+        4, "engine", "ngram: longest run of tokens that is looked up", unit="tokens", least=1, most=64
+    )
+    prompt_lookup_min: int = flag(
+        2, "engine", "ngram: shortest run of tokens that is looked up", unit="tokens", least=1, most=64
     )
 
     # --- cache
@@ -179,9 +250,34 @@ class Config:
         ("mooncake", "random"),
     )
 
+    queue_order: str = flag(
+        "edf",
+        "scheduling",
+        "whose prompt is next: first come, earliest deadline of its class, shortest (aged), or shares by class",
+        ("fcfs", "edf", "srpt", "weighted-fair"),
+    )
+
     # --- transfer
     transport: str = flag(
-        "auto", "transfer", "how KV moves between nodes; auto = shm on one host, else tcp", ("auto", "shm", "tcp")
+        "auto",
+        "transfer",
+        "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
+        ("auto", "shm", "rdma", "tcp"),
+    )
+    rdma_devices: str = flag(
+        "auto",
+        "transfer",
+        "RDMA devices in the order of the rails, joined by commas: the first of each node are one rail; auto = all",
+        unit="names",
+    )
+    rdma_gid_index: int = flag(
+        -1,
+        "transfer",
+        "GID of the RDMA devices (show_gids lists them); auto = RoCE v2 over IPv4 where there is one",
+        unit="index",
+        least=0,
+        most=255,
+        auto=-1,
     )
 
     # --- api

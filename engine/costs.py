@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from engine.batcher import Step
 from engine.request import Request
-from sched.cost import DecodeModel, PrefillModel, prefill_features
+from engine.speculative import VerifyCost
+from engine.step import Step
+from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
+from sched.step_cost import StepModel
 
 
 class StepCosts:
-    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither: their time has two
-    causes."""
+    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither, their time has two
+    causes: they teach how the two add up."""
 
     def __init__(self) -> None:
         self.prefill = PrefillModel()
         self.decode = DecodeModel()
+        self.mixed = StepModel(self.prefill, self.decode)
+        # A decode step with drafts: a share of the plain step's time, and seconds per step, row and token with drafts.
+        self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
 
     def observe(self, step: Step, seconds: float) -> None:
-        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens > 1]
-        contexts = [row.start + 1 for row in step.rows if row.num_tokens == 1]
+        """Drafts beside a prefill count as so many decodes; other steps with drafts teach only what drafts cost."""
+        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens - row.num_drafts > 1]
+        contexts = [row.start + 1 for row in step.rows if row.num_tokens - row.num_drafts == 1]
+        decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
         if not contexts:
             features = [prefill_features(tokens, context) for tokens, context in chunks]
             self.prefill.regression.observe((1.0, sum(f[1] for f in features), sum(f[2] for f in features)), seconds)
         elif not chunks:
-            self.decode.observe(len(contexts), sum(contexts), seconds)
+            drafts = [row.num_drafts for row in step.rows if row.num_drafts]
+            plain = self.decode.estimate(len(contexts), sum(contexts))
+            self.verify.observe((plain, float(bool(drafts)), len(drafts), sum(drafts)), seconds)
+            if not drafts:
+                self.decode.observe(len(contexts), sum(contexts), seconds)
+        else:
+            tokens = sum(count for count, _ in chunks)
+            behind = round(sum(count * context for count, context in chunks) / tokens)
+            self.mixed.observe(decodes, sum(contexts), tokens, behind, seconds)
+
+    def verify_cost(self, rows: int, context: int) -> VerifyCost:
+        """What drafts would add to a step of `rows` decodes over `context` tokens of KV together."""
+        factor, step, row, token = self.verify.coefficients
+        return VerifyCost(factor * self.decode.estimate(rows, context), step, row, token)
 
     def prefill_left(self, request: Request, chunk_tokens: int) -> float:
         """Seconds of prefill that `request` still needs on this node."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import Any
 
 from cache.block import BlockGeometry
@@ -15,11 +17,15 @@ from engine.loading import LoadedModel
 from engine.request import RequestState
 from engine.reuse import PrefixLoader, Publisher
 from engine.service import KV_REGION, EngineService
+from engine.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
 from net.metrics import Metrics
 from net.transfer import TransferEngine
+from sched.batching import Tuning, batching_policies
+from sched.classes import CLASSES
 from sched.cost import TransferModel
+from sched.queueing import queue_orders
 from sched.state import NodeRecord
 
 
@@ -39,8 +45,13 @@ class Engine:
         self._config = config
         self._transfer = transfer
         self.region = loaded.region
+        self._processes = loaded.processes
         store.attach(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.costs = StepCosts()
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
+        self.draft = loaded.draft
+        self.speculator = self._speculator()
         self.batcher = Batcher(
             self.pool,
             config.block_size,
@@ -49,15 +60,19 @@ class Engine:
             config.max_model_len,
             loaded.eos_token_ids,
             config.enable_prefix_caching,
+            batching_policies[config.batching_policy](tuning),
+            queue_orders[config.queue_order](),
+            self.speculator,
         )
-        self.costs = StepCosts()
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
         loader = PrefixLoader(
             self.batcher, reused, KV_REGION, geometry, self.costs, self.network, config.prefix_fetch, metrics
         )
-        self.worker = Worker(self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics)
+        self.worker = Worker(
+            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+        )
         self.service = EngineService(
             config.node_id, channel, transfer, self.worker, geometry, config.max_waiting_requests, self.load, metrics
         )
@@ -65,6 +80,24 @@ class Engine:
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
+
+    def _speculator(self) -> Speculator | None:
+        config, draft = self._config, self.draft
+        if config.speculative_method == "none" or "decode" not in config.roles:
+            return None
+        limit = config.max_model_len if draft is None else min(config.max_model_len, draft.max_tokens)
+        speculator = Speculator(
+            config.speculative_method,
+            config.num_speculative_tokens,
+            (config.prompt_lookup_min, config.prompt_lookup_max),
+            config.speculative_length,
+            limit,
+            self.costs.verify_cost,
+            (lambda: draft.step_seconds) if draft is not None else (lambda: 0.0),
+        )
+        if draft is not None:
+            speculator.on_forget = draft.forget
+        return speculator
 
     def start(self) -> None:
         self.publisher.start()
@@ -74,7 +107,14 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
+        if self._processes is not None:
+            await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
+
+    @property
+    def lost(self) -> str | None:
+        """Why this engine cannot compute any more; None while it can."""
+        return None if self._processes is None else self._processes.lost
 
     # --- what others are told
 
@@ -101,6 +141,11 @@ class Engine:
         """The same, fresh, for a probe."""
         return {"record": self.record().pack().hex()}
 
+    def waiting_by_class(self) -> dict[str, int]:
+        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
+        waits = Counter(r.service_class for r in self.batcher.requests.values() if r.state is not RequestState.RUNNING)
+        return {name: waits[name] for name in CLASSES}
+
     def _queued(self) -> list[Any]:
         """Requests with prefill to do; those whose KV another node computes are not among them."""
         return [
@@ -110,7 +155,10 @@ class Engine:
         ]
 
     def _work_s(self) -> float:
-        return sum(self.costs.prefill_left(r, self._config.max_num_batched_tokens) for r in self._queued())
+        fixed = self._config.batching_policy == "mixed"
+        most = self._config.max_num_batched_tokens
+        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
+        return sum(self.costs.prefill_left(r, chunk) for r in self._queued())
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
@@ -122,6 +170,12 @@ class Engine:
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
+            "speculation": self.speculator and self.speculator.state(),
+            "draft_model": self.draft and self.draft.state(),
+            "mixed_step": {
+                "coefficients": self.costs.mixed.coefficients,
+                "error": self.costs.mixed.error,
+            },
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }

@@ -136,7 +136,7 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any]) -> None:
 def _metavar(spec: Field[Any]) -> str:
     meta = spec.metadata
     if meta["choices"]:
-        return "{" + ",".join(meta["choices"]) + "}"
+        return "{" + ",".join([*meta["choices"], *(["FILE.py:NAME"] if meta["file"] else [])]) + "}"
     for unit in ("bytes", "ms"):
         if spec.name.endswith("_" + unit):
             return unit.upper()
@@ -149,6 +149,8 @@ def _reader(spec: Field[Any]) -> Callable[[str], Any]:
     kind = get_type_hints(Config)[spec.name]
 
     def read(text: str) -> Any:
+        if meta["file"] and re.search(r"\.py(:\w+)?$", text):
+            return text
         if meta["choices"]:
             return _chosen(text, meta["choices"])
         if kind not in (int, float):
@@ -227,6 +229,12 @@ def _validated(config: Config) -> Config:
         raise UsageError(
             f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
         )
+    if config.prompt_lookup_min > config.prompt_lookup_max:
+        raise UsageError(
+            f"--prompt-lookup-min {config.prompt_lookup_min} exceeds --prompt-lookup-max {config.prompt_lookup_max}"
+        )
+    if (config.speculative_method == "draft") != (config.speculative_model is not None):
+        raise UsageError("--speculative-method draft and --speculative-model go together: give both or neither")
     if config.join is None:
         return replace(config, role=role)
     host, port = host_port(config.join)

@@ -5,7 +5,7 @@ Implements net.http.frontend.Frontend; the HTTP layer knows nothing else of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from engine.acceptor import Acceptor
@@ -26,7 +26,7 @@ class ServingFrontend:
         cluster: Callable[[], dict[str, Any]],
         state: Callable[[], dict[str, Any]],
         healthy: Callable[[], str | None],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], Awaitable[bytes]],
     ) -> None:
         self.model_name = model_name
         self.model_root = model_root
@@ -37,7 +37,7 @@ class ServingFrontend:
         self.cluster = cluster
         self.state = state
         self.healthy = healthy
-        self.metrics = metrics
+        self._metrics = metrics
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -58,6 +58,9 @@ class ServingFrontend:
         self, prompt: list[int], sampling: dict[str, Any], *, request_id: str, service_class: str, cache_salt: str
     ) -> AsyncGenerator[Output, None]:
         return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt)
+
+    async def metrics(self) -> bytes:
+        return await self._metrics()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         return self._acceptor.timeline(request_id)

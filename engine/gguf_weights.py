@@ -1,7 +1,8 @@
-"""GGUFWeights: tensors of a GGUF Llama file under our names, dequantised, with q and k in Hugging Face's row order.
+"""GGUFWeights: tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order.
 
-GGUF stores q and k for interleaved RoPE: within a head, row 2i is the half-split order's row i, and row 2i + 1 its
-row i + head_size/2. Reading undoes it; skipping this step gives fluent nonsense.
+GGUF stores a Llama's q and k for interleaved RoPE: within a head, row 2i is the half-split order's row i, and row
+2i + 1 its row i + head_size/2. Reading undoes it; skipping this step gives fluent nonsense. Qwen's q and k are as
+Hugging Face has them.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ layer_names = {
     "attn_k.bias": "k_bias",
     "attn_v.bias": "v_bias",
     "attn_output.bias": "o_bias",
+    "attn_q_norm.weight": "q_norm",
+    "attn_k_norm.weight": "k_norm",
 }
 
 ROPE_TABLE = "rope_freqs.weight"
-"""Not a weight: ModelConfig reads it as RoPE scaling."""
+"""Not a weight: gguf_config.py reads it as RoPE scaling."""
+
+INTERLEAVED = ("llama",)
+"""Architectures whose q and k rows are stored in pairs."""
 
 
 class GGUFWeights:
@@ -45,7 +51,8 @@ class GGUFWeights:
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         self._file = GGUFFile(path)
-        self._heads = {"q": config.num_heads, "k": config.num_kv_heads}
+        interleaved = self._file.metadata.get("general.architecture") in INTERLEAVED
+        self._heads = {"q": config.num_heads, "k": config.num_kv_heads} if interleaved else {}
         self._names = {our_name(name): name for name in self._file.tensors if name != ROPE_TABLE}
 
     def __enter__(self) -> GGUFWeights:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from attention import choose
+from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
 from engine.config import Config
+from engine.draft import DraftModel
+from engine.flags import UsageError
 from engine.model import Model
 from engine.model_source import ModelSource
+from engine.ops import choose_ops
+from engine.parallel import Ranks, Shard
+from engine.rank_processes import RankProcesses
+from engine.resolve import geometry as geometry_of
 from engine.runner import Runner
 from engine.service import KV_REGION
+from engine.weight_cache import WeightCache
 from engine.weights import load
 from net.memory import Region
 
@@ -23,20 +32,90 @@ class LoadedModel:
     runner: Runner
     region: Region  # the KV arena
     eos_token_ids: tuple[int, ...]
+    processes: RankProcesses | None  # of the other ranks
+    draft: DraftModel | None = None
 
 
 def load_model(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
+    draft: ModelSource | None,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """`progress(done, total)` in bytes of weights, called from this thread."""
-    torch.set_num_threads(config.num_threads)
-    torch.set_grad_enabled(False)
-    weights = load(source, getattr(torch, config.dtype), config.device, progress)
-    backend = choose(config.attention_backend, config.device, source.config.head_size)
-    model = Model(source.config, weights, backend, config.device)
+    """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
+    called from this thread. Raises ModelError, UsageError."""
+    drafts = None if draft is None else _load_draft(config, draft)
     region = Region.shared(KV_REGION, config.kv_cache_bytes)
+    if config.tensor_parallel_size == 1:
+        runner = load_rank(config, geometry, source, region, progress=progress)
+        return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
+    processes = RankProcesses(config, geometry, source, region)
+    try:
+        runner = load_rank(config, geometry, source, region, 0, processes.join, progress)
+    except BaseException:
+        processes.close()
+        raise
+    runner.beside = processes.step
+    return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
+
+
+def load_rank(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    region: Region,
+    rank: int = 0,
+    join: Callable[[], Ranks] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Runner:
+    """One rank's runner: its weights, and its heads of the arena's blocks. `join` connects the ranks and is called once
+    the weights are there; None = there is one rank, with everything."""
+    torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
+    torch.set_grad_enabled(False)
+    shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, progress, shard, weight_cache(config))
+    backend = _backend(config, source.config.head_size)
+    model = Model(
+        source.config if shard is None else shard.config,
+        weights,
+        backend,
+        config.device,
+        choose_ops(backend.name, config.device, dtype),
+        ranks=None if join is None else join(),
+    )
     kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
-    return LoadedModel(Runner(model, kv, geometry.block_size, config.device), region, source.config.eos_token_ids)
+    if shard is not None:
+        kv = kv[:, :, :, shard.kv_heads]
+    return Runner(model, kv, geometry.block_size, config.device)
+
+
+def _load_draft(config: Config, source: ModelSource) -> DraftModel:
+    """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, cache=weight_cache(config))
+    backend = _backend(config, source.config.head_size)
+    ops = choose_ops(backend.name, config.device, dtype)
+    model = Model(source.config, weights, backend, config.device, ops)
+    shape = geometry_of(config, source.config, config.dtype)
+    num_blocks = config.speculative_kv_bytes // shape.block_bytes
+    kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
+    return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
+
+
+def _backend(config: Config, head_size: int) -> AttentionBackend:
+    try:
+        return choose(config.attention_backend, config.device, head_size)
+    except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
+
+
+def weight_cache(config: Config) -> WeightCache | None:
+    """The cache that --weight-cache names."""
+    if config.weight_cache == "off":
+        return None
+    if config.weight_cache != "auto":
+        return WeightCache(Path(config.weight_cache).expanduser())
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")

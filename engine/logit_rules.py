@@ -25,17 +25,20 @@ from engine.request import SamplingParams
 
 @dataclass(slots=True)
 class SamplingRow:
-    """One row of logits: whose next token it is. The new token gets position len(token_ids)."""
+    """One row of logits: whose next token it is. The new token gets position len(token_ids) + len(draft)."""
 
     params: SamplingParams
     token_ids: Sequence[int]  # prompt, then output so far
     num_prompt_tokens: int  # of the client's prompt, also when the request was resumed elsewhere
     seed: int = 0  # used when params.seed is None
     eos_ids: tuple[int, ...] = ()
+    draft: Sequence[int] = ()  # tokens supposed to follow token_ids (speculation); they count as output
+    proposal: tuple[int, Tensor] | None = None  # a draft of the new token and what it was drawn from: rejection.py
+    wants_probabilities: bool = False  # of the new token: this row is a draft
 
     @property
     def position(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + len(self.draft)
 
     @property
     def ending_ids(self) -> set[int]:
@@ -47,8 +50,10 @@ class SamplingRow:
 
 def apply_rules(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """logits [R, V] float32 with every row's rules applied; the input itself when there is nothing to apply."""
+    if not any(row.params.has_rules for row in rows):
+        return logits
     vocab = logits.shape[1]
-    penalised = [_penalties(i, row) for i, row in enumerate(rows) if _has_penalty(row.params)]
+    penalised = [_penalties(i, row) for i, row in enumerate(rows) if row.params.has_penalty]
     bias = [(i, token, b) for i, row in enumerate(rows) for token, b in row.params.logit_bias.items()]
     ends = [(i, token) for i, row in enumerate(rows) for token in row.ending_ids]
     # Ids beyond the vocabulary name no logit. The API refuses them; here they must not harm the row's neighbours.
@@ -70,13 +75,9 @@ def apply_rules(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return logits
 
 
-def _has_penalty(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
-
-
 def _penalties(index: int, row: SamplingRow) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (row, token) [N, 2] of all tokens so far, and [2, N]: repetition divisor and what to subtract."""
-    params, ids = row.params, np.asarray(row.token_ids, dtype=np.int64)
+    params, ids = row.params, np.array([*row.token_ids, *row.draft], dtype=np.int64)
     tokens = np.unique(ids)
     written, counts = np.unique(ids[row.num_prompt_tokens :], return_counts=True)
     change = np.zeros((2, len(tokens)))

@@ -22,19 +22,21 @@ FENCE = "engine.fence"  # answer when nothing of this request will be pushed any
 TOKENS = "engine.tokens"
 
 
-def pack_request(request: Request) -> tuple[dict[str, Any], list[bytes]]:
-    """(body, data): the token ids travel as raw uint32."""
+def pack_request(request: Request, age_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
+    """(body, data): the token ids travel as raw uint32. `age_s`: since it was accepted; clocks differ, ages do not."""
     body = {
         "id": request.request_id,
         "num_prompt_tokens": request.num_prompt_tokens,
         "sampling": request.sampling.to_wire(),
         "class": request.service_class,
         "root": request.root.hex(),
+        "age_s": age_s,
     }
     return body, [array("I", request.token_ids).tobytes()]
 
 
-def unpack_request(body: dict[str, Any], data: memoryview, arrival: float) -> Request:
+def unpack_request(body: dict[str, Any], data: memoryview, now: float) -> Request:
+    """`arrival` is on this node's clock, so that queue orders and preemption count the age since acceptance."""
     tokens = array("I")
     tokens.frombytes(data)
     return Request(
@@ -42,7 +44,7 @@ def unpack_request(body: dict[str, Any], data: memoryview, arrival: float) -> Re
         token_ids=tokens.tolist(),
         num_prompt_tokens=body["num_prompt_tokens"],
         sampling=SamplingParams.from_wire(body["sampling"]),
-        arrival=arrival,
+        arrival=now - body["age_s"],
         root=bytes.fromhex(body["root"]),
         service_class=body["class"],
         first_output_index=len(tokens) - body["num_prompt_tokens"],

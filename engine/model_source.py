@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EMBEDDED_MODEL
+from engine.gguf_config import from_gguf
 from engine.gguf_file import GGUFFile
+from engine.hf_config import from_hf
 from engine.model_config import ModelConfig
 from engine.model_error import ModelError
 
@@ -52,7 +54,7 @@ def describe(model: str, load_format: str = "auto", seed: int = 0) -> ModelSourc
         if load_format == "safetensors":
             raise ModelError(f"{path.name} is a GGUF file: drop --load-format safetensors")
         with GGUFFile(path) as file:
-            config = ModelConfig.from_gguf(file)
+            config = from_gguf(file)
         files: tuple[Path, ...] = (path,)
     else:
         if load_format == "gguf":
@@ -146,9 +148,7 @@ def _directory_config(directory: Path) -> ModelConfig:
         remedy = f"give the file {ggufs[0]} itself" if ggufs else "it is not a Hugging Face model directory"
         raise ModelError(f"{directory} has no config.json: {remedy}")
     generation = directory / "generation_config.json"
-    return ModelConfig.from_hf(
-        read_json(directory / "config.json"), read_json(generation) if generation.is_file() else None
-    )
+    return from_hf(read_json(directory / "config.json"), read_json(generation) if generation.is_file() else None)
 
 
 def _fingerprint(config: ModelConfig, files: Iterable[Path], seed: int = 0) -> str:

@@ -12,6 +12,7 @@ import random
 import socket
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cache.block import root_key
@@ -19,10 +20,13 @@ from cache.store import Store
 from engine import __version__
 from engine.acceptor import Acceptor
 from engine.config import ROLES, Config
+from engine.draft_source import check_draft
 from engine.flags import UsageError, as_dict
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
+from engine.phases import Phases
 from engine.placing import Placer
+from engine.progress import Progress
 from engine.resolve import disagreement, geometry
 from engine.share import open_share
 from engine.tokenizer import Tokenizer
@@ -30,7 +34,9 @@ from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
-from net.transfer import TransferEngine
+from net.rdma.verbs import prepare as rdma_prepare
+from net.stalls import StallMonitor
+from net.transfer import TransferEngine, transports
 from sched.admission import Limits
 from sched.member import Member, presets
 from sched.placement import placements
@@ -38,67 +44,90 @@ from sched.state import NodeRecord
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.loading import LoadedModel
 
 log = logging.getLogger("mooncake.node")
 
-TRANSPORTS = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
+TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
+
+
+def rdma_options(config: Config) -> dict[str, Any]:
+    """The arguments of net.rdma.transport.Rdma."""
+    names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
 
 
 class Node:
     """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
-    to join answered (None: this node starts a cluster)."""
+    to join answered (None: this node starts a cluster); `phases` of the start are logged when it is over."""
 
     def __init__(
-        self, config: Config, source: ModelSource, http_socket: socket.socket, cluster: dict[str, Any] | None
+        self,
+        config: Config,
+        source: ModelSource,
+        http_socket: socket.socket,
+        cluster: dict[str, Any] | None,
+        phases: Phases,
+        draft: ModelSource | None = None,
     ) -> None:
         if config.device == "cuda":
             raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
+        self._draft = draft
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
         self.root = root_key(source.fingerprint, self.geometry)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
+        self._stalls = StallMonitor(self.metrics.observe_stall)
         self.channel = Channel(config.node_id, self._identity(), self._check_peer)
-        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport])
+        self.transfer = TransferEngine(self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)})
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
         )
         self.engine: Engine | None = None
         self._cluster = cluster
+        self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
         self._gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
         self._gossiping = False
         self._http: HttpServer | None = None
         self._loading: str | None = "starting"
-        self._percent = 0
 
     # --- life
 
     async def start(self) -> None:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
+        self._stalls.start()
+        if "rdma" in TRANSPORTS[config.transport]:
+            await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self._gossip.on_up(self._member_up)
         self._gossip.on_down(self._member_down)
         self.channel.on_lost(self._gossip.suspect)
         await self._gossip.start(host, port)
         self._gossiping = True
-        tokenizer = Tokenizer.load(self.source, config.tokenizer)
+        self._phase("network")
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
+        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
+        self._phase("tokenizer")
         acceptor = self._acceptor(tokenizer)
         app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
         self._http = HttpServer(app)
         await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
+        self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
             self.engine.start()
+            self._phase("engine")
         self._loading = None
-        log.info("ready")
+        log.info("ready after %s", self._phases.line())
 
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
@@ -112,6 +141,7 @@ class Node:
         await self.transfer.close()
         await self.channel.close()
         await self.store.close()
+        await self._stalls.close()
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])
@@ -127,22 +157,25 @@ class Node:
             ) from None
 
     async def _load_engine(self) -> Engine:
-        """torch is imported here: a store node never pays for it."""
-        from engine.engine import Engine
-        from engine.loading import load_model
+        """In a thread: importing torch takes a second, and a store node never pays for it."""
+
+        def load() -> tuple[type[Engine], LoadedModel]:
+            from engine.engine import Engine
+            from engine.loading import load_model
+
+            self._phase("torch")
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
 
         self._loading = "loading weights"
-        begin = time.monotonic()
-        loaded = await asyncio.to_thread(load_model, self.config, self.geometry, self.source, self._progress)
-        log.info("weights loaded in %.1f s", time.monotonic() - begin)
-        return Engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+        # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
+        # every team short once there are more of its threads than cores.
+        with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
+            engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+        self._phase("weights")
+        return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 
-    def _progress(self, done: int, total: int) -> None:
-        """Called from the loading thread; ten lines at most."""
-        percent = 100 * done // max(1, total)
-        if percent // 10 > self._percent // 10:
-            log.info("loading weights: %d %%", percent)
-        self._percent = percent
+    def _phase(self, name: str) -> None:
+        self._phases.end(name, time.monotonic())
 
     # --- rooms
 
@@ -222,11 +255,14 @@ class Node:
         """This node's load, for gossip."""
         return self.engine.record() if self.engine is not None else NodeRecord()
 
-    def _metrics_text(self) -> bytes:
+    async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""
         roles = Counter(role for member in self._gossip.members for role in member.roles)
         self.metrics.set_members({role: roles[role] for role in ROLES})
-        return self.metrics.text()
+        self.metrics.set_longest_stall(self._stalls.longest_s)
+        if self.engine is not None:
+            self.metrics.set_waiting(self.engine.waiting_by_class())
+        return await asyncio.to_thread(self.metrics.text)
 
     # --- what it says of itself
 
@@ -267,6 +303,7 @@ class Node:
             "engine": None if self.engine is None else self.engine.state(),
             "store": None if self.share is None else self.share.stats(),
             "paths": self.transfer.snapshot(),
+            "event_loop": self._stalls.state(),
             "gossip": self._gossip.counters,
             "records": {
                 node: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}

@@ -8,14 +8,16 @@ prefill, decode, prefix hits and recovery are all the same difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from cache.block import BlockKey, extend_keys
+import numpy as np
 
-CLASSES = ("interactive", "standard", "batch")
+from cache.block import BlockKey, extend_keys
+from engine.block_table import BlockTable
+from sched.classes import STANDARD
 
 
 def _check(ok: bool, name: str, rule: str, value: object) -> None:
@@ -73,6 +75,15 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def has_penalty(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything may change the logits before a token is chosen."""
+        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty
+
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready; `from_wire` is its inverse."""
         wire = asdict(self)
@@ -123,9 +134,9 @@ class Request:
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     sampling: SamplingParams
-    arrival: float  # the node's monotonic clock, seconds
+    arrival: float  # when it was accepted, on this node's monotonic clock, seconds
     root: BlockKey
-    service_class: str = "standard"
+    service_class: str = STANDARD.name
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
     block_ids: list[int] = field(default_factory=list)
@@ -139,10 +150,16 @@ class Request:
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    table: BlockTable = field(default_factory=BlockTable, repr=False)
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """1 while decoding: the last known token."""
+        return len(self.token_ids) - self.num_computed
 
     @property
     def num_output_tokens(self) -> int:
@@ -156,9 +173,29 @@ class Request:
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
 
+    def count_cached(self) -> None:
+        """What the first start found is reuse; what a preempted request finds again is its own work."""
+        if not self.num_preemptions and not self.handed_over:
+            self.num_cached = min(self.num_computed, self.num_prompt_tokens)
+
+    def stop_reason(self, eos_token_ids: Collection[int], max_model_len: int) -> str | None:
+        """Why generation ends with the last known token, None if it goes on."""
+        params, count, last = self.sampling, self.num_output_tokens, self.token_ids[-1]
+        if count >= params.min_tokens and (
+            last in params.stop_token_ids or (last in eos_token_ids and not params.ignore_eos)
+        ):
+            return "stop"
+        if count >= params.max_tokens or self.num_tokens >= max_model_len:
+            return "length"
+        return "handover" if self.handover else None
+
     def block_keys(self, block_size: int) -> list[BlockKey]:
         """Keys of all full blocks of the known tokens."""
         return extend_keys(self.root, self.keys, self.token_ids, block_size)
+
+    def block_table(self) -> np.ndarray:
+        """block_ids as int32; a view that holds until the next call."""
+        return self.table.of(self.block_ids)
 
     def move(self, now: float, state: RequestState, **detail: Any) -> None:
         """Change state and log it; the log is the request's timeline on this node."""

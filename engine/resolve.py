@@ -1,8 +1,10 @@
 """'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
 
-Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Five fields may stay
+Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Eight fields may stay
 'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
-`attention_backend` (attention.choose), `transport` (chosen anew for every peer), `prefix_fetch` (for every prefix).
+`weight_cache` (the user's), `attention_backend` (attention.choose), `transport` (chosen anew for every peer),
+`prefix_fetch` (for every prefix), `rdma_devices` (those there are when a peer first asks), `speculative_length` (for
+every step).
 """
 
 from __future__ import annotations
@@ -38,10 +40,19 @@ def resolve(
     machine: Machine,
     suffix: str,
     cluster: Mapping[str, Any] | None = None,
+    draft: ModelConfig | None = None,
 ) -> Config:
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
-    of the node to join: a joiner adopts its dtype, because block keys are rooted in it. Raises UsageError."""
+    of the node to join: a joiner adopts its dtype, because block keys are rooted in it; `draft` is the draft model's
+    configuration, if there is one. Raises UsageError."""
     device = _device(config, machine)
+    if _runs_model(config) and (reason := model.indivisible(config.tensor_parallel_size)):
+        raise UsageError(f"--tensor-parallel-size {config.tensor_parallel_size}: {reason}")
+    if config.tensor_parallel_size > 1 and device == "cuda":
+        raise UsageError(
+            "--tensor-parallel-size: a KV block spread over several GPUs cannot be transferred yet; "
+            "use one GPU, or --device cpu"
+        )
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     block_bytes = geometry(config, model, kv_dtype).block_bytes
@@ -57,6 +68,7 @@ def resolve(
         kv_cache_bytes=kv_bytes,
         dram_bytes=_dram_bytes(config, machine, block_bytes),
     )
+    resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
 
 
@@ -115,7 +127,7 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
         return config.kv_cache_bytes
     if device == "cpu" or machine.gpu is None:
         return min(CPU_KV_BYTES, machine.free_bytes // 8)
-    gpu, weights = machine.gpu, num_parameters(model) * type_bytes[dtype]
+    gpu, weights = machine.gpu, model.num_parameters * type_bytes[dtype]
     used = gpu.total_bytes - gpu.free_bytes
     left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - GPU_RESERVE_BYTES
     if left <= 0:
@@ -126,13 +138,17 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
     return left
 
 
-def num_parameters(model: ModelConfig) -> int:
-    """Weights of a Llama-family model, norms and biases left out."""
-    attention = 2 * model.hidden_size * (model.num_heads + model.num_kv_heads) * model.head_size
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    total: int = model.num_layers * (attention + mlp) + embeddings
-    return total
+def _speculative_kv_bytes(config: Config, draft: ModelConfig | None, machine: Machine, block_bytes: int) -> int:
+    """Whole blocks of the draft model; 0 without one."""
+    if draft is None or not _runs_model(config):
+        return 0
+    own = geometry(config, draft, config.dtype).block_bytes
+    wanted = config.speculative_kv_bytes
+    if wanted == -1:
+        wanted = max(own, min(config.kv_cache_bytes // block_bytes * own, machine.free_bytes // 16))
+    if wanted < own:
+        raise UsageError(f"--speculative-kv-bytes {wanted} holds no block of the draft model; give {own} or more")
+    return wanted // own * own
 
 
 def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:

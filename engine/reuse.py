@@ -53,7 +53,7 @@ class PrefixLoader:
     async def load(self, request: Request) -> None:
         """Extend the request's prefix. Whatever cannot be had is simply computed later."""
         size = self._geometry.block_size
-        local = self._batcher.adopt_prefix(request)
+        local = self._batcher.blocks.adopt_prefix(request)
         keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
         if self._store is None or not keys or self._policy == "never":
             return
@@ -95,7 +95,7 @@ class PrefixLoader:
         if result.nbytes:
             self._network.observe(result.nbytes, seconds)
         if good:
-            self._batcher.adopt_loaded(request, blocks[:good])
+            self._batcher.blocks.adopt_loaded(request, blocks[:good])
             detail = {
                 "blocks": good,
                 "bytes": result.nbytes,

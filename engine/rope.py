@@ -2,36 +2,30 @@
 
     angle = position * frequency[i]      frequency[i] = theta^(-2i / head_size) / divisor[i]
 
-The divisors are the context extension: all 1, all `factor` (linear), or Llama 3's blend by wavelength.
+cos and sin are multiplied with a magnitude. Divisors and magnitude are the context extension: engine/rope_scaling.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from engine.model_config import ModelConfig, llama3_divisors
+from engine.rope_scaling import divisors, magnitude
 
 
-def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """[head_size / 2] float32, radians per token. Raises ValueError for an unknown scaling."""
-    exponent = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
-    frequency = 1.0 / config.rope_theta**exponent
-    scaling = config.rope_scaling or {"rope_type": "default"}
-    match scaling["rope_type"]:
-        case "default":
-            pass
-        case "linear":
-            frequency = frequency / scaling["factor"]
-        case "llama3":
-            divisors = llama3_divisors(scaling, config.rope_theta, config.head_size)
-            frequency = frequency / torch.from_numpy(divisors).float()
-        case kind:
-            raise ValueError(f"RoPE scaling {kind!r} is not implemented; known: default, linear, llama3")
-    return frequency.to(device)
+class Rope:
+    """The rotary embedding of a model's layers (Gemma 3 has two: one for windowed layers, one for the others)."""
 
+    def __init__(self, head_size: int, theta: float, scaling: Mapping[str, Any] | None, device: torch.device) -> None:
+        exponent = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        frequency = 1.0 / theta**exponent / torch.from_numpy(divisors(scaling, theta, head_size)).float()
+        self.frequency = frequency.to(device)  # [head_size / 2] float32, radians per token
+        self.magnitude = magnitude(scaling)
 
-def angles(positions: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, head_size / 2] float32 of a step's positions [T]."""
-    angle = positions.float()[:, None] * frequency
-    return angle.cos(), angle.sin()
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, head_size / 2] float32 of a step's positions [T]."""
+        angle = positions.float()[:, None] * self.frequency
+        return angle.cos() * self.magnitude, angle.sin() * self.magnitude

@@ -89,7 +89,7 @@ class EngineService:
 
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
-        matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.prefix_caching else []
+        matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
         return self._load() | {"local_tokens": len(matched) * self._geometry.block_size}
 
     # --- decode side
@@ -269,7 +269,8 @@ class EngineService:
             request = emission.request
             acceptor = self._acceptors.get(request.request_id)
             reason = request.finish_reason
-            push = self._worker.take_push(request.request_id) if request.finished else None
+            ends = request.finished and not emission.num_behind
+            push = self._worker.take_push(request.request_id) if ends else None
             if acceptor is None:
                 if push is not None:
                     self._spawn(self._stop_push(request.request_id, push))
@@ -280,7 +281,7 @@ class EngineService:
                 self._spawn(self._hand_over(request, push, acceptor))
             elif push is not None:
                 self._spawn(self._stop_push(request.request_id, push))
-            if request.finished:
+            if ends:
                 del self._acceptors[request.request_id]
         for acceptor, batch in items.items():
             self._send(acceptor, batch)
@@ -289,8 +290,9 @@ class EngineService:
     def _item(self, emission: Emission) -> list[Any]:
         """[id, index, token, logprobs, finish, extra]; `extra` comes with the first and the last token."""
         request = emission.request
-        finish = None if request.finish_reason == "handover" else request.finish_reason
-        index = request.num_output_tokens - 1
+        behind = emission.num_behind
+        finish = None if behind or request.finish_reason == "handover" else request.finish_reason
+        index = request.num_output_tokens - 1 - behind
         extra = None
         if emission.error or finish or request.first_output_index == index:
             extra = self._extra(request, emission.error)

@@ -35,7 +35,7 @@ class TokenBytes:
     neither kind."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
-        steps = list(_steps(json.loads(core.to_str())["decoder"]))
+        steps = list(_steps(json.loads(core.decoder.__getstate__()) if core.decoder is not None else None))
         kinds = {step["type"] for step in steps}
         self._core = core
         self._known: dict[int, bytes] = {}

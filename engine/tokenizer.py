@@ -60,6 +60,14 @@ class Tokenizer:
         """Write the vocabulary and its rules as tokenizer.json; the chat template is not part of it."""
         self._core.save(str(path))
 
+    def disagreement(self, other: Tokenizer) -> str | None:
+        """What `other` has different in its vocabulary, None if every id means the same token."""
+        own, theirs = self._core.get_vocab(), other._core.get_vocab()
+        different = sum(theirs.get(token) != number for token, number in own.items())
+        if not different and len(own) == len(theirs):
+            return None
+        return f"{len(theirs)} tokens, of which {len(own) - different} are among the model's {len(own)}"
+
     @property
     def vocab_size(self) -> int:
         """Tokens that have a text; the model's logits may have more rows (padding)."""
@@ -70,7 +78,9 @@ class Tokenizer:
         Control tokens spelt out in `text` become control tokens. ValueError for text that is not Unicode (lone
         surrogates)."""
         try:
-            return list(self._core.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Unlike `encode`, it lets other Python threads run meanwhile, and computes no offsets.
+            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
         except TypeError:  # how the Rust library refuses a str that has no UTF-8 form
             raise ValueError("the text is not valid Unicode") from None
 

@@ -10,7 +10,14 @@
     layers.{i}.down            [hidden, intermediate]
     norm                       [hidden]
     lm_head                    [vocab_size, hidden]; absent when tied to embed
-    layers.{i}.q_bias, .k_bias, .v_bias, .o_bias      [out]; only with config.attention_bias
+
+and, where the configuration says so:
+
+    layers.{i}.q_bias, .k_bias, .v_bias, .o_bias      [out]
+    layers.{i}.q_norm, .k_norm                        [head_size]
+    layers.{i}.attn_post_norm, .mlp_post_norm         [hidden]
+    layers.{i}.router                                 [num_experts, hidden]
+    layers.{i}.experts.{e}.gate, .up, .down           as the MLP's, with expert_size for intermediate
 
 Rows of q and k are in the half-split RoPE order of Hugging Face, whatever the file has.
 """
@@ -32,7 +39,9 @@ from engine.gguf_weights import GGUFWeights
 from engine.model_config import ModelConfig
 from engine.model_error import ModelError
 from engine.model_source import ModelSource
+from engine.parallel import Shard
 from engine.safetensors_weights import SafetensorsWeights
+from engine.weight_cache import WeightCache
 
 EMBED_STD = 0.02
 """Of dummy embeddings; other dummy matrices have std 1 / sqrt(in), which keeps activations near 1 at any size."""
@@ -53,30 +62,58 @@ def load(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    shard: Shard | None = None,
+    cache: WeightCache | None = None,
 ) -> dict[str, Tensor]:
-    """All weights in `dtype` on `device`, contiguous. `progress(done, total)` counts bytes in `dtype` and is called
-    from the calling thread. Raises ModelError when a weight is missing, unknown, misshapen or unreadable."""
+    """All weights in `dtype` on `device`, contiguous; with `shard`, one rank's parts of them.
+
+    `progress(done, total)` counts bytes in `dtype`, of whole weights, and is called from the calling thread. What is
+    converted from GGUF is kept in `cache` (by one that has no shard). Raises ModelError when a weight is missing,
+    unknown, misshapen or unreadable."""
+    if cache is None or source.format != "gguf":
+        return _load(source, _open(source), dtype, device, progress, shard)
+    entry = cache.entry(source.path, dtype)
+    if (kept := cache.load(entry)) is not None:
+        return _load(source, KeptWeights(kept), dtype, device, progress, shard)
+    weights = _load(source, _open(source), dtype, device, progress, shard)
+    if shard is None and cache.entry(source.path, dtype) == entry:  # else somebody replaced the file meanwhile
+        cache.save(entry, weights)
+    return weights
+
+
+def _load(
+    source: ModelSource,
+    opened: AbstractContextManager[Reader],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None,
+    shard: Shard | None,
+) -> dict[str, Tensor]:
     wanted = shapes(source.config)
-    with _open(source) as reader:
+    with opened as reader:
         _check(source, wanted, reader.shapes())
 
         def read(name: str) -> Tensor:
-            return reader.read(name).to(device=device, dtype=dtype).contiguous()
+            whole = reader.read(name)
+            part = whole if shard is None else shard.cut(name, whole).clone()  # frees the rest of `whole`
+            return part.to(device=device, dtype=dtype).contiguous()
 
         weights: dict[str, Tensor] = {}
         done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
             for name, tensor in zip(wanted, threads.map(read, wanted), strict=True):
                 weights[name] = tensor
-                done += tensor.nbytes
+                done += dtype.itemsize * math.prod(wanted[name])
                 if progress is not None:
                     progress(done, total)
+    if shard is not None and source.config.tie_word_embeddings:
+        weights["lm_head"] = shard.cut("lm_head", weights["embed"])
     return weights
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of a model, in the order of the forward pass."""
-    hidden, vocab, mlp = config.hidden_size, config.vocab_size, config.intermediate_size
+    hidden, vocab = config.hidden_size, config.vocab_size
     q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
@@ -85,22 +122,55 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "v": (kv, hidden),
         "o": (hidden, q),
         "mlp_norm": (hidden,),
-        "gate": (mlp, hidden),
-        "up": (mlp, hidden),
-        "down": (hidden, mlp),
     }
-    if config.attention_bias:
-        layer |= {f"{name}_bias": layer[name][:1] for name in ("q", "k", "v", "o")}
-    layers = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
+    biased = (*("qkv" if config.qkv_bias else ""), *("o" if config.o_bias else ""))
+    layer |= {f"{name}_bias": layer[name][:1] for name in biased}
+    if config.qk_norm:
+        layer |= {"q_norm": (config.head_size,), "k_norm": (config.head_size,)}
+    if config.post_norms:
+        layer |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    dense = _mlp("", hidden, config.intermediate_size)
+    sparse: dict[str, tuple[int, ...]] = {"router": (config.num_experts, hidden)}
+    for expert in range(config.num_experts):
+        sparse |= _mlp(f"experts.{expert}.", hidden, config.expert_size)
+    layers = {
+        f"layers.{i}.{name}": shape
+        for i in range(config.num_layers)
+        for name, shape in (layer | (sparse if config.has_experts(i) else dense)).items()
+    }
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
     return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
 
 
+class KeptWeights:
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> KeptWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
+    return {prefix + "gate": (size, hidden), prefix + "up": (size, hidden), prefix + "down": (hidden, size)}
+
+
 class DummyWeights:
-    """Normal numbers that depend on the seed and the tensor's name only; norms are ones, biases zeros."""
+    """Normal numbers that depend on the seed and the tensor's name only; norms are neutral, biases zeros."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self._shapes = shapes(config)
+        self._norm = torch.zeros if config.norm_plus_one else torch.ones
         self._seed = seed
 
     def __enter__(self) -> DummyWeights:
@@ -115,7 +185,7 @@ class DummyWeights:
     def read(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith("_bias") else torch.ones(shape)
+            return torch.zeros(shape) if name.endswith("_bias") else self._norm(shape)
         digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         random = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         std = EMBED_STD if name == "embed" else shape[1] ** -0.5
@@ -127,7 +197,7 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
         return DummyWeights(source.config, source.seed)
     if source.format == "gguf":
         return GGUFWeights(source.path, source.config)
-    return SafetensorsWeights(source.files)
+    return SafetensorsWeights(source.files, source.config)
 
 
 def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

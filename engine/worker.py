@@ -13,15 +13,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine.batcher import Batcher, Step
+from engine.batcher import Batcher
 from engine.costs import StepCosts
+from engine.draft import DraftModel
 from engine.push import KvPush
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
 from engine.sampler import Sampled, SamplingRow
+from engine.speculative import Speculator, accepted
+from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("mooncake.engine")
 
@@ -37,6 +44,15 @@ class Emission:
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    num_behind: int = 0  # tokens of the same step that follow in later emissions: 0 = the request's newest
+
+
+@dataclass(frozen=True, slots=True)
+class _Produced:
+    """What is left to do for a step that was committed."""
+
+    emissions: Sequence[Emission]
+    num_tokens: int
 
 
 class Worker:
@@ -51,6 +67,8 @@ class Worker:
         publisher: Publisher,
         costs: StepCosts,
         metrics: Metrics,
+        speculator: Speculator | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.batcher = batcher
         self.runner = runner
@@ -58,9 +76,13 @@ class Worker:
         self._loader = loader
         self._publisher = publisher
         self._metrics = metrics
+        self._speculator = speculator
+        self._draft = draft
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._pushes: dict[str, KvPush] = {}
+        self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
+        self._took = 0.0  # seconds in the engine thread, of the last step
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._loads: set[asyncio.Task[None]] = set()
@@ -108,23 +130,30 @@ class Worker:
             self.batcher.abort(time.monotonic(), request_id)
 
     async def _run(self) -> None:
+        """What the engine thread waits for comes first: commit, schedule, submit. What a step produced is handed out
+        while the next one computes."""
         loop = asyncio.get_running_loop()
+        produced: _Produced | None = None
         while True:
             self._start_loads()
             step = self.batcher.schedule(time.monotonic())
+            running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
+            if produced is not None:
+                self._hand_out(produced)
+                produced = None
+                if step is None:
+                    continue  # handing out may have woken us for something new
             self._gauge()
-            if step is None:
+            if step is None or running is None:
                 await self._sleep()
                 continue
-            begin = time.monotonic()
             try:
-                sampled = await loop.run_in_executor(self._executor, self._compute, step, loop)
+                sampled = await running
             except Exception as error:
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
-            self.costs.observe(step, time.monotonic() - begin)
-            self._commit(step, sampled)
+            produced = self._commit(step, sampled)
 
     async def _sleep(self) -> None:
         """Until something happens. Transfers free blocks without telling, so a blocked queue looks again soon."""
@@ -133,40 +162,53 @@ class Worker:
             async with asyncio.timeout(BLOCKED_RETRY_S if self.batcher.waiting else None):
                 await self._wake.wait()
 
-    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[Sampled | None]:
-        """Runs in the engine thread."""
-        rows = [self._row(row.request, row.start, row.num_tokens, row.samples) for row in step.rows]
+    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
+        """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
+        commit, fail and schedule do, and an abort leaves both until then."""
+        proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
+        begin = time.perf_counter()
+        rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
         pushes = [
-            (push, row, list(row.request.block_ids))
+            (push, list(row.request.block_ids), row.start, row.start + row.num_tokens)
             for row in step.rows
             if (push := self._pushes.get(row.request.request_id)) is not None
         ]
 
         def on_layer(layer: int) -> None:
-            for push, row, block_ids in pushes:
-                loop.call_soon_threadsafe(push.layer_done, block_ids, layer, row.start, row.start + row.num_tokens)
+            loop.call_soon_threadsafe(_layer_done, pushes, layer)
 
-        return self.runner.step(rows, on_layer if pushes else None)
+        sampled = self.runner.step(rows, on_layer if pushes else None)
+        self._took = time.perf_counter() - begin
+        return sampled
 
-    def _row(self, request: Request, start: int, count: int, samples: bool) -> Row:
-        sample = None
-        if samples:
-            eos = tuple(self.batcher.eos_token_ids)
-            sample = SamplingRow(request.sampling, list(request.token_ids), request.num_prompt_tokens, eos_ids=eos)
-        return Row(request.token_ids[start : start + count], start, list(request.block_ids), sample)
-
-    def _commit(self, step: Step, sampled: Sequence[Sampled | None]) -> None:
-        now = time.monotonic()
-        done = self.batcher.commit(now, step, [s.token_id if s else None for s in sampled])
-        self._publisher.publish(done.named)
+    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> _Produced:
+        self.costs.observe(step, self._took)
+        tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
+        done = self.batcher.commit(time.monotonic(), step, tokens)
         emissions = []
-        for request, index in done.emitted:
-            token = sampled[index]
-            assert token is not None
-            emissions.append(Emission(request, token.token_id, token.logprobs))
-        self._metrics.observe_step(step.num_tokens)
-        if emissions:
-            self.on_emissions(emissions)
+        for request, index, kept in done.emitted:
+            for i, token in enumerate(sampled[index][:kept], 1):
+                emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
+        # Held before the next schedule, which may preempt their request and reuse them.
+        self._publisher.publish(done.named)
+        return _Produced(emissions, step.num_tokens)
+
+    def _kept(self, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
+        """The tokens of a row that count: those that agree with its draft and the one behind them."""
+        if not chosen:
+            return None
+        tokens = [token.token_id for token in chosen]
+        if not row.draft or self._speculator is None:
+            return tokens
+        right = accepted(row.draft, tokens)
+        self._speculator.verified(row.request, len(row.draft), right)
+        self._metrics.count_draft(len(row.draft), right)
+        return tokens[: right + 1]
+
+    def _hand_out(self, produced: _Produced) -> None:
+        self._metrics.observe_step(produced.num_tokens)
+        if produced.emissions:
+            self.on_emissions(produced.emissions)
 
     def _fail(self, step: Step, error: str) -> None:
         """A step raised: its requests end here, the node lives on."""
@@ -197,3 +239,19 @@ class Worker:
         for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
             self._metrics.count_preemption()
         self._preemptions_seen = self.batcher.num_preemptions
+
+
+def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: Sequence[Tensor] = ()) -> Row:
+    """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
+    request, sample = scheduled.request, None
+    if scheduled.samples:
+        sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
+    known = scheduled.num_tokens - len(scheduled.draft)
+    token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
+    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals)
+
+
+def _layer_done(pushes: Sequence[tuple[KvPush, Sequence[int], int, int]], layer: int) -> None:
+    """Runs on the event loop, once per layer for all pushes (push, block ids, start, end) of a step."""
+    for push, block_ids, start, end in pushes:
+        push.layer_done(block_ids, layer, start, end)

@@ -21,6 +21,7 @@ NEXT_TOKEN_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+STALL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -45,6 +46,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self._metrics: dict[str, Any] = {}
+        self._children: dict[tuple[str, ...], Any] = {}
         self._add_engine()
         self._add_requests(size_buckets(max_model_len))
         self._add_cluster()
@@ -60,6 +62,11 @@ class Metrics:
         self._child("vllm:num_requests_running").set(running)
         self._child("vllm:num_requests_waiting").set(waiting)
         self._child("vllm:kv_cache_usage_perc").set(kv_usage)
+
+    def set_waiting(self, by_class: Mapping[str, int]) -> None:
+        """Requests on this node that wait, counted by service class."""
+        for name, count in by_class.items():
+            self._child("mooncake:requests_waiting", service_class=name).set(count)
 
     def set_cache_config(self, config: Mapping[str, object]) -> None:
         """Publish resolved cache settings (block_size, num_gpu_blocks, cache_dtype, ...) as labels."""
@@ -83,6 +90,14 @@ class Metrics:
         self._child("vllm:prefix_cache_queries").inc(queried_tokens)
         self._child("vllm:prefix_cache_hits").inc(hit_tokens)
 
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """One request's draft was verified in a step."""
+        self._child("vllm:spec_decode_num_drafts").inc()
+        self._child("vllm:spec_decode_num_draft_tokens").inc(drafted)
+        self._child("vllm:spec_decode_num_accepted_tokens").inc(accepted)
+        for position in range(accepted):
+            self._child("vllm:spec_decode_num_accepted_tokens_per_pos", position=str(position)).inc()
+
     # --- requests
 
     def count_prompt_tokens(self, tokens: int) -> None:
@@ -92,9 +107,10 @@ class Metrics:
     def count_generation_tokens(self, tokens: int) -> None:
         self._child("vllm:generation_tokens").inc(tokens)
 
-    def observe_ttft(self, seconds: float) -> None:
+    def observe_ttft(self, seconds: float, service_class: str) -> None:
         """Arrival to first token."""
         self._child("vllm:time_to_first_token_seconds").observe(seconds)
+        self._child("mooncake:time_to_first_token_seconds", service_class=service_class).observe(seconds)
 
     def observe_itl(self, seconds: float) -> None:
         """Between two successive tokens of one request."""
@@ -158,6 +174,14 @@ class Metrics:
         self._child("mooncake:store_used_bytes", tier=tier).set(used_bytes)
         self._child("mooncake:store_capacity_bytes", tier=tier).set(capacity_bytes)
 
+    def observe_stall(self, seconds: float) -> None:
+        """How long a callback waited for the event loop, sampled."""
+        self._child("mooncake:event_loop_stall_seconds").observe(seconds)
+
+    def set_longest_stall(self, seconds: float) -> None:
+        """The longest since the start."""
+        self._child("mooncake:event_loop_longest_stall_seconds").set(seconds)
+
     def count_resumed(self) -> None:
         """A request was placed again after its prefill or decode node was lost."""
         self._child("mooncake:requests_resumed").inc()
@@ -169,7 +193,12 @@ class Metrics:
     # --- registration
 
     def _child(self, name: str, **labels: str) -> Any:
-        return self._metrics[name].labels(**self._labels, **labels)
+        """Looked up once: every token asks for three."""
+        key = (name, *labels.values())
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._metrics[name].labels(**self._labels, **labels)
+        return child
 
     def _add(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> None:
         metric = kind(name, text, [*self._labels, *labels], registry=self.registry, **options)
@@ -180,10 +209,16 @@ class Metrics:
     def _add_engine(self) -> None:
         self._add(Gauge, "vllm:num_requests_running", "Requests in the running batch")
         self._add(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled")
+        self._add(Gauge, "mooncake:requests_waiting", "Requests waiting, by service class", "service_class")
         self._add(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self._add(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out")
         self._add(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._add(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier")
+        self._add(Counter, "vllm:spec_decode_num_drafts", "Drafts verified: one per request and step")
+        self._add(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens verified")
+        self._add(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self._add(Counter, name, "Draft tokens accepted, by their place in the draft from 0", "position")
         buckets = size_buckets(20_000)
         self._add(Histogram, "vllm:iteration_tokens_total", "Tokens per model step", buckets=buckets)
 
@@ -202,6 +237,8 @@ class Metrics:
         }
         for name, (text, buckets) in times.items():
             self._add(Histogram, name, text, buckets=buckets)
+        name, text = "mooncake:time_to_first_token_seconds", "Arrival to first token, by service class"
+        self._add(Histogram, name, text, "service_class", buckets=FIRST_TOKEN_BUCKETS_S)
         self._add(Histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", buckets=sizes)
         self._add(Histogram, "vllm:request_generation_tokens", "Output tokens per request", buckets=sizes)
 
@@ -215,5 +252,8 @@ class Metrics:
         self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
         self._add(Gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", "tier")
         self._add(Gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", "tier")
+        text = "Time a callback waits for the event loop, sampled 50 times a second"
+        self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
+        self._add(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start")
         self._add(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost")
         self._add(Counter, "mooncake:requests_rejected", "Requests refused before prefill", "reason")

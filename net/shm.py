@@ -91,6 +91,9 @@ class Shm:
         if copy.stopped or attached.lifeline.ended:
             raise PeerLost(f"lost {peer_id!r} during a transfer: {self._links.why_lost(peer_id)}")
 
+    def rails(self, peer_id: str) -> list[dict[str, Any]]:
+        return []
+
     def withdraw(self, name: str) -> None:
         self._exported.withdraw(name)
 

@@ -79,6 +79,9 @@ class Tcp:
                 self._links.drop(peer_id, str(error))
                 raise asyncio.CancelledError from None
 
+    def rails(self, peer_id: str) -> list[dict[str, Any]]:
+        return []
+
     def withdraw(self, name: str) -> None:
         for served in self._served:
             served.withdraw(name)

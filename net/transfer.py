@@ -26,8 +26,8 @@ from typing import Any
 from net.channel import Channel
 from net.copying import Copier, Copy
 from net.errors import PeerLost, RemoteError, TransferError
-from net.links import Links
 from net.memory import Region
+from net.rdma.transport import Rdma
 from net.shm import Shm
 from net.spans import Span, check, merged
 from net.tcp import Tcp
@@ -35,7 +35,8 @@ from net.transport import Op, Transport, Unusable
 
 __all__ = ["Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
 
-transports: dict[str, Callable[[Links, Mapping[str, Region]], Transport]] = {"shm": Shm, "tcp": Tcp}
+transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
+"""The registry of transports, best first."""
 
 OPEN_S = 10.0  # for the peer to answer which transports it offers
 
@@ -77,13 +78,22 @@ class TransferEngine:
     """One per node, beside its channel. Make it before whatever else listens to `channel.on_lost`: TCP writes of a
     lost peer are then cut off before the others hear of the loss."""
 
-    def __init__(self, channel: Channel, order: Sequence[str] = ("shm", "tcp")) -> None:
-        """`order`: the transports to try, best first, which are also those offered to peers."""
+    def __init__(
+        self,
+        channel: Channel,
+        order: Sequence[str] = ("shm", "tcp"),
+        options: Mapping[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """`order`: the transports to try, best first, which are also those offered to peers. `options`: keyword
+        arguments of their constructors, by name."""
         if not order or any(name not in transports for name in order):
             raise ValueError(f"transports must be some of {', '.join(transports)}, got {list(order)}")
         self._channel = channel
         self._regions: dict[str, Region] = {}
-        self._transports = {name: transports[name](channel.links, self._regions) for name in order}
+        given = options or {}
+        self._transports = {
+            name: transports[name](channel.links, self._regions, **given.get(name, {})) for name in order
+        }
         self._traffic: dict[str, _Traffic] = {}
         self._copier = Copier()
         self._closed = False
@@ -175,8 +185,8 @@ class TransferEngine:
         return traffic.path if self._transports[traffic.path.transport].is_open(peer_id) else None
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures.
-        seconds sums over submissions, concurrent ones too."""
+        """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
+        rails. seconds sums over submissions, concurrent ones too."""
         return [self._row(peer_id, traffic) for peer_id, traffic in self._traffic.items()]
 
     async def close(self) -> None:
@@ -248,4 +258,5 @@ class TransferEngine:
             "seconds": traffic.seconds,
             "gb_per_s": moved / traffic.seconds / 1e9 if traffic.seconds else 0.0,
             "failures": traffic.failures,
+            "rails": self._transports[path.transport].rails(peer_id) if path and path is not _LOCAL else [],
         }

@@ -46,6 +46,9 @@ class Transport(Protocol):
         """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet.
         When cancelled it first makes sure that no byte of it moves any more. Raises TransferError, PeerLost."""
 
+    def rails(self, peer_id: str) -> list[dict[str, Any]]:
+        """net.rails.Rail.row of every rail to the peer; empty for a transport that has but one way."""
+
     def withdraw(self, name: str) -> None:
         """The region is no longer in `regions`; stop serving what is under way for it."""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Attention kernels: GB/s of decode and TFLOP/s of chunked prefill beside the ceilings of the same run and torch SDPA.
+"""Attention kernels: GB/s of decode and TFLOP/s of chunked prefill beside the ceilings of the same run and peers.
 
   scripts/bench_attention.py                  # on a GPU: measure
   scripts/bench_attention.py --aot            # without one: compile for --capability, report registers and memory
@@ -10,8 +10,8 @@ Geometries are Llama-3-8B's (32 query heads, 8 KV heads of 128) and SmolLM2-135M
 medians of CUDA-graph replays over rotating inputs that together exceed the L2 cache. Bytes and operations are counted,
 not profiled: decode moves K, V, q and out once; prefill needs 4 heads head_size multiply-adds per visible (row, key).
 
-torch's SDPA back ends get K and V as dense tensors: they are spared the block table, which ours pays for. A back end
-that refuses a shape is named as missing.
+Peers are torch's SDPA (flash and cuDNN), FlexAttention and, where it is installed, FlashInfer. SDPA and FlexAttention
+get K and V as dense tensors: they are spared the block table, which ours pays for. One that refuses a shape is missing.
 
 No figure has been taken on a GPU yet. attention_bench/on_cpu.py says what is measured on the CPU, and what came out.
 """

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from engine.config import Config
 from scripts import rest
-from scripts.nodes import Node, parse_nodes, quiet_threads, spawn, threads_per_node
+from scripts.nodes import Node, parse_nodes, spawn, thread_environment, threads_per_node
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.05
@@ -75,7 +75,7 @@ class LocalCluster:
         self.start_timeout_s = start_timeout_s
         self.stop_timeout_s = stop_timeout_s
         self.threads = threads_per_node(self.plan)
-        self.env = {**os.environ, **quiet_threads(self.threads), **(env or {})}
+        self.env = {**os.environ, **thread_environment(self.plan, self.threads), **(env or {})}
         self._nodes: dict[str, Node] = {}
 
     @property

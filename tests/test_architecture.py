@@ -31,9 +31,16 @@ USES = {
 
 # Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
 PURE = (
+    "engine.phases",
     "engine.request",
     "engine.batcher",
+    "engine.block_book",
+    "engine.ngram",
     "engine.resolve",
+    "engine.speculative",
+    "engine.uniform",
+    "engine.seats",
+    "engine.step",
     "engine.timeline",
     "cache.block",
     "cache.pool",
@@ -41,6 +48,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.rails",
+    "net.rdma.send_queue",
     "sched",
 )
 IMPURE_IMPORTS = {
@@ -59,15 +68,27 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.draft",
     "engine.gguf_weights",
+    "engine.host_draw",
+    "engine.inputs",
     "engine.loading",
     "engine.logit_rules",
     "engine.model",
+    "engine.graphs",
+    "engine.moe",
     "engine.ops",
+    "engine.ops_cpu",
+    "engine.ops_triton",
+    "engine.parallel",
+    "engine.rank_processes",
+    "engine.rank_worker",
+    "engine.rejection",
     "engine.rope",
     "engine.runner",
     "engine.safetensors_weights",
     "engine.sampler",
+    "engine.weight_cache",
     "engine.weights",
 )
 # ... these inside a function, for the roles that run a model ...

@@ -13,6 +13,8 @@ from scripts.up import OWN_FLAGS
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ELSEWHERE = {"--quick", "--base-url", "--peer", "--help", "--version", "--check"}  # mooncake's own help, and ruff's
+SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
+SCRIPTS |= {"--test", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
 
 
 @pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))
@@ -21,7 +23,7 @@ def test_every_flag_is_in_the_table(group, name, default, text):
 
 
 def test_every_flag_it_names_exists():
-    known = {name for _, names, _, _ in rows() for name in names.split(" / ")} | set(OWN_FLAGS) | ELSEWHERE
+    known = {name for _, names, _, _ in rows() for name in names.split(" / ")} | set(OWN_FLAGS) | ELSEWHERE | SCRIPTS
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README)) - known == set()
 
 

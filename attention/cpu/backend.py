@@ -63,6 +63,7 @@ class CpuBackend:
     ) -> Tensor:
         """See AttentionBackend. q is rotated where it lies: the result is a view of qkv."""
         num_kv_heads = kv.shape[2]
+        q: Tensor
         q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         self._write(k, v, kv, plan, (q, cos.float().contiguous(), sin.float().contiguous()))
         return q

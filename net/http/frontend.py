@@ -101,6 +101,6 @@ class Frontend(Protocol):
         """None when this node can serve, else the reason why not."""
         ...
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Prometheus text."""
         ...

@@ -66,7 +66,7 @@ class Info:
         return json_response({"version": self._version})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._frontend.metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await self._frontend.metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def state(self, request: web.Request) -> web.Response:
         return json_response(self._frontend.state())

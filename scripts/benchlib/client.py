@@ -13,7 +13,8 @@ import orjson
 
 from scripts.benchlib.workload import Spec, as_text
 
-ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions", "openai-text": "/v1/completions"}
+"""openai: token ids; openai-text: `Spec.text`; openai-chat: made-up words, one per id."""
 
 
 class Unreachable(Exception):
@@ -83,7 +84,7 @@ class Client:
         """backend: a key of ENDPOINTS; body: fields of every request beside model, prompt and length."""
         self._session = session
         self._server = server
-        self._chat = backend == "openai-chat"
+        self._backend = backend
         self._url = server.base_url + ENDPOINTS[backend]
         self._body = {"model": server.model, "stream": True, "stream_options": {"include_usage": True}} | body
 
@@ -152,10 +153,11 @@ class Client:
         outcome.error = None
 
     def _request(self, spec: Spec) -> dict[str, Any]:
-        if self._chat:
+        if self._backend == "openai-chat":
             messages = [{"role": "user", "content": as_text(spec.token_ids)}]
             return self._body | {"messages": messages, "max_completion_tokens": spec.output_len}
-        return self._body | {"prompt": spec.token_ids, "max_tokens": spec.output_len}
+        prompt = spec.text if self._backend == "openai-text" else spec.token_ids
+        return self._body | {"prompt": prompt, "max_tokens": spec.output_len}
 
 
 _json = {"Content-Type": "application/json"}

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import orjson
-
 Value = float | None
 
 
@@ -48,14 +46,19 @@ def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, ou
     for note in dict.fromkeys(row.note for row in rows if row.note):
         print(f"note: {note}", file=stream)
     if path is not None:
-        data = {
-            "config": dict(config) | {"machine": machine()},
-            "commit": commit(),
-            "rows": [asdict(row) for row in rows],
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-        print(f"written: {path}", file=stream)
+        write_result(config, [asdict(row) for row in rows], path, stream)
+
+
+def write_result(
+    config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], path: Path, out: TextIO | None = None
+) -> None:
+    """The JSON file alone. `rows` have at least the fields of Row; a benchmark may add its own."""
+    import orjson  # here: a GPU machine without it can measure, and write no file
+
+    data = {"config": dict(config) | {"machine": machine()}, "commit": commit(), "rows": list(rows)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+    print(f"written: {path}", file=sys.stdout if out is None else out)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from scripts.benchlib.client import ENDPOINTS
 from scripts.benchlib.datasets import add_dataset_flags, natural, positive
 from scripts.benchlib.latency import GOODPUT_METRICS, LATENCIES
 from scripts.benchlib.results import add_result_flags
@@ -48,7 +47,7 @@ def _add_server_flags(parser: ArgumentParser) -> None:
     server.add_argument("--base-url", default="http://127.0.0.1:8000", help="our server (default %(default)s)")
     server.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=URL", help="repeatable")
     server.add_argument("--model", help="as in /v1/models; default: the first one of each server")
-    server.add_argument("--backend", choices=tuple(ENDPOINTS), default="openai", help="openai: completions, token ids")
+    server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="openai: token ids")
     server.add_argument("--ignore-eos", action=BooleanOptionalAction, default=True, help="generate the full length")
     server.add_argument("--temperature", type=float, default=0.0)
     server.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields for every request")

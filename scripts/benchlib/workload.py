@@ -18,6 +18,7 @@ class Spec:
     token_ids: Tokens
     output_len: int  # tokens
     at_s: float = 0.0  # seconds after the run's start
+    text: str = ""  # the same prompt as text, where a benchmark meets servers that take no ids
 
 
 class TokenSource:

@@ -6,6 +6,7 @@ Held to: it compiles, no register spills, shared memory within the row's limit, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,9 +18,16 @@ from attention.interface import RaggedBatch
 pytest.importorskip("triton", reason="the triton extra is not installed: pip install -e .[triton]")
 
 from attention import aot
+from attention.copy import gather_blocks, scatter_blocks
 from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, Tiles, find_tiles
 from attention.triton_backend import TritonBackend
+from engine.graphs import Bucket, StaticStep
+from engine.inputs import Row, build_inputs
+from engine.model import Model
+from engine.model_config import ModelConfig
+from engine.ops_triton import TritonOps
+from engine.weights import shapes
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 
@@ -158,3 +166,80 @@ def test_quantizing_compiles_to_wide_loads(capability: int, dtype: torch.dtype) 
         used = aot.resources(aot.build(recorded, capability))
         assert used.spill_bytes == 0
         assert used.wide_loads > 0, (recorded.kernel.fn.__name__, used)
+
+
+def assert_small(launch: aot.Launch, capability: int, *, wide_stores: bool = True) -> None:
+    """No spills, and memory is read (and written) 16 bytes at a time."""
+    used = aot.resources(aot.build(launch, capability))
+    assert used.spill_bytes == 0, (launch.kernel.fn.__name__, used)
+    assert used.wide_loads > 0, (launch.kernel.fn.__name__, used)
+    assert not wide_stores or used.wide_stores > 0, (launch.kernel.fn.__name__, used)
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+def test_copying_compiles_to_wide_accesses(capability: int) -> None:
+    pool, blocks = meta(16, 4, 2, 8, 16, 128, dtype=torch.bfloat16), meta(4, dtype=torch.int64)
+
+    def launch() -> None:
+        scatter_blocks(gather_blocks(pool[:, 1], blocks), pool[:, 2], blocks)
+
+    recorded = aot.record(launch)
+    assert len(recorded) == 2
+    for one in recorded:
+        assert_small(one, capability)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("hidden", "dtype"), [(4096, torch.bfloat16), (576, torch.bfloat16), (8192, torch.float32)])
+def test_norms_and_gates_compile_to_wide_accesses(hidden: int, dtype: torch.dtype, capability: int) -> None:
+    x, delta, weight = meta(64, hidden, dtype=dtype), meta(64, hidden, dtype=dtype), meta(hidden, dtype=dtype)
+    qkv, head = meta(64, 12, 128, dtype=dtype), meta(128, dtype=dtype)
+    ops = TritonOps()
+
+    def launch() -> None:
+        ops.rms_norm(x, weight, 1e-5)
+        ops.rms_norm(qkv[:, :8], head, 1e-5)
+        ops.add_rms_norm(x, delta, weight, 1e-5)
+        ops.silu_mul(meta(64, 2 * hidden, dtype=dtype))
+        ops.gelu_tanh_mul(meta(64, 2 * hidden, dtype=dtype))
+
+    recorded = aot.record(launch)
+    assert len(recorded) == 5
+    for one in recorded:
+        assert_small(one, capability)
+
+
+def test_a_step_never_waits_for_the_device() -> None:
+    """On tensors without memory .item(), .tolist() and nonzero() raise: a whole step over Triton and TritonOps, as a
+    CUDA graph records it, and the copying of a step into the graph's tensors ask for no number."""
+    config = ModelConfig(
+        num_layers=2,
+        hidden_size=48,
+        num_heads=6,
+        num_kv_heads=2,
+        head_size=32,
+        intermediate_size=64,
+        vocab_size=50,
+        tie_word_embeddings=True,
+    )
+    named = {name: meta(*shape, dtype=torch.bfloat16) for name, shape in shapes(config).items()}
+    model = Model(config, named, TritonBackend(), "meta", TritonOps())
+    pool = meta(8, 2, 2, 2, 16, 32, dtype=torch.bfloat16)
+    rows = [Row([1], 5, [1]), Row([2], 6, [2]), Row([3, 4, 5], 0, [3])]
+    inputs = build_inputs(rows, 16, torch.device("meta"))
+    static = StaticStep(Bucket(4, 2, 16), 16, 16, torch.device("meta"))
+
+    def launch() -> None:
+        static.load(inputs.token_ids, inputs.batch, inputs.batch.cu_q[1:].long() - 1)
+        model.forward(static.token_ids, static.batch, pool, static.rows)
+
+    counts = Counter(one.kernel.fn.__name__ for one in aot.record(launch))
+    assert counts == {
+        "cut_kernel": 2,
+        "rotary_kernel": 2,
+        "decode_kernel": 2,
+        "merge_kernel": 2,
+        "prefill_kernel": 2,
+        "norm_kernel": 5,
+        "gate_kernel": 2,
+    }

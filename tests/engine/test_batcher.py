@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool, OutOfBlocks
-from engine.batcher import Batcher, Step
+from engine.batcher import Batcher
 from engine.request import Request, RequestState, SamplingParams
+from engine.step import Step
+from sched.batching import MixedChunks, PrefillFirst
+from sched.queueing import SRPT
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 EOS = 0
@@ -32,7 +35,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def run_step(b: Batcher, now: float, step: Step):
-    sampled = [next_token(row.request.token_ids) if row.samples else None for row in step.rows]
+    sampled = [(next_token(row.request.token_ids),) if row.samples else None for row in step.rows]
     return b.commit(now, step, sampled)
 
 
@@ -86,7 +89,7 @@ def test_prefix_is_reused_but_never_the_last_token():
     step = b.schedule(1)
     assert again.num_cached == 4  # 8 tokens = 2 full blocks, but one token must be computed
     assert step.rows[0].num_tokens == 4
-    b.commit(1, step, [5])
+    b.commit(1, step, [(5,)])
     b.check_integrity()
 
 
@@ -127,7 +130,7 @@ def test_why_a_request_ends(sampling, token, reason):
     b = batcher()
     r = request("a", [1, 2, 3], **sampling)
     b.add(0, r)
-    b.commit(0, b.schedule(0), [token])
+    b.commit(0, b.schedule(0), [(token,)])
     assert r.finish_reason == reason
     assert r.finished == (reason is not None)
 
@@ -147,7 +150,7 @@ def test_abort_in_a_running_step_keeps_the_blocks_until_commit():
     step = b.schedule(0)
     b.abort(0, "a")
     assert b.pool.usage()["held"] == 1
-    assert b.commit(1, step, [5]).emitted == []
+    assert b.commit(1, step, [(5,)]).emitted == []
     assert b.pool.usage()["held"] == 0
     assert not b.requests
 
@@ -194,7 +197,7 @@ def test_handover_ends_after_one_token():
     r = request("a", [1, 2, 3], max_tokens=10)
     r.handover = True
     b.add(0, r)
-    b.commit(0, b.schedule(0), [5])
+    b.commit(0, b.schedule(0), [(5,)])
     assert r.finish_reason == "handover"
 
 
@@ -203,6 +206,92 @@ def test_same_request_id_twice_is_refused():
     b.add(0, request("a", [1]))
     with pytest.raises(ValueError, match="already running"):
         b.add(0, request("a", [1]))
+
+
+def test_the_newest_of_the_lowest_class_gives_its_blocks_back():
+    b = batcher(blocks=9, block_size=4, seqs=4, budget=64)
+    names = {"old batch": "batch", "new batch": "batch", "chat": "interactive"}
+    requests = {}
+    for arrival, (name, service_class) in enumerate(names.items()):
+        r = request(name, [arrival + 1] * 8, arrival=arrival, max_tokens=9, ignore_eos=True)
+        r.service_class = service_class
+        requests[name] = r
+        b.add(arrival, r)
+    run_dry(b)
+    assert [r.num_preemptions > 0 for r in requests.values()] == [False, True, False]
+    for i, r in enumerate(requests.values()):
+        assert list(r.output_ids) == alone([i + 1] * 8, 9)
+
+
+def test_prefixes_of_waiting_requests_go_before_a_running_request_does():
+    b = batcher(blocks=6, block_size=4, seqs=2, budget=64)
+    prefix = list(range(1, 9))
+    b.add(0, request("first", prefix, max_tokens=1))
+    run_dry(b)  # two blocks of `prefix` are cached
+    stream = request("stream", [30] * 7, arrival=1, max_tokens=12, ignore_eos=True)
+    b.add(1, stream)
+    run_step(b, 1, b.schedule(1))
+    waits = request("waits", prefix + [9] * 12, arrival=2, max_tokens=1)
+    b.add(2, waits)
+    run_step(b, 2, b.schedule(2))
+    assert len(waits.block_ids) == 2  # it sits on its prefix, and the rest does not fit
+    run_dry(b)
+    assert (b.num_preemptions, stream.finish_reason, waits.finish_reason) == (0, "length", "length")
+
+
+def test_a_short_prompt_passes_a_long_one_at_a_chunk_border():
+    pool = BlockPool(64)
+    b = Batcher(pool, 4, 4, 16, 1000, {EOS}, policy=MixedChunks(8), order=SRPT())
+    b.add(0, request("long", [2] * 40))
+    run_step(b, 0, b.schedule(0))
+    b.add(0.1, request("short", [3] * 8, arrival=0.1))
+    assert [row.request.request_id for row in b.schedule(0.1).rows] == ["short"]
+
+
+def test_prefill_first_lets_streams_wait_for_whole_prompts():
+    b = Batcher(BlockPool(64), 4, 4, 16, 1000, {EOS}, policy=PrefillFirst())
+    b.add(0, request("stream", [1] * 4, max_tokens=9))
+    run_step(b, 0, b.schedule(0))
+    b.add(1, request("long", [2] * 40, arrival=1))
+    steps = []
+    for now in range(1, 5):
+        step = b.schedule(now)
+        steps.append([(row.request.request_id, row.num_tokens) for row in step.rows])
+        run_step(b, now, step)
+    assert steps == [[("long", 16)], [("long", 16)], [("long", 8)], [("stream", 1), ("long", 1)]]
+
+
+def test_several_accepted_tokens_of_one_row_and_rejected_drafts_roll_back():
+    """A row of 1 + 3 drafts that yields two tokens: KV of the two rejected positions does not count."""
+    b = batcher(blocks=8, block_size=4)
+    r = request("a", [1, 2, 3, 4, 5, 6], max_tokens=10)
+    b.add(0, r)
+    run_step(b, 0, b.schedule(0))  # 7 known, 6 computed
+    step = b.schedule(1)
+    b.blocks.extend(r, 4)
+    step.rows[0].num_tokens = 4
+    done = b.commit(1, step, [(21, 22)])
+    assert done.emitted == [(r, 0, 2)]
+    assert (r.num_tokens, r.num_computed, r.num_named) == (9, 8, 2)
+    assert b.schedule(2).rows[0].start == 8
+
+
+def test_tokens_after_the_end_are_dropped():
+    b = batcher()
+    r = request("a", [1, 2, 3], max_tokens=10)
+    b.add(0, r)
+    done = b.commit(0, b.schedule(0), [(21, EOS, 22)])
+    assert done.emitted == [(r, 0, 2)]
+    assert (list(r.output_ids), r.finish_reason) == ([21, EOS], "stop")
+    assert b.pool.usage()["held"] == 0
+
+
+def test_reserving_a_known_id_takes_no_blocks():
+    b = batcher()
+    b.add(0, request("a", [1]))
+    with pytest.raises(ValueError, match="already running"):
+        b.reserve(0, request("a", [1] * 8))
+    assert b.pool.usage()["held"] == 0
 
 
 @settings(max_examples=120, deadline=None)
@@ -240,7 +329,7 @@ def test_random_load_with_aborts(seed: int):
             b.loaded(now, r)
         if step:
             assert step.num_tokens <= budget
-            assert len(b.running) <= b.max_num_seqs
+            assert len(b.running) <= b.seats.max_num_seqs
             for row in step.rows:
                 assert row.request.finished or len(row.request.block_ids) * size >= row.start + row.num_tokens
             run_step(b, now, step)
@@ -258,3 +347,20 @@ def test_random_load_with_aborts(seed: int):
         if name not in aborted:
             assert list(r.output_ids) == alone(prompt, r.num_output_tokens), f"seed {seed}"
             assert r.num_output_tokens == r.sampling.max_tokens or r.num_tokens == b.max_model_len
+
+
+def test_the_last_running_prompt_gives_way_to_handed_over_requests_in_the_same_step():
+    """It cannot grow, since the blocks are those of requests that wait for its seat: no step may be skipped for it."""
+    b = batcher(blocks=8, block_size=2, seqs=1, budget=8)
+    long = request("long", [1] * 12, max_tokens=1)
+    b.add(0, long)
+    run_step(b, 0, b.schedule(0))
+    pushed = [request(name, [2] * 4, arrival=1.0, max_tokens=2) for name in ("x", "y")]
+    for each in pushed:
+        b.reserve(1, each)
+        b.arrived(1, each, 3)
+    step = b.schedule(2)
+    assert step is not None and [row.request for row in step.rows] == [pushed[0]]
+    run_step(b, 2, step)
+    run_dry(b)
+    assert long.output_ids and b.pool.usage()["held"] == 0

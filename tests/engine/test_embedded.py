@@ -100,9 +100,9 @@ def generate(runner: Runner, prompts: list[list[int]]) -> tuple[list[list[int]],
             sampling = SamplingRow(greedy, list(tokens[i]), len(prompts[i])) if last else None
             rows.append(Row(tokens[i][start:end], start, blocks[i], sampling))
         for i, sampled in zip(starts, runner.step(rows), strict=True):
-            if sampled is not None:
-                tokens[i].append(sampled.token_id)
-                logprobs[i].append(sampled.logprobs.logprob)
+            for token in sampled:
+                tokens[i].append(token.token_id)
+                logprobs[i].append(token.logprobs.logprob)
 
     for i, ids in enumerate(prompts):
         for start in range(0, len(ids), CHUNK_TOKENS):

@@ -8,12 +8,13 @@ from transformers import LlamaForCausalLM
 from attention import choose
 from engine.model import Model
 from engine.request import SamplingParams
-from engine.rope import frequencies
+from engine.rope import Rope
 from engine.runner import Row, Runner
 from engine.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 
 GEOMETRIES = [(kv * group, kv, size) for kv, group in ((3, 1), (2, 3), (1, 8)) for size in (32, 64, 80, 128)]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}  # float32; logits are of the order of 10
 
 
@@ -38,8 +39,7 @@ def greedy(ours: Runner, ids: list[int], count: int, chunks: list[int], block_id
         sample = SamplingRow(SamplingParams(temperature=0), known, len(ids)) if last else None
         (sampled,) = ours.step([Row(known[done : done + size], done, block_ids, sample)])
         done += size
-        if sampled is not None:
-            known.append(sampled.token_id)
+        known += [token.token_id for token in sampled]
     return known[len(ids) :]
 
 
@@ -69,25 +69,26 @@ def test_logits_and_greedy_tokens_equal_transformers(heads, kv_heads, head_size,
 
 @pytest.mark.parametrize(
     "scaling",
-    [LLAMA3, {"rope_type": "linear", "factor": 4.0}, None],
-    ids=["llama3", "linear", "default"],
+    [
+        LLAMA3,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        YARN,
+        YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 1.3},
+        YARN | {"mscale": 0.8, "mscale_all_dim": 0.4},
+        None,
+    ],
+    ids=["llama3", "linear", "dynamic", "yarn", "yarn-fine", "yarn-mscale", "default"],
 )
 def test_rope_scaling(scaling):
     theirs = tiny(rope_scaling=scaling)
     ids = tokens(150)
     config = our_config(theirs)
-    torch.testing.assert_close(
-        frequencies(config, torch.device("cpu")), theirs.model.rotary_emb.inv_freq, rtol=2e-6, atol=0
-    )
+    rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, torch.device("cpu"))
+    torch.testing.assert_close(rope.frequency, theirs.model.rotary_emb.inv_freq, rtol=2e-6, atol=0)
+    assert rope.magnitude == pytest.approx(theirs.model.rotary_emb.attention_scaling)
     logits = logits_of(runner(theirs), [Row(ids, 0, blocks_for(150))])
     torch.testing.assert_close(logits, their_logits(theirs, ids), **TOLERANCE)
-
-
-def test_unknown_rope_scaling_is_refused():
-    config = our_config(tiny())
-    object.__setattr__(config, "rope_scaling", {"rope_type": "yarn"})
-    with pytest.raises(ValueError, match="'yarn' is not implemented; known: default, linear, llama3"):
-        frequencies(config, torch.device("cpu"))
 
 
 def test_attention_bias():
@@ -131,8 +132,7 @@ def test_requests_beside_each_other_do_not_see_each_other():
                 left -= size
         for (i, size), sampled in zip(picked, ours.step(rows), strict=True):
             done[i] += size
-            if sampled is not None:
-                known[i].append(sampled.token_id)
+            known[i] += [token.token_id for token in sampled]
     for i in range(6):
         assert known[i][lengths[i] :] == their_greedy(theirs, prompts[i], wanted), f"request {i}"
 
@@ -143,12 +143,12 @@ def test_kv_moved_to_another_pool_continues_there():
     ids, here, there = tokens(40), [3, 9, 1], [20, 5, 11]
     prefill, decode = runner(theirs), runner(theirs)
     sample = SamplingRow(SamplingParams(temperature=0), ids, 40)
-    (first,) = prefill.step([Row(ids, 0, here, sample)])
+    ((first,),) = prefill.step([Row(ids, 0, here, sample)])
     decode.kv_pool[there] = prefill.kv_pool[here]
     known = [*ids, first.token_id]
     for _ in range(7):
         row = SamplingRow(SamplingParams(temperature=0), known, 40)
-        (sampled,) = decode.step([Row(known[-1:], len(known) - 1, there, row)])
+        ((sampled,),) = decode.step([Row(known[-1:], len(known) - 1, there, row)])
         known.append(sampled.token_id)
     assert known[40:] == their_greedy(theirs, ids, 8)
 
@@ -188,5 +188,5 @@ def test_weights_that_do_not_match_are_named():
 
 def test_no_logits_when_none_are_asked_for():
     ours = runner(tiny())
-    assert ours.step([Row(tokens(20), 0, blocks_for(20))]) == [None]
+    assert ours.step([Row(tokens(20), 0, blocks_for(20))]) == [[]]
     assert ours.kv_pool[blocks_for(20)[0]].isfinite().all()

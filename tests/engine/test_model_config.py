@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -18,10 +19,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.gguf_config import from_gguf
 from engine.gguf_file import GGUFFile
-from engine.model_config import ModelConfig, llama3_divisors
+from engine.hf_config import from_hf
 from engine.model_error import ModelError
 from engine.model_source import describe
+from engine.rope_scaling import llama3_divisors
+from engine.weights import shapes
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,27 +55,33 @@ def write_config(path, **changes: object):
 
 
 def test_defaults_are_those_of_llama():
-    config = ModelConfig.from_hf({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"})
+    config = from_hf({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"})
     assert (config.num_kv_heads, config.head_size, config.rope_theta) == (4, 16, 10_000.0)
     assert config.rope_scaling is None and not config.tie_word_embeddings and config.eos_token_ids == ()
 
 
 def test_both_spellings_of_rope_mean_the_same():
-    new = ModelConfig.from_hf(LLAMA | {"rope_parameters": {"rope_theta": 5e5} | LLAMA3_ROPE})
-    old = ModelConfig.from_hf(LLAMA | {"rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
-    older = ModelConfig.from_hf(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}})
+    new = from_hf(LLAMA | {"rope_parameters": {"rope_theta": 5e5} | LLAMA3_ROPE})
+    old = from_hf(LLAMA | {"rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
+    older = from_hf(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}})
     assert new == old and new.rope_theta == 5e5 and new.rope_scaling == LLAMA3_ROPE
     assert older.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
 def test_a_config_of_transformers_survives():
     theirs = LlamaConfig(architectures=["LlamaForCausalLM"], head_dim=96, attention_bias=True, eos_token_id=[7, 8])
-    ours = ModelConfig.from_hf(json.loads(theirs.to_json_string(use_diff=False)))
-    assert (ours.head_size, ours.attention_bias, ours.eos_token_ids, ours.vocab_size) == (96, True, (7, 8), 32000)
+    ours = from_hf(json.loads(theirs.to_json_string(use_diff=False)))
+    assert (ours.head_size, ours.qkv_bias, ours.o_bias, ours.eos_token_ids, ours.vocab_size) == (
+        96,
+        True,
+        True,
+        (7, 8),
+        32000,
+    )
 
 
 def test_stop_tokens_of_generation_config_come_first():
-    config = ModelConfig.from_hf(LLAMA | {"eos_token_id": 2}, {"eos_token_id": [9, 2]})
+    config = from_hf(LLAMA | {"eos_token_id": 2}, {"eos_token_id": [9, 2]})
     assert config.eos_token_ids == (9, 2)
 
 
@@ -83,7 +93,23 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling 'yarn' is not implemented"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling 'longrope' is not implemented"),
+        ({"rope_scaling": {"rope_type": "yarn"}, "max_position_embeddings": 64}, "'yarn' lacks factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "layer_types": ["full_attention", "linear_attention"]},
+            "layer_types linear_attention",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types in config.json differ",
+        ),
+        ({"architectures": ["MixtralForCausalLM"]}, "no 'num_experts'"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 1}, "num_experts_per_tok is 2"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -4}, "sliding_window is -4"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks high_freq_factor, low_freq_factor"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
         ({"head_dim": 15}, "odd"),
@@ -94,13 +120,50 @@ def test_stop_tokens_of_generation_config_come_first():
 )
 def test_what_we_cannot_run_is_refused_in_one_line(changes, words):
     with pytest.raises(ModelError, match=words) as error:
-        ModelConfig.from_hf(LLAMA | changes)
+        from_hf(LLAMA | changes)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_size_is_named():
     with pytest.raises(ModelError, match="num_hidden_layers"):
-        ModelConfig.from_hf({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
+        from_hf({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
+
+
+MODELS = {
+    # architecture, hidden, MLP, layers, heads, KV heads, vocabulary, more of its config.json, published parameters
+    "Llama-3-8B": ("Llama", 4096, 14336, 32, 32, 8, 128256, {}, 8_030_261_248),
+    "Mistral-7B-v0.1": ("Mistral", 4096, 14336, 32, 32, 8, 32000, {"sliding_window": 4096}, 7_241_732_096),
+    "Mixtral-8x7B": ("Mixtral", 4096, 14336, 32, 32, 8, 32000, {"num_local_experts": 8}, 46_702_792_704),
+    "Qwen2.5-7B": ("Qwen2", 3584, 18944, 28, 28, 4, 152064, {"sliding_window": 131072}, 7_615_616_512),
+    "Qwen3-0.6B": ("Qwen3", 1024, 3072, 28, 16, 8, 151936, {"tie_word_embeddings": True}, 596_049_920),
+    "Qwen3-30B-A3B": (
+        *("Qwen3Moe", 2048, 6144, 48, 32, 4, 151936),
+        {"head_dim": 128, "num_experts": 128, "moe_intermediate_size": 768, "norm_topk_prob": True},
+        30_532_122_624,
+    ),
+    "gemma-2-2b": ("Gemma2", 2304, 9216, 26, 8, 4, 256000, {}, 2_614_341_888),
+    "gemma-3-1b": ("Gemma3", 1152, 6912, 26, 4, 1, 262144, {"sliding_window": 512}, 999_885_952),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_every_family_have_their_published_size(name):
+    family, hidden, mlp, layers, heads, kv_heads, vocab, rest, parameters = MODELS[name]
+    config = from_hf(
+        {
+            "architectures": [f"{family}ForCausalLM"],
+            "hidden_size": hidden,
+            "intermediate_size": mlp,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": vocab,
+            **rest,
+        }
+    )
+    assert sum(math.prod(shape) for shape in shapes(config).values()) == parameters
+    assert 0.999 * parameters < config.num_parameters <= parameters
+    assert config.indivisible(2) is None
 
 
 def test_llama3_rule_is_that_of_transformers():
@@ -115,7 +178,7 @@ def test_llama3_rule_is_that_of_transformers():
 
 def test_gguf_metadata(tiny_gguf):
     with GGUFFile(tiny_gguf()) as file:
-        config = ModelConfig.from_gguf(file)
+        config = from_gguf(file)
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_size) == (2, 4, 2, 64)
     assert (config.vocab_size, config.eos_token_ids, config.bos_token_id) == (tiny_gguf.num_tokens, (1,), 0)
     assert config.tie_word_embeddings and config.dtype == "float32" and config.rope_scaling is None

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from engine.config import Config
 from engine.flags import UsageError, parse
 from engine.machine import Gpu, Machine, survey
-from engine.resolve import GiB, disagreement, geometry, num_parameters, resolve
+from engine.model_config import ModelConfig
+from engine.resolve import GiB, disagreement, geometry, resolve
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """The part of ModelConfig that resolve reads: SmolLM2-135M."""
-
-    num_layers: int = 30
-    hidden_size: int = 576
-    num_heads: int = 9
-    num_kv_heads: int = 3
-    head_size: int = 64
-    intermediate_size: int = 1536
-    vocab_size: int = 49152
-    tie_word_embeddings: bool = True
-    max_position_embeddings: int = 8192
-
-
-MODEL = Sizes()
+MODEL = ModelConfig(
+    num_layers=30,
+    hidden_size=576,
+    num_heads=9,
+    num_kv_heads=3,
+    head_size=64,
+    intermediate_size=1536,
+    vocab_size=49152,
+    tie_word_embeddings=True,
+    max_position_embeddings=8192,
+)
+"""SmolLM2-135M."""
 LAPTOP = Machine(num_cpus=4, free_bytes=8 * GiB, bfloat16=False)
 H100 = replace(LAPTOP, gpu=Gpu("H100", 80 * GiB, 79 * GiB, True))
 
@@ -46,7 +42,16 @@ def test_a_laptop():
     assert config.node_id == "mixed-ab12"
     assert config.served_model_name == "smollm2-135m-instruct"
     assert config.max_model_len == 8192
-    policies = {"tokenizer", "load_format", "attention_backend", "transport", "prefix_fetch"}
+    policies = {
+        "tokenizer",
+        "load_format",
+        "weight_cache",
+        "attention_backend",
+        "transport",
+        "prefix_fetch",
+        "rdma_devices",
+        "speculative_length",
+    }
     assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
 
 
@@ -79,12 +84,12 @@ def test_an_engine_node_gives_no_dram_unless_it_has_an_ssd():
 def test_a_gpu_gives_its_memory_less_weights():
     config = settle(machine=H100)
     assert (config.device, config.dtype) == ("cuda", "bfloat16")
-    left = int(0.9 * 80 * GiB) - GiB - num_parameters(MODEL) * 2 - GiB
+    left = int(0.9 * 80 * GiB) - GiB - MODEL.num_parameters * 2 - GiB
     assert 0 <= left - config.kv_cache_bytes < geometry(config, MODEL, "bfloat16").block_bytes
 
 
 def test_number_of_parameters_of_the_embedded_model():
-    assert num_parameters(MODEL) / 1e6 == pytest.approx(134.5, abs=0.1)
+    assert MODEL.num_parameters / 1e6 == pytest.approx(134.5, abs=0.1)
 
 
 def test_model_name_is_the_last_part():
@@ -111,6 +116,20 @@ def test_a_small_arena_shortens_auto_and_refuses_an_explicit_length():
 def test_impossible_wishes_name_the_remedy(argv, remedy):
     with pytest.raises(UsageError, match=remedy):
         settle(*argv)
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "words"),
+    [
+        (("--tensor-parallel-size", "2"), LAPTOP, "--tensor-parallel-size 2: the model's 9 attention heads do not"),
+        (("--tensor-parallel-size", "3", "--device", "cuda"), H100, "use one GPU, or --device cpu"),
+    ],
+)
+def test_a_model_that_cannot_be_spread_is_refused(flags, machine, words):
+    with pytest.raises(UsageError, match=words):
+        settle(*flags, machine=machine)
+    assert settle("--tensor-parallel-size", "3").tensor_parallel_size == 3
+    assert settle("--tensor-parallel-size", "2", "--role", "store").tensor_parallel_size == 2
 
 
 def test_a_full_gpu_is_refused():
@@ -147,3 +166,32 @@ def test_survey_of_this_machine_without_torch():
     assert machine.num_cpus >= 1
     assert machine.free_bytes > 0
     assert machine.gpu is None
+
+
+def test_a_draft_model_gets_kv_for_as_many_tokens_as_the_model():
+    small = replace(MODEL, num_layers=6)
+    flags = ("--speculative-method", "draft", "--speculative-model", "small", "--kv-cache-bytes", "90M")
+
+    def kv(*more: str) -> int:
+        return resolve(parse([*flags, *more]), MODEL, LAPTOP, "ab12", None, small).speculative_kv_bytes
+
+    block = geometry(settle(), small, "float32").block_bytes
+    own = geometry(settle(), MODEL, "float32").block_bytes
+    assert kv() == 90 * (1 << 20) // own * block
+    assert kv("--speculative-kv-bytes", "1M") == (1 << 20) // block * block
+    assert kv("--role", "store") == 0
+    with pytest.raises(UsageError, match=f"--speculative-kv-bytes 100 holds no block .* give {block} or more"):
+        kv("--speculative-kv-bytes", "100")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--speculative-method", "draft"),
+        ("--speculative-model", "small"),
+        ("--prompt-lookup-min", "5", "--prompt-lookup-max", "4"),
+    ],
+)
+def test_speculation_flags_that_do_not_go_together(flags):
+    with pytest.raises(UsageError, match=r"go together|exceeds"):
+        parse(flags)

@@ -7,13 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention.reference import tokens_of
+from engine.inputs import InputBuilder
 from engine.request import SamplingParams
-from engine.runner import Row, Runner, build_inputs
+from engine.runner import Row, Runner
 from engine.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
 GREEDY = SamplingParams(temperature=0)
-CPU = torch.device("cpu")
+BUILDERS = {size: InputBuilder(size, torch.device("cpu")) for size in (1, 4, 16, 32)}
+"""Each builds many steps in the same memory, as a node's does."""
 
 
 def greedy_row(token_ids: list[int], start: int, block_ids: list[int]) -> Row:
@@ -30,7 +32,10 @@ def steps(draw: st.DrawFn) -> tuple[list[Row], int]:
         needed = -(-(start + count) // block_size)
         blocks = draw(st.permutations(range(1000 * i, 1000 * i + needed + draw(st.integers(0, 3)))))
         row = greedy_row(ids, start, blocks)
+        row.num_samples = draw(st.integers(1, count))
         rows.append(row if draw(st.booleans()) else Row(ids, start, blocks))
+        if draw(st.booleans()):
+            rows[-1].block_ids = np.array(blocks, dtype=np.int32)
     return rows, block_size
 
 
@@ -38,7 +43,7 @@ def steps(draw: st.DrawFn) -> tuple[list[Row], int]:
 @given(steps())
 def test_metadata_equals_the_naive_construction(step):
     rows, block_size = step
-    inputs = build_inputs(rows, block_size, CPU)
+    inputs = BUILDERS[block_size].build(rows)
     batch = inputs.batch
 
     decodes = [i for i, row in enumerate(rows) if len(row.token_ids) == 1]
@@ -53,7 +58,7 @@ def test_metadata_equals_the_naive_construction(step):
             slots.append(row.block_ids[position // block_size] * block_size + position % block_size)
         cu_q.append(len(token_ids))
         if row.sample is not None:
-            wanted.append(len(token_ids) - 1)
+            wanted += range(len(token_ids) - row.num_samples, len(token_ids))
         used = -(-(row.start + len(row.token_ids)) // block_size)
         table = batch.block_tables[s].tolist()
         assert table == list(row.block_ids[:used]) + [0] * (len(table) - used)
@@ -78,7 +83,7 @@ def test_results_come_in_the_order_of_the_rows():
     ours, alone = runner(theirs), runner(theirs)
     first = [greedy_row([5, 6, 7], 0, [0]), greedy_row([8, 9], 0, [1]), greedy_row([3], 0, [2])]
     together = ours.step(first)
-    assert [s.token_id for s in together] == [alone.step([row])[0].token_id for row in first]
+    assert together == [alone.step([row])[0] for row in first]
 
     second = [
         Row([10] * 20, 3, [0, 3]),
@@ -87,9 +92,9 @@ def test_results_come_in_the_order_of_the_rows():
         greedy_row([4], 0, [9]),
     ]
     together = ours.step(second)
-    assert together[0] is None
+    assert [len(chosen) for chosen in together] == [0, 1, 1, 1]
     apart = [alone.step([row])[0] for row in second]
-    assert [s and s.token_id for s in together] == [s and s.token_id for s in apart]
+    assert together == apart
 
 
 def test_blocks_may_be_any_integer_sequence():
@@ -99,6 +104,28 @@ def test_blocks_may_be_any_integer_sequence():
     row = greedy_row(list(range(20)), 0, [])
     row.block_ids = np.array([7, 3], dtype=np.int32)
     assert ours.step([row]) == expected
+
+
+def test_a_row_may_ask_for_the_tokens_after_each_of_its_draft():
+    """What speculation verifies: the choices after the known tokens, after one draft token, after two, ... equal those
+    of steps that know these tokens, also where the counts of tokens matter."""
+    known, draft = [5, 6, 7, 8], [9, 6, 9]
+    for params in (GREEDY, SamplingParams(seed=3), SamplingParams(temperature=0, frequency_penalty=2, min_tokens=3)):
+        ours, plain = runner(tiny()), runner(tiny())
+        expected = []
+        plain.step([Row(known[:-1], 0, [3])])
+        for j in range(len(draft) + 1):
+            tokens = known + draft[:j]
+            sample = SamplingRow(params, tokens, 2, eos_ids=(4,))
+            expected += plain.step([Row(tokens[-1:], len(tokens) - 1, [3], sample)])[0]
+        ours.step([Row(known[:-1], 0, [3])])
+        rows = [
+            Row([8, *draft], 3, [3], SamplingRow(params, known, 2, eos_ids=(4,)), num_samples=4),
+            greedy_row([1], 0, [7]),
+        ]
+        assert ours.step(rows)[0] == expected
+    with pytest.raises(ValueError, match="row 0 of the step wants 3 tokens after 2"):
+        ours.step([Row([8, 9], 3, [3], SamplingRow(GREEDY, known, 2), num_samples=3)])
 
 
 def test_on_layer_comes_when_the_layers_kv_is_in_the_pool_and_no_later_layers():
@@ -131,7 +158,7 @@ def test_an_error_in_the_hook_reaches_the_caller():
 
     with pytest.raises(RuntimeError, match="push of layer 0 failed"):
         ours.step([greedy_row([1], 0, [0])], on_layer)
-    assert ours.step([greedy_row([1], 0, [0])])[0] is not None
+    assert ours.step([greedy_row([1], 0, [0])])[0]
 
 
 def test_step_time_says_what_the_step_did():

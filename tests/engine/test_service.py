@@ -90,7 +90,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     for layer in range(2):
         worker.pushes["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
     await asyncio.sleep(0)
-    done = worker.batcher.commit(0.0, step, [5])
+    done = worker.batcher.commit(0.0, step, [(5,)])
     service.on_emissions([Emission(done.emitted[0][0], 5)])
     fence = asyncio.create_task(channel.handlers[messages.FENCE]("d", {"id": "r"}, memoryview(b"")))
     await asyncio.sleep(0.05)
@@ -101,4 +101,26 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     await asyncio.sleep(0.05)
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
     assert service.held() == {"requests": 0, "incoming": 0, "pushing": 0, "acceptors": 0}
+    await service.close()
+
+
+async def test_tokens_of_one_step_are_numbered_and_only_the_last_one_ends_the_request():
+    """An accepted draft: three tokens of one request in one step, the third is its end."""
+    channel = Wires()
+    worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
+    service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, dict, Metrics("m", "d"))
+    request = Request("r", [1] * 5, 5, SamplingParams(max_tokens=3), 0.0, ROOT)
+    body, data = pack_request(request)
+    await channel.handlers[messages.PREFILL]("a", body | {"target": None}, memoryview(data[0]))
+    step = worker.batcher.schedule(0.0)
+    done = worker.batcher.commit(0.0, step, [(5, 6, 7)])
+    (owned, _, kept) = done.emitted[0]
+    service.on_emissions([Emission(owned, 5 + i, num_behind=kept - 1 - i) for i in range(kept)])
+    items = [item for _, _, body in channel.posted for item in body["items"]]
+    assert [(index, token, finish) for _, index, token, _, finish, _ in items] == [
+        (0, 5, None),
+        (1, 6, None),
+        (2, 7, "length"),
+    ]
+    assert service.held()["acceptors"] == 0
     await service.close()

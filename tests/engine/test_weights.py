@@ -162,8 +162,8 @@ def test_missing_unknown_and_misshapen_weights(tiny_gguf):
     part = {name: value for name, value in whole.items() if "ffn_up" not in name}
     with pytest.raises(ModelError, match=r"lacks 2 weights: layers.0.up, layers.1.up"):
         weights.load(describe(str(tiny_gguf(part))), torch.float32)
-    more = whole | {"blk.0.attn_q_norm.weight": np.ones(64, np.float32)}
-    with pytest.raises(ModelError, match=r"1 weights of another architecture: blk.0.attn_q_norm.weight"):
+    more = whole | {"blk.0.attn_sinks.weight": np.ones(64, np.float32)}
+    with pytest.raises(ModelError, match=r"1 weights of another architecture: blk.0.attn_sinks.weight"):
         weights.load(describe(str(tiny_gguf(more))), torch.float32)
     bent = whole | {"blk.1.ffn_up.weight": np.ones((500, 256), np.float32)}
     with pytest.raises(ModelError, match=r"layers.1.up has shape \[500, 256\], the config says \[512, 256\]"):

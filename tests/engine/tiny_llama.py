@@ -7,9 +7,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention import choose
+from engine.hf_config import from_hf
+from engine.inputs import Row, build_inputs
 from engine.model import Model
 from engine.model_config import ModelConfig
-from engine.runner import Row, Runner, build_inputs
+from engine.runner import Runner
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -71,7 +73,7 @@ def tiny(
 
 
 def our_config(theirs: LlamaForCausalLM) -> ModelConfig:
-    return ModelConfig.from_hf(theirs.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+    return from_hf(theirs.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
 
 
 def our_weights(theirs: LlamaForCausalLM) -> dict[str, Tensor]:

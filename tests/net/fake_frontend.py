@@ -121,7 +121,7 @@ class FakeFrontend:
     def healthy(self) -> str | None:
         return self.sick
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         return b"# fake\n"
 
 

@@ -8,8 +8,9 @@ import aiohttp
 import orjson
 import pytest
 
-from engine.request import CLASSES, SamplingParams
+from engine.request import SamplingParams
 from net.http.schema import SERVICE_CLASSES
+from sched.classes import CLASSES
 from tests.net.fake_frontend import FakeFrontend, serving
 
 
@@ -25,7 +26,7 @@ async def api(frontend):
 
 
 async def test_words_agree_with_the_engine(api, frontend):
-    assert SERVICE_CLASSES == CLASSES
+    assert tuple(CLASSES) == SERVICE_CLASSES
     async with api.post("/v1/completions", json={"prompt": "ab", "stop": "x", "logit_bias": {"1": 2}}) as response:
         assert response.status == 200
     sampling = SamplingParams(**frontend.calls[0]["sampling"])
@@ -117,9 +118,37 @@ async def test_class_header(api, frontend):
         assert response.status == 200
     async with api.post(url, json={"prompt": "ab", "priority": -1}) as response:
         assert response.status == 200
-    async with api.post(url, json=body, headers={"X-Mooncake-Class": "royal"}) as response:
-        assert response.status == 400
     assert [call["service_class"] for call in frontend.calls] == ["batch", "interactive"]
+
+
+@pytest.mark.parametrize("wrong", ["royal", "", "Interactive", "0"])
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_wrong_class_header_is_named(api, frontend, url, wrong):
+    body = {"prompt": "ab"} if "chat" not in url else {"messages": [{"role": "user", "content": "ab"}]}
+    async with api.post(url, json=body, headers={"X-Mooncake-Class": wrong}) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (400, "X-Mooncake-Class")
+    assert "interactive, standard, batch" in error["message"]
+    assert frontend.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "wanted"),
+    [
+        ({}, None, "standard"),
+        ({"priority": 0}, None, "standard"),
+        ({"priority": -5}, None, "interactive"),
+        ({"priority": 7}, None, "batch"),
+        ({"priority": 7, "service_class": "standard"}, None, "standard"),
+        ({"priority": 7, "service_class": "standard"}, "interactive", "interactive"),
+        ({"service_class": None, "priority": None}, None, "standard"),
+    ],
+)
+async def test_header_then_class_then_priority(api, frontend, body, header, wanted):
+    headers = {"X-Mooncake-Class": header} if header else {}
+    async with api.post("/v1/completions", json={"prompt": "ab"} | body, headers=headers) as response:
+        assert response.status == 200
+    assert frontend.calls[0]["service_class"] == wanted
 
 
 async def test_events_on_the_wire(api):

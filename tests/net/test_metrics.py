@@ -40,6 +40,11 @@ def test_load(metrics):
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
 
 
+def test_waiting_by_class(metrics):
+    metrics.set_waiting({"interactive": 1, "standard": 0, "batch": 7})
+    assert value(metrics, "mooncake:requests_waiting", service_class="batch") == 7
+
+
 def test_cache_config_is_replaced_not_doubled(metrics):
     metrics.set_cache_config({"block_size": 16, "cache_dtype": "float32"})
     metrics.set_cache_config({"block_size": 32, "cache_dtype": "float32"})
@@ -58,7 +63,7 @@ def test_a_request_from_arrival_to_end(metrics):
     metrics.count_prompt_tokens(10)
     metrics.observe_queue(0.1)
     metrics.observe_prefill(0.2)
-    metrics.observe_ttft(0.3)
+    metrics.observe_ttft(0.3, "batch")
     for _ in range(4):
         metrics.observe_itl(0.1)
     metrics.count_generation_tokens(5)
@@ -66,6 +71,8 @@ def test_a_request_from_arrival_to_end(metrics):
     metrics.finish_request("length", 0.7, 10, 5, 0.4)
     assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
     assert value(metrics, "vllm:time_to_first_token_seconds_sum") == pytest.approx(0.3)
+    name = "mooncake:time_to_first_token_seconds_sum"
+    assert value(metrics, name, service_class="batch") == pytest.approx(0.3)
     assert value(metrics, "vllm:inter_token_latency_seconds_count") == 4
     assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.1)
     assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(0.7)

@@ -362,8 +362,8 @@ async def test_snapshot_and_closed_engine():
         body = {"op": "read", "remote": "ours", "spans": [[0, 0, 1]], "timeout_s": 5}
         with pytest.raises(RemoteError):
             await channel.call("b", "submit", body)
-    with pytest.raises(ValueError, match="shm, tcp"):
-        TransferEngine(Channel("x", {}), ["rdma"])
+    with pytest.raises(ValueError, match="shm, rdma, tcp"):
+        TransferEngine(Channel("x", {}), ["pigeon"])
 
 
 @asynccontextmanager

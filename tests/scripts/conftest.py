@@ -1,4 +1,4 @@
-"""Clusters of fake nodes."""
+"""Clusters of fake nodes; the scripts' own packages (gpucheck, attention_bench) can be imported as the scripts do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_node.py")))
 

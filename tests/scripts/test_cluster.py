@@ -14,7 +14,7 @@ import pytest
 from engine.flags import UsageError
 from scripts import rest
 from scripts.cluster import ROOT, LocalCluster, NodeDied, StartTimeout
-from scripts.nodes import parse_nodes, threads_per_node
+from scripts.nodes import parse_nodes, thread_environment, threads_per_node
 
 
 def gone(pid: int) -> bool:
@@ -58,6 +58,11 @@ def test_cores_are_shared_by_the_nodes_that_compute():
     assert threads_per_node(plan, 16) == 5
     assert threads_per_node(plan, 2) == 1
     assert threads_per_node(parse_nodes("store=1"), 4) == 4
+
+
+def test_threads_sleep_between_operations_where_models_share_the_cores():
+    assert thread_environment(parse_nodes("prefill=1,decode=1"), 1)["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "OMP_WAIT_POLICY" not in thread_environment(parse_nodes("mixed=1,store=2"), 2)
 
 
 def test_nodes_start_join_and_stop(fake):

@@ -22,6 +22,7 @@ case "$*" in
     *sys.prefix*) (cd "$(dirname "$0")/.." && pwd -P) ;;
     *version_info*) exit "${FAKE_OLD:-0}" ;;
     *ensurepip*) exit "${FAKE_NO_VENV:-0}" ;;
+    *"import torch, triton"*) exit "${FAKE_NO_TRITON:-1}" ;;
     *torch.version.cuda*) exit "${FAKE_NO_CUDA_TORCH:-1}" ;;
     --version) echo "Python 3.11.99" ;;
     "-m venv "*) echo "${@: 2}" >>"$CALLS"; mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
@@ -45,13 +46,13 @@ def checkout(tmp_path):
     return root
 
 
-def setup(root: Path, **env: str) -> tuple[int, str, str, list[str]]:
+def setup(root: Path, *arguments: str, **env: str) -> tuple[int, str, str, list[str]]:
     """(exit code, stdout, stderr, what was called) of one run from another directory."""
     calls = root / "calls"
     calls.unlink(missing_ok=True)
     path = f"{root.parent.parent / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
-        [root / "scripts" / "setup"],
+        [root / "scripts" / "setup", *arguments],
         cwd="/",
         env={"PATH": path, "CALLS": str(calls), **env},
         capture_output=True,
@@ -71,6 +72,26 @@ def test_all_stages_in_order_then_nothing_to_do(checkout):
         assert re.search(what, call), call
     assert out.rstrip().endswith("setup: ready")
     assert setup(checkout) == (0, "", "", [])
+
+
+@pytest.mark.skipif(os.uname()[::4] != ("Linux", "x86_64"), reason="triton has no wheel here")
+def test_triton_comes_for_tests_only_and_alone(checkout):
+    assert not any("triton==" in call for call in setup(checkout)[3])
+    code, _, _, calls = setup(checkout, "--test")
+    assert code == 0
+    assert re.search(r"--no-deps triton==[\d.]+$", calls[-1])
+    assert setup(checkout, "--test") == (0, "", "", [])
+    assert setup(checkout) == (0, "", "", []), "with the test tools there is nothing to add"
+
+
+def test_a_triton_that_torch_brought_is_kept(checkout):
+    assert not any("triton==" in call for call in setup(checkout, "--test", FAKE_NO_TRITON="0")[3])
+
+
+def test_another_argument_is_refused(checkout):
+    code, _, err, calls = setup(checkout, "--tests")
+    assert (code, calls) == (1, [])
+    assert "--test" in err
 
 
 def test_a_change_of_pyproject_installs_again_in_the_same_venv(checkout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from attention.interface import RaggedBatch
 from attention.reference import tokens_of
 from attention.tiles import Tile, Tiles
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+"""Where the kernels run: interpreted, or on a GPU by scripts/gpu_check.py."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -60,23 +64,23 @@ def make_case(
         slots += [int(blocks[j // block_size]) * block_size + j % block_size for j in new] + [-1] * (q_len - len(new))
         positions += [*new] + [0] * (q_len - len(new))
     batch = RaggedBatch(
-        cu_q=torch.tensor([0, *torch.tensor(q_lens, dtype=torch.int64).cumsum(0)], dtype=torch.int32),
-        ctx_lens=torch.tensor(kv_lens, dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.tensor(slots, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
+        cu_q=torch.tensor([0, *torch.tensor(q_lens, dtype=torch.int64).cumsum(0)], dtype=torch.int32, device=DEVICE),
+        ctx_lens=torch.tensor(kv_lens, dtype=torch.int32, device=DEVICE),
+        block_tables=tables.to(DEVICE),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=DEVICE),
+        positions=torch.tensor(positions, dtype=torch.int64, device=DEVICE),
         num_decodes=sum(q_len == 1 for q_len in q_lens),
         block_size=block_size,
         q_lens=q_lens,
         kv_lens=kv_lens,
     )
-    q = torch.randn(sum(q_lens), heads[0], head_size, generator=generator).to(dtype)
-    return Case(q, kv, batch, head_size**-0.5)
+    q = torch.randn(sum(q_lens), heads[0], head_size, generator=generator).to(DEVICE, dtype)
+    return Case(q, pool.to(DEVICE)[:, 1], batch, head_size**-0.5)
 
 
 def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0) -> Tensor:
     """The definition, in `dtype`, with window and soft cap; a request without keys gets zeros."""
-    q, out, row = case.q.to(dtype), torch.zeros(case.q.shape, dtype=dtype), 0
+    q, out, row = case.q.to(dtype), torch.zeros(case.q.shape, dtype=dtype, device=DEVICE), 0
     for s, (q_len, kv_len) in enumerate(zip(case.batch.q_lens, case.batch.kv_lens, strict=True)):
         if kv_len:
             k, v = tokens_of(case.kv, case.batch.block_tables[s], kv_len).to(dtype)
@@ -85,8 +89,8 @@ def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.
             scores = torch.einsum("qhd,khd->hqk", q[row : row + q_len], k) * case.scale
             if soft_cap:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            position = torch.arange(kv_len - q_len, kv_len)[:, None]
-            key = torch.arange(kv_len)[None, :]
+            position = torch.arange(kv_len - q_len, kv_len, device=DEVICE)[:, None]
+            key = torch.arange(kv_len, device=DEVICE)[None, :]
             hidden = (key > position) | (position - key >= (window or kv_len + 1))
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             out[row : row + q_len] = torch.einsum("hqk,khd->qhd", weights, v)
@@ -113,11 +117,11 @@ class Poisoned:
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
         rows, heads, size = shape
-        self._whole = torch.full((rows + 4, heads + 2, size + 16), self.SENTINEL, dtype=dtype)
+        self._whole = torch.full((rows + 4, heads + 2, size + 16), self.SENTINEL, dtype=dtype, device=DEVICE)
         self.out = self._whole[2 : rows + 2, 1 : heads + 1, :size]
         self._inside = torch.zeros_like(self._whole, dtype=torch.bool)
         self._inside[2 : rows + 2, 1 : heads + 1, :size] = True
 
     def assert_untouched(self) -> None:
-        expected = torch.tensor(self.SENTINEL, dtype=self._whole.dtype)
+        expected = torch.tensor(self.SENTINEL, dtype=self._whole.dtype, device=DEVICE)
         assert (self._whole[~self._inside] == expected).all()

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.copy import gather_blocks, scatter_blocks
 from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.reference import ReferenceBackend
 from attention.tiles import Tile, Tiles
 from attention.triton_backend import TritonBackend
-from tests.attention.interpreted.cases import DTYPES, SMALL, Case, assert_close, attend, make_case
+from tests.attention.interpreted.cases import DEVICE, DTYPES, SMALL, Case, assert_close, attend, make_case
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
 
@@ -56,7 +57,7 @@ def test_window_and_soft_cap_reach_both_kernels() -> None:
 
 def test_strided_queries() -> None:
     case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
-    wide = torch.randn(len(case.q), 8, 64)
+    wide = torch.randn(len(case.q), 8, 64, device=DEVICE)
     wide[:, 2:6] = case.q
     backend = TritonBackend(tiles=SMALL)
     out = backend.attend(wide[:, 2:6], case.kv, case.batch, backend.plan(case.batch), case.scale)
@@ -65,9 +66,12 @@ def test_strided_queries() -> None:
 
 @pytest.fixture
 def sparse() -> Tensor:
-    """8 GiB of address space, of which only the touched pages are memory: a pool whose blocks lie 2 GiB apart."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    flat = torch.frombuffer(mmap.mmap(-1, 8 << 30, flags=flags), dtype=torch.bfloat16)
+    """A pool whose blocks lie 2 GiB apart; on the CPU address space, of which only touched pages are memory."""
+    if DEVICE == "cpu":
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        flat = torch.frombuffer(mmap.mmap(-1, 8 << 30, flags=flags), dtype=torch.bfloat16)
+    else:
+        flat = torch.zeros(4 << 30, dtype=torch.bfloat16, device=DEVICE)
     layers, kv_heads, block_size, head_size = 2, 2, 16, 64
     layer = 2 * kv_heads * block_size * head_size
     strides = (1 << 30, layer, layer // 2, block_size * head_size, head_size, 1)
@@ -76,23 +80,23 @@ def sparse() -> Tensor:
 
 @pytest.mark.parametrize("keys", [16, 32], ids=["one block per tile", "two blocks per tile"])
 def test_blocks_beyond_four_gibibytes(sparse: Tensor, keys: int) -> None:
-    """Offsets of 2^31 elements and more: written, attended to, quantized and dequantized where they belong."""
+    """Offsets of 2^31 elements and more: written, attended to, quantized, dequantized and copied where they belong."""
     case = make_case([1, 20], [30, 28], heads=(4, 2), head_size=64, block_size=16, dtype=torch.bfloat16)
     expected, plain = attend(case, torch.float64), attend(case, torch.bfloat16)
     order = [3, 1, 2, 0]  # the last blocks first
     tables, kv = case.batch.block_tables, sparse[:, 1]
-    k, v = torch.zeros(58, 2, 64, dtype=torch.bfloat16), torch.zeros(58, 2, 64, dtype=torch.bfloat16)
+    k, v = torch.zeros(2, 58, 2, 64, dtype=torch.bfloat16, device=DEVICE)
     slots, row, used = [], 0, 0
     for s, kv_len in enumerate(case.batch.kv_lens):
         for j in range(kv_len):
             k[row], v[row] = case.kv[tables[s, j // 16], :, :, j % 16]
             slots.append(order[used + j // 16] * 16 + j % 16)
             row += 1
-        tables[s, :2] = torch.tensor(order[used : used + 2])
+        tables[s, :2] = torch.tensor(order[used : used + 2], device=DEVICE)
         used += 2
     backend = TritonBackend(tiles=Tiles(Tile(16, keys, 4, 2), Tile(32, keys, 4, 2)))
     plan = backend.plan(case.batch)
-    case.batch.slot_mapping = torch.tensor(slots)
+    case.batch.slot_mapping = torch.tensor(slots, device=DEVICE)
     backend.write_kv(k, v, kv, case.batch, plan)
     for row, slot in enumerate(slots):
         assert torch.equal(kv[slot // 16, 0, :, slot % 16], k[row])
@@ -100,10 +104,15 @@ def test_blocks_beyond_four_gibibytes(sparse: Tensor, keys: int) -> None:
     out = backend.attend(case.q, kv, case.batch, plan, case.scale)
     assert_close(out, expected, plain)
 
-    payload, scales = quantize_blocks(sparse, torch.tensor([3]), torch.tensor([16], dtype=torch.int32), torch.int8)
-    dequantize_blocks(payload, scales, sparse, torch.tensor([2]))
+    last, other = torch.tensor([3], device=DEVICE), torch.tensor([2], device=DEVICE)
+    tokens = torch.tensor([16], dtype=torch.int32, device=DEVICE)
+    payload, scales = quantize_blocks(sparse, last, tokens, torch.int8)
+    dequantize_blocks(payload, scales, sparse, other)
     assert (sparse[2, 1] - sparse[3, 1]).abs().max() <= scales.max()
     assert sparse[3, 1].abs().max() > 1
+
+    scatter_blocks(gather_blocks(sparse, last), sparse, other)
+    assert torch.equal(sparse[2, 1], sparse[3, 1])
 
 
 def test_refuses_what_it_cannot_compute() -> None:

@@ -7,7 +7,17 @@ import torch
 
 from attention.prefill import plan_prefill, prefill
 from attention.tiles import Geometry, Tile, find_tiles
-from tests.attention.interpreted.cases import DTYPES, HEADS, SMALL, Case, Poisoned, assert_close, attend, make_case
+from tests.attention.interpreted.cases import (
+    DEVICE,
+    DTYPES,
+    HEADS,
+    SMALL,
+    Case,
+    Poisoned,
+    assert_close,
+    attend,
+    make_case,
+)
 
 CHUNKS = ([17, 2, 0, 33], [17, 40, 20, 70])
 """A prompt, two tokens after a prefix, an empty row, a long chunk over a prefix."""
@@ -81,7 +91,7 @@ def test_chunks_add_up_to_the_whole() -> None:
     expected = run(whole, SMALL.prefill)
     for start, end in ((0, 7), (7, 39), (39, 50)):
         batch = whole.batch
-        batch.cu_q = torch.tensor([0, end - start], dtype=torch.int32)
-        batch.ctx_lens = torch.tensor([end], dtype=torch.int32)
+        batch.cu_q = torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE)
+        batch.ctx_lens = torch.tensor([end], dtype=torch.int32, device=DEVICE)
         part = run(Case(whole.q[start:end], whole.kv, batch, whole.scale), SMALL.prefill)
         torch.testing.assert_close(part, expected[start:end])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attention.work import UNBOUNDED, Work, cut
+from tests.attention.interpreted.cases import DEVICE
 
 
 def pieces_of(work: Work) -> list[int]:
@@ -26,7 +27,7 @@ def test_contexts_are_cut_evenly_within_the_bound(seed: int) -> None:
     rng = random.Random(seed)
     lens = [rng.choice([0, 1, 17, 500, rng.randrange(100_000)]) for _ in range(rng.choice([1, 2, 40]))]
     wanted, align, window = rng.choice([1, 5, 200]), rng.choice([16, 64]), rng.choice([0, 1000])
-    values, bound = torch.tensor(lens, dtype=torch.int32), len(lens) + wanted
+    values, bound = torch.tensor(lens, dtype=torch.int32, device=DEVICE), len(lens) + wanted
     work = cut(values, len(lens), bound, wanted=wanted, min_chunk=2 * align, align=align, window=window)
 
     chunk = int(work.chunk)
@@ -38,7 +39,7 @@ def test_contexts_are_cut_evenly_within_the_bound(seed: int) -> None:
 
 def test_queries_are_cut_at_a_fixed_chunk() -> None:
     q_lens = [42, 43, 0, 1, 200]
-    offsets = torch.tensor([7, *(7 + torch.tensor(q_lens).cumsum(0))], dtype=torch.int32)
+    offsets = torch.tensor([7, *(7 + torch.tensor(q_lens).cumsum(0))], dtype=torch.int32, device=DEVICE)
     bound = len(q_lens) + sum(q_lens) // 42
     work = cut(offsets, len(q_lens), bound, wanted=UNBOUNDED, min_chunk=42, align=1, window=0)
     assert int(work.chunk) == 42
@@ -46,6 +47,6 @@ def test_queries_are_cut_at_a_fixed_chunk() -> None:
 
 
 def test_more_requests_than_one_vector_holds() -> None:
-    lens = torch.arange(300, dtype=torch.int32)
+    lens = torch.arange(300, dtype=torch.int32, device=DEVICE)
     work = cut(lens, 300, 364, wanted=64, min_chunk=16, align=16, window=0)
     assert pieces_of(work) == [max(1, -(-n // int(work.chunk))) for n in range(300)]

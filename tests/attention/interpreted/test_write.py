@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention.write import rotate_and_write_kv, write_kv
-from tests.attention.interpreted.cases import DTYPES, HEADS
+from tests.attention.interpreted.cases import DEVICE, DTYPES, HEADS
 
 SLOTS = [37, -1, 0, 95, 64, -1, 5]
 SENTINEL = 7.0
@@ -15,7 +15,9 @@ SENTINEL = 7.0
 
 def make_pool(num_kv_heads: int, block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
     """Enough blocks for the slots, three layers."""
-    return torch.full((1 + 95 // block_size, 3, 2, num_kv_heads, block_size, head_size), SENTINEL, dtype=dtype)
+    return torch.full(
+        (1 + 95 // block_size, 3, 2, num_kv_heads, block_size, head_size), SENTINEL, dtype=dtype, device=DEVICE
+    )
 
 
 def scatter(pool: Tensor, layer: int, k: Tensor, v: Tensor) -> Tensor:
@@ -32,7 +34,7 @@ def scatter(pool: Tensor, layer: int, k: Tensor, v: Tensor) -> Tensor:
 def projections(heads: tuple[int, int], head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as strided views of one projection."""
     qkv = torch.randn(len(SLOTS), heads[0] + 2 * heads[1], head_size, generator=torch.Generator().manual_seed(1))
-    q, k, v = qkv.to(dtype).split([heads[0], heads[1], heads[1]], 1)
+    q, k, v = qkv.to(DEVICE, dtype).split([heads[0], heads[1], heads[1]], 1)
     return q, k, v
 
 
@@ -43,7 +45,7 @@ def test_write(head_size: int, block_size: int, dtype: torch.dtype) -> None:
         _, k, v = projections(heads, head_size, dtype)
         pool = make_pool(heads[1], block_size, head_size, dtype)
         expected = scatter(pool, 1, k, v)
-        write_kv(k, v, pool[:, 1], torch.tensor(SLOTS))
+        write_kv(k, v, pool[:, 1], torch.tensor(SLOTS, device=DEVICE))
         assert torch.equal(pool, expected)
 
 
@@ -51,9 +53,8 @@ def test_write_into_another_type() -> None:
     _, k, v = projections((4, 2), 64, torch.float32)
     pool = make_pool(2, 16, 64, torch.bfloat16)
     expected = scatter(pool, 1, k, v)
-    write_kv(k, v, pool[:, 1], torch.tensor(SLOTS))
-    # The interpreter cuts float32 to bfloat16 where a GPU rounds.
-    torch.testing.assert_close(pool, expected, atol=0, rtol=torch.finfo(torch.bfloat16).eps)
+    write_kv(k, v, pool[:, 1], torch.tensor(SLOTS, device=DEVICE))
+    assert torch.equal(pool, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -61,9 +62,9 @@ def test_write_into_another_type() -> None:
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_rotate_and_write(heads: tuple[int, int], head_size: int, dtype: torch.dtype) -> None:
     q, k, v = projections(heads, head_size, dtype)
-    positions = torch.tensor([0, 3, 1, 500, 7, 7, 2])
-    frequency = 10000.0 ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    angle = torch.arange(512, dtype=torch.float64)[:, None] * frequency
+    positions = torch.tensor([0, 3, 1, 500, 7, 7, 2], device=DEVICE)
+    frequency = 10000.0 ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device=DEVICE) / head_size)
+    angle = torch.arange(512, dtype=torch.float64, device=DEVICE)[:, None] * frequency
     cos, sin = angle.cos(), angle.sin()
 
     def rotated(x: Tensor) -> Tensor:
@@ -73,9 +74,11 @@ def test_rotate_and_write(heads: tuple[int, int], head_size: int, dtype: torch.d
 
     pool = make_pool(heads[1], 16, head_size, dtype)
     expected_pool, expected_q, old_q, old_k = scatter(pool, 1, rotated(k), v), rotated(q), q.clone(), k.clone()
-    rotate_and_write_kv(q, k, v, cos[positions].float(), sin[positions].float(), pool[:, 1], torch.tensor(SLOTS))
+    rotate_and_write_kv(
+        q, k, v, cos[positions].float(), sin[positions].float(), pool[:, 1], torch.tensor(SLOTS, device=DEVICE)
+    )
 
-    written = torch.tensor([slot >= 0 for slot in SLOTS])
+    written = torch.tensor([slot >= 0 for slot in SLOTS], device=DEVICE)
     tolerance = {"atol": 4 * torch.finfo(dtype).eps, "rtol": torch.finfo(dtype).eps}
     torch.testing.assert_close(q[written].double(), expected_q[written], **tolerance)
     assert torch.equal(q[~written], old_q[~written]) and torch.equal(k, old_k)
@@ -88,6 +91,6 @@ def test_refuses_what_it_cannot_follow() -> None:
     _, k, v = projections((4, 2), 64, torch.float32)
     pool = make_pool(2, 16, 64, torch.float32)
     with pytest.raises(ValueError, match="contiguous"):
-        write_kv(k, v, pool[:, 1].transpose(2, 3), torch.tensor(SLOTS))
+        write_kv(k, v, pool[:, 1].transpose(2, 3), torch.tensor(SLOTS, device=DEVICE))
     with pytest.raises(ValueError, match="contiguous"):
-        write_kv(k.transpose(1, 2), v, pool[:, 1], torch.tensor(SLOTS))
+        write_kv(k.transpose(1, 2), v, pool[:, 1], torch.tensor(SLOTS, device=DEVICE))

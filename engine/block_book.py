@@ -1,0 +1,95 @@
+"""Which blocks of the pool each request holds. Pure.
+
+The one place where requests take references on blocks and give them back: the longest cached prefix first, fresh
+blocks as tokens are computed, names for the blocks that became full, everything back at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.block import BlockKey
+from cache.pool import BlockPool, OutOfBlocks
+from engine.request import Request
+
+
+class BlockBook:
+    """Keeps `block_ids`, `num_computed` and `num_named` of requests in step with the pool."""
+
+    def __init__(self, pool: BlockPool, block_size: int, prefix_caching: bool = True) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    # --- taking
+
+    def match(self, request: Request) -> list[int]:
+        """Longest prefix in the pool. The last known token is never taken from it: its logits are needed."""
+        if not self.prefix_caching:
+            return []
+        keys = request.block_keys(self.block_size)
+        return self.pool.match(keys[: (request.num_tokens - 1) // self.block_size])
+
+    def adopt_prefix(self, request: Request) -> int:
+        """Take references on the longest prefix in this pool; returns its blocks. Idempotent while unscheduled."""
+        if not request.block_ids and self.prefix_caching:
+            request.block_ids = self.match(request)
+            self.pool.acquire(request.block_ids)
+            request.num_computed = len(request.block_ids) * self.block_size
+            request.num_named = len(request.block_ids)
+        return len(request.block_ids)
+
+    def adopt_loaded(self, request: Request, block_ids: Sequence[int]) -> None:
+        """Append blocks that hold the next part of the prefix; the request takes over their references."""
+        request.block_ids.extend(block_ids)
+        request.num_computed = len(request.block_ids) * self.block_size
+        self.name_full(request)
+
+    def take_all(self, request: Request) -> int:
+        """Blocks for all known tokens of a request that has none: n from the cache, the rest fresh; returns n.
+        Raises OutOfBlocks, and then nothing has changed."""
+        matched = self.match(request)
+        self.pool.acquire(matched)
+        try:
+            fresh = self.pool.allocate(self.blocks_for(request.num_tokens) - len(matched))
+        except OutOfBlocks:
+            self.pool.release(matched)
+            raise
+        request.block_ids = matched + fresh
+        request.num_named = len(matched)
+        return len(matched)
+
+    def fits(self, request: Request) -> bool:
+        """Can all known tokens of the request have blocks now?"""
+        return self.blocks_for(request.num_tokens) - len(request.block_ids) <= self.pool.num_free
+
+    def extend(self, request: Request, count: int) -> None:
+        """Blocks for `count` more computed tokens. Raises OutOfBlocks, and then nothing has changed."""
+        need = self.blocks_for(request.num_computed + count) - len(request.block_ids)
+        if need > 0:
+            request.block_ids += self.pool.allocate(need)
+
+    # --- naming
+
+    def name_full(self, request: Request) -> list[tuple[BlockKey, int]]:
+        """Name the blocks that became full, so that they can be reused; returns (key, block id) of those that were
+        not known under another block."""
+        full = request.num_computed // self.block_size
+        if not self.prefix_caching or full <= request.num_named:
+            return []
+        keys = request.block_keys(self.block_size)
+        full_blocks = [(keys[i], request.block_ids[i]) for i in range(request.num_named, full)]
+        request.num_named = full
+        return [(key, block_id) for key, block_id in full_blocks if self.pool.name(block_id, key)]
+
+    # --- giving back
+
+    def release(self, request: Request) -> None:
+        """Everything back; what was named stays findable until it is evicted."""
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+        request.num_computed = 0
+        request.num_named = 0

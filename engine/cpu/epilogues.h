@@ -1,0 +1,69 @@
+// What becomes of 32 x 32 products (gemm.h): bias, activation, addition, and the one rounding.
+#pragma once
+#include "gemm.h"
+
+// What all have in common: the bias and the end of a row at n outputs.
+struct Biased {
+    const float* bias;  // padded to whole blocks, or null
+    int64_t n;
+    // use(row, output, masks of the outputs that exist, the two halves of 32 outputs)
+    template <class Use>
+    void each(int64_t row, int64_t count, int64_t block, const Products& c, const Use& use) const {
+        const int64_t at = block * 32;
+        const __m512 zero = _mm512_setzero_ps();
+        const __m512 b0 = bias ? _mm512_loadu_ps(bias + at) : zero, b1 = bias ? _mm512_loadu_ps(bias + at + 16) : zero;
+        for (int64_t i = 0; i < count; i++)
+            use(row + i, at, first(n - at), first(n - at - 16), _mm512_add_ps(c.row(i, 0), b0),
+                _mm512_add_ps(c.row(i, 1), b1));
+    }
+};
+
+struct ToBf16 {
+    Biased from;
+    bf16* y;
+    int64_t stride;
+    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
+        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
+            store(y + i * stride + at, low, p);
+            store(y + i * stride + at + 16, high, q);
+        });
+    }
+};
+
+struct ToFloat {
+    Biased from;
+    float* y;
+    int64_t stride;
+    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
+        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
+            _mm512_mask_storeu_ps(y + i * stride + at, low, p);
+            _mm512_mask_storeu_ps(y + i * stride + at + 16, high, q);
+        });
+    }
+};
+
+struct AddTo {  // x + product, in place
+    Biased from;
+    bf16* x;
+    int64_t stride;
+    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
+        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
+            bf16* to = x + i * stride + at;
+            store(to, low, _mm512_add_ps(load(to, low), p));
+            store(to + 16, high, _mm512_add_ps(load(to + 16, high), q));
+        });
+    }
+};
+
+template <Activation ACTIVATION>
+struct ActMul {  // of a gated weight: outputs 0-15 of a block are gates, 16-31 their ups; from.n is the padded width
+    Biased from;
+    bf16* y;
+    int64_t width;
+    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
+        const __mmask16 mask = first(width - block * 16);
+        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16, __mmask16, __m512 gate, __m512 up) {
+            store(y + i * width + at / 2, mask, _mm512_mul_ps(activate<ACTIVATION>(gate), up));
+        });
+    }
+};

@@ -1,0 +1,95 @@
+"""Rails: several ways to one peer, their health and their speed. Pure.
+
+A slice goes to the rail on which it would be done first by the rail's estimated bandwidth, so that a slow rail gets
+few and a fast one many. A rail that fails is left alone for a while, which doubles with every failure up to
+BACKOFF_MAX_S and starts anew once the rail has worked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BACKOFF_S = 0.5
+BACKOFF_MAX_S = 30.0
+FIRST_GUESS = 1e9  # bytes/s of a rail nothing has been moved on
+WEIGHT = 0.2  # of a new measurement in the estimate
+SAMPLE_BYTES = 1 << 20  # measured over at least so many bytes: latency is not bandwidth
+
+
+@dataclass(slots=True)
+class Rail:
+    """One way, as the sender sees it. Times are the caller's clock, seconds."""
+
+    name: str
+    up: bool = False
+    retry_at: float = 0.0  # when a rail that is down may be tried again
+    backoff_s: float = BACKOFF_S
+    bytes_per_s: float = FIRST_GUESS
+    in_flight: int = 0  # bytes
+    moved: int = 0  # bytes that arrived
+    failures: int = 0
+    resent: int = 0  # slices that had to go again
+    _sample_from: float = 0.0
+    _sample_bytes: int = 0
+
+    def opened(self) -> None:
+        """The rail can be used (again)."""
+        self.up = True
+        self.in_flight = self._sample_bytes = 0
+
+    def failed(self, now: float) -> None:
+        """Nothing more goes this way until `opened`; try that at `retry_at`."""
+        if self.up:
+            self.failures += 1
+            self.retry_at = now + self.backoff_s
+            self.backoff_s = min(BACKOFF_MAX_S, 2 * self.backoff_s)
+        self.up = False
+        self.in_flight = 0
+
+    def postpone(self, now: float) -> None:
+        """Opening it again did not work."""
+        self.retry_at = now + self.backoff_s
+        self.backoff_s = min(BACKOFF_MAX_S, 2 * self.backoff_s)
+
+    def sent(self, now: float, nbytes: int) -> None:
+        if self.in_flight == 0:
+            self._sample_from, self._sample_bytes = now, 0
+        self.in_flight += nbytes
+
+    def arrived(self, now: float, nbytes: int) -> None:
+        self.in_flight -= nbytes
+        self.moved += nbytes
+        self.backoff_s = BACKOFF_S
+        self._sample_bytes += nbytes
+        elapsed = now - self._sample_from
+        if self._sample_bytes >= SAMPLE_BYTES and elapsed > 0:
+            self.bytes_per_s += WEIGHT * (self._sample_bytes / elapsed - self.bytes_per_s)
+            self._sample_from, self._sample_bytes = now, 0
+
+    def row(self) -> dict[str, Any]:
+        """For /debug/state and the metrics."""
+        return {
+            "rail": self.name,
+            "up": self.up,
+            "gb_per_s": self.bytes_per_s / 1e9 if self.moved else 0.0,
+            "bytes": self.moved,
+            "in_flight": self.in_flight,
+            "failures": self.failures,
+            "resent": self.resent,
+        }
+
+
+def choose(rails: Sequence[Rail], nbytes: int, room: Sequence[int]) -> int | None:
+    """The index of the rail that would be done first with `nbytes` more; None when none is up with room."""
+    ready = [i for i, rail in enumerate(rails) if rail.up and room[i] > 0]
+    return min(ready, key=lambda i: (rails[i].in_flight + nbytes) / rails[i].bytes_per_s, default=None)
+
+
+def cut(offset: int, length: int, piece: int) -> list[tuple[int, int]]:
+    """(offset, length) of the slices of one span: `piece` bytes each, a short rest joined to the last one."""
+    count = max(1, (length + piece - 1 - piece // 4) // piece)
+    starts = [offset + i * piece for i in range(count)]
+    ends = [*starts[1:], offset + length]
+    return [(start, end - start) for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,1 @@
+"""RDMA: one-sided reads and writes by the network card, over libibverbs."""

@@ -1,0 +1,101 @@
+"""What a submission is while it is under way: its slices, how many are in queues, and what it still waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from net import rails
+from net.errors import TransferError
+from net.rdma.queue_pair import Request
+from net.spans import Span
+from net.transport import Op
+
+SLICE = 1 << 20
+"""Bytes of one request: long enough for line rate, short enough to stripe, and not above what Soft-RoCE can READ."""
+
+ATTEMPTS = 9  # of one slice
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """A region of the peer: where it starts and its key on each rail."""
+
+    address: int
+    nbytes: int
+    keys: Sequence[int]
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """One request of a job. `make(rail, slice)` writes it for the rail it goes by."""
+
+    job: Job
+    make: Callable[[int, Slice], Request]
+    local: int = 0  # offsets in the two regions, bytes
+    remote: int = 0
+    length: int = 0
+    attempts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One submission. `once`: it may not be done twice, so it fails with the rail it was on."""
+
+    op: Op
+    once: bool = False
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    waiting: deque[Slice] = field(default_factory=deque)
+    under_way: int = 0  # slices in queues
+    unsettled: set[int] = field(default_factory=set)  # rails a WRITE broke on whose old queue pair may still take it
+
+    def add(self, spans: Iterable[Span], make: Callable[[int, Slice], Request]) -> None:
+        """Wait with the slices of `spans`."""
+        for here, there, length in spans:
+            for offset, size in rails.cut(here, length, SLICE):
+                self.waiting.append(Slice(self, make, offset, there + offset - here, size))
+
+    def posted(self) -> Slice:
+        """The next slice, which goes into a queue."""
+        self.under_way += 1
+        return self.waiting.popleft()
+
+    def arrived(self) -> None:
+        """One slice is done."""
+        self.under_way -= 1
+        self.finish_if_idle()
+
+    def came_back(self, piece: Slice, rail: int, rail_name: str) -> None:
+        """A slice did not arrive by this rail, or may have."""
+        self.under_way -= 1
+        piece.attempts += 1
+        if self.op is Op.WRITE:
+            self.unsettled.add(rail)
+        if self.once:
+            self.fail(TransferError(f"{rail_name} broke; whether it took effect is not known"))
+        elif piece.attempts >= ATTEMPTS:
+            self.fail(TransferError(f"a slice failed {ATTEMPTS} times, last on {rail_name}"))
+        elif not self.done.done():
+            self.waiting.appendleft(piece)
+
+    def settled(self, rail: int) -> None:
+        """The peer's old queue pair of this rail takes nothing any more."""
+        self.unsettled.discard(rail)
+        self.finish_if_idle()
+
+    def fail(self, error: Exception) -> None:
+        self.waiting.clear()
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # the one who waited may have been cancelled
+
+    def finish_if_idle(self) -> None:
+        """Nothing of it moves any more: it is complete, or may be given up."""
+        if self.idle and not self.done.done():
+            self.done.set_result(None)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.under_way and not self.unsettled

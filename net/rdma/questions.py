@@ -1,0 +1,46 @@
+"""Questions and answers on the TCP connection beside the rails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from net.connection import Connection
+from net.errors import PeerLost
+from net.wire import Header
+
+ANSWER_S = 10.0
+
+
+class Questions:
+    """An answer is told from others by its "op" and by the rail or name it is about."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._open: dict[tuple[str, Any], asyncio.Future[Header]] = {}
+
+    async def ask(self, answer: str, question: Header) -> Header:
+        """Send `question` and wait for the answer of that name. Raises PeerLost, TimeoutError."""
+        key = (answer, _about(question))
+        future = self._open.get(key)
+        if future is None:
+            future = self._open[key] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda _: self._open.pop(key, None))
+            self._connection.send(question)
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.shield(future)
+
+    def answered(self, header: Header) -> None:
+        future = self._open.get((header["op"], _about(header)))
+        if future is not None and not future.done():
+            future.set_result(header)
+
+    def end(self, error: PeerLost) -> None:
+        for future in list(self._open.values()):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+
+
+def _about(header: Header) -> Any:
+    return header.get("rail", header.get("name"))

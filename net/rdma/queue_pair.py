@@ -1,0 +1,216 @@
+"""One end of a reliable connection (RC queue pair) and its life: reset -> init -> ready -> error -> reset.
+
+The first completion with an error ends a queue pair: what was posted behind it is flushed. `reset` makes it usable
+again under a new starting sequence number, its *generation*; the other end has to do the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from net.memory import Region
+from net.rdma.device import PORT, Completion, Device
+from net.rdma.send_queue import SendQueue
+from net.rdma.verbs import OP, VerbsError, verbs
+
+DEPTH = 256  # requests of a send queue
+SIGNAL_EVERY = 32
+RECEIVES = 16  # notices that may arrive before the first is looked at
+NOTICE_BYTES = 64  # of a message that travels inside its work request
+ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
+RETRIES = 7
+RECEIVE_BIT = 1 << 63  # in the wr_id of receives
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What the other side has to know of a queue pair; travels as JSON."""
+
+    qp_num: int
+    psn: int
+    gid: str  # hex
+    lid: int
+    mtu: int
+    reads: int  # READs it answers at a time
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Endpoint:
+        """Raises ValueError for anything else."""
+        try:
+            numbers = {name: int(value[name]) for name in ("qp_num", "psn", "lid", "mtu", "reads")}
+            endpoint = cls(gid=str(value["gid"]), **numbers)
+            if len(bytes.fromhex(endpoint.gid)) != 16:
+                raise ValueError("a GID has 16 bytes")
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no RDMA endpoint: {error}") from None
+        return endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One work request: a slice to move, an atomic, a notice. `item` is handed back when it is over."""
+
+    opcode: int
+    local: int
+    lkey: int
+    remote: int
+    rkey: int
+    length: int
+    item: Any
+    add: int = 0
+    swap: int = 0
+    immediate: int = 0
+    inline: bool = False  # the bytes are copied while it is posted; at most NOTICE_BYTES
+
+
+class QueuePair:
+    """`on_done(items)` hears of what succeeded, `on_error(items, why)` of what did not when the connection breaks,
+    the one at fault first; `on_notice(immediate, bytes)` of what the other side sends."""
+
+    def __init__(
+        self,
+        device: Device,
+        on_done: Callable[[list[Any]], None],
+        on_error: Callable[[list[Any], str, bool], None],
+        on_notice: Callable[[int, bytes], None] = lambda immediate, content: None,
+    ) -> None:
+        """on_error's third argument: the memory was refused (the fault of the first item, not of the rail).
+        Raises VerbsError."""
+        self.device = device
+        self._verbs = verbs()
+        self._on_done, self._on_error, self._on_notice = on_done, on_error, on_notice
+        depth = min(DEPTH, device.max_sends)
+        inline = self._verbs.ffi.new("uint32_t *", NOTICE_BYTES)
+        self._qp = self._verbs.pointer(
+            self._verbs.lib.kv_create_qp(device.pd, device.cq, depth, RECEIVES, inline), "create_qp"
+        )
+        self._inbox = Region.private(f"inbox of queue pair {self.qp_num}", RECEIVES * NOTICE_BYTES)
+        self._inbox_key = device.register(self._inbox).lkey
+        self._queue: SendQueue[Any] = SendQueue(depth, min(SIGNAL_EVERY, depth))
+        self.ready = False
+        self.psn = 0
+        device.handlers[self.qp_num] = self._completed
+        self._to_init()
+
+    @property
+    def qp_num(self) -> int:
+        return int(self._qp.qp_num)
+
+    @property
+    def room(self) -> int:
+        """Requests that may be posted now."""
+        return self._queue.room if self.ready else 0
+
+    def endpoint(self) -> Endpoint:
+        device = self.device
+        return Endpoint(self.qp_num, self.psn, device.gid.hex(), device.lid, device.mtu, device.max_reads)
+
+    def connect(self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES) -> None:
+        """To the other side's queue pair. Raises VerbsError."""
+        path = self._verbs.ffi.new("struct kv_path *")
+        path.qp_num, path.receive_psn, path.send_psn = other.qp_num, other.psn, self.psn
+        path.gid = list(bytes.fromhex(other.gid))
+        path.lid, path.port, path.gid_index = other.lid, PORT, self.device.gid_index
+        path.is_global = 1 if self.device.is_ethernet else 0
+        path.mtu = min(other.mtu, self.device.mtu)
+        path.timeout, path.retries, path.rnr_retries = ack_timeout, retries, 7
+        path.atomics = min(other.reads, self.device.max_reads)
+        self._verbs.check(self._verbs.lib.kv_to_ready(self._qp, path), "modify_qp to ready")
+        self.ready = True
+        for number in range(RECEIVES):
+            self._post_receive(number)
+
+    def post(self, requests: Sequence[Request]) -> None:
+        """Queue at most `room` requests. Raises VerbsError: then the connection is broken and `on_error` was told."""
+        lib, ffi = self._verbs.lib, self._verbs.ffi
+        marks = self._queue.post([request.item for request in requests])
+        records = bytearray(OP.size * len(requests))
+        for i, (request, (number, signalled)) in enumerate(zip(requests, marks, strict=True)):
+            flags = (lib.IBV_SEND_SIGNALED if signalled else 0) | (lib.IBV_SEND_INLINE if request.inline else 0)
+            OP.pack_into(
+                *(records, i * OP.size, number, request.local, request.remote, request.add, request.swap),
+                *(request.length, request.lkey, request.rkey, request.opcode, flags, request.immediate),
+            )
+        posted = ffi.new("int *")
+        error = lib.kv_post(self._qp, ffi.from_buffer("struct kv_op *", records), len(requests), posted)
+        if error:
+            self.break_off(f"the send queue took {posted[0]} of {len(requests)} requests (errno {error})")
+
+    def _post_receive(self, number: int) -> None:
+        address = self._inbox.address + number * NOTICE_BYTES
+        error = self._verbs.lib.kv_post_receive(self._qp, number | RECEIVE_BIT, address, NOTICE_BYTES, self._inbox_key)
+        self._verbs.check(error, "post_recv")
+
+    def _completed(self, completion: Completion) -> None:
+        lib = self._verbs.lib
+        if completion.number & RECEIVE_BIT:
+            if not completion.status and self.ready:
+                self._received(completion)
+            return
+        if not self._queue.knows(completion.number):
+            return  # of an earlier generation
+        if not completion.status:
+            self._on_done(self._queue.completed(completion.number))
+        else:
+            done, failed = self._queue.failed(completion.number)
+            if done:
+                self._on_done(done)
+            refused = completion.status in (
+                *(lib.IBV_WC_REM_ACCESS_ERR, lib.IBV_WC_LOC_PROT_ERR, lib.IBV_WC_LOC_QP_OP_ERR),
+                *(lib.IBV_WC_REM_INV_REQ_ERR, lib.IBV_WC_LOC_LEN_ERR),
+            )
+            self._stop()
+            self._on_error(failed, completion.why, refused)
+
+    def _received(self, completion: Completion) -> None:
+        number = completion.number & ~RECEIVE_BIT
+        content = b""
+        if completion.opcode == self._verbs.lib.IBV_WC_RECV:
+            start = number * NOTICE_BYTES
+            content = bytes(self._inbox.memory[start : start + completion.length])
+        self._post_receive(number)
+        self._on_notice(completion.immediate, content)
+
+    def break_off(self, why: str) -> None:
+        """End the connection from this side; nothing of it moves any more when this returns."""
+        if self.ready:
+            self._stop()
+            self._on_error(self._queue.clear(), why, False)
+
+    def _stop(self) -> None:
+        """RESET is synchronous: the card has let go of the memory, on the sending and on the receiving side."""
+        self.ready = False
+        self._verbs.check(self._verbs.lib.kv_to_state(self._qp, self._verbs.lib.IBV_QPS_RESET), "modify_qp to reset")
+
+    def reset(self) -> None:
+        """Start a new generation; `connect` follows. What was under way is forgotten silently. Raises VerbsError."""
+        self._stop()
+        self._queue.clear()
+        self.device.poll()  # completions of the old generation
+        self._to_init()
+
+    def _to_init(self) -> None:
+        lib = self._verbs.lib
+        self.psn = secrets.randbits(24)
+        access = lib.IBV_ACCESS_REMOTE_WRITE | lib.IBV_ACCESS_REMOTE_READ | lib.IBV_ACCESS_REMOTE_ATOMIC
+        self._verbs.check(lib.kv_to_init(self._qp, PORT, access), "modify_qp to init")
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._qp is None:
+            return
+        self.ready = False
+        self.device.handlers.pop(self.qp_num, None)
+        qp, self._qp = self._qp, None
+        self._verbs.check(self._verbs.lib.ibv_destroy_qp(qp), "destroy_qp")
+        self.device.deregister(self._inbox.name)
+        self._inbox.close()
+
+
+__all__ = ["Endpoint", "QueuePair", "Request", "VerbsError"]

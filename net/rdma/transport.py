@@ -1,0 +1,152 @@
+"""RDMA as a transport of the transfer engine: devices, who may reach whom, links to peers and targets for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from net.connection import Connection, Receiver
+from net.errors import PeerLost
+from net.links import Links
+from net.memory import Region
+from net.rdma.device import Device, numa_node_of
+from net.rdma.link import Link
+from net.rdma.target import Target
+from net.rdma.verbs import device_names, verbs
+from net.spans import Span
+from net.transport import Op, Unusable
+
+
+class Rdma:
+    """Works between nodes whose devices reach each other; rail i joins device i here with device i there."""
+
+    name = "rdma"
+
+    def __init__(
+        self,
+        links: Links,
+        regions: Mapping[str, Region],
+        devices: Sequence[str] = (),
+        gid_index: int | None = None,
+    ) -> None:
+        """`devices`: which to use, in the order of the rails; empty = all, by name. Nothing is opened before the
+        first peer asks."""
+        self._links = links
+        self._regions = regions
+        self._wanted = list(devices)
+        self._gid_index = gid_index
+        self._devices: list[Device] = []
+        self._peers: dict[str, Link] = {}
+        self._targets: set[Target] = set()
+        self._opening: dict[str, asyncio.Lock] = {}
+        self.on_notice: list[Callable[[str, int, bytes], None]] = []  # (peer, number, content) of what peers notify
+        links.accept("rdma", self._accept)
+
+    def devices(self) -> Sequence[Device]:
+        """Opened on the first call. Raises Unusable with the reason when this machine has none to use."""
+        if not self._devices:
+            verbs()
+            present = device_names()
+            if missing := [name for name in self._wanted if name not in present]:
+                raise Unusable(f"no RDMA device {missing[0]!r} here, only {', '.join(present)}: see --rdma-devices")
+            opened: list[Device] = []
+            try:
+                for name in self._wanted or present:
+                    opened.append(Device(name, self._gid_index))
+            except Unusable:
+                for device in opened:
+                    device.close()
+                raise
+            self._devices = opened
+        return self._devices
+
+    def _accept(self, connection: Connection) -> Receiver:
+        if connection.dialed:
+            link = Link(connection, self.devices())
+            self._peers[connection.peer_id] = link
+            return link
+        return Target(connection, self.devices(), self._regions, self._targets, self._noticed)
+
+    def _noticed(self, peer_id: str, value: int, content: bytes) -> None:
+        for listener in self.on_notice:
+            listener(peer_id, value, content)
+
+    def link(self, peer_id: str) -> Link:
+        """For notices and atomics, once `open` has found the peer. Raises PeerLost."""
+        link = self._peers.get(peer_id)
+        if link is None or link.ended:
+            raise PeerLost(f"the RDMA connection to {peer_id!r} is closed")
+        return link
+
+    # --- net.transport.Transport
+
+    def offer(self) -> dict[str, Any]:
+        try:
+            return {"devices": [{"name": one.name, "gid": one.gid.hex()} for one in self.devices()]}
+        except Unusable as error:
+            return {"refused": str(error)}
+
+    async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
+        ours = self.devices()
+        if "refused" in offer:
+            raise Unusable(f"the peer: {offer['refused']}")
+        async with self._opening.setdefault(peer_id, asyncio.Lock()):
+            if not self.is_open(peer_id):
+                await self._links.dial(peer_id, "rdma")  # `_accept` makes the link
+                link = self._peers[peer_id]
+                try:
+                    return await link.open()
+                except (Unusable, TimeoutError) as error:
+                    self._peers.pop(peer_id, None)
+                    link.end("no rail could be opened")
+                    link.connection.close()
+                    raise Unusable(str(error) or "the peer does not answer about RDMA") from None
+        return "RDMA over " + ", ".join(device.name for device in ours)
+
+    def is_open(self, peer_id: str) -> bool:
+        link = self._peers.get(peer_id)
+        return link is not None and not link.ended
+
+    async def submit(self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+        await self.link(peer_id).submit(op, local, remote, spans)
+
+    def rails(self, peer_id: str) -> list[dict[str, Any]]:
+        link = self._peers.get(peer_id)
+        return [rail.row() for rail in link.rails] if link is not None else []
+
+    def withdraw(self, name: str) -> None:
+        for device in self._devices:
+            device.deregister(name)
+        for target in self._targets:
+            with suppress(PeerLost):
+                target.withdraw(name)
+
+    def drop(self, peer_id: str) -> None:
+        if (link := self._peers.pop(peer_id, None)) is not None:
+            link.end(self._links.why_lost(peer_id))
+            link.connection.abort()
+        for target in [one for one in self._targets if one.connection.peer_id == peer_id]:
+            target.end()
+            target.connection.abort()
+
+    async def fence(self, peer_id: str) -> None:
+        """Destroying its queue pairs was the fence."""
+
+    async def close(self) -> None:
+        for link in list(self._peers.values()):
+            link.end("this node is closing")
+            link.connection.close()
+        for target in list(self._targets):
+            target.end()
+            target.connection.close()
+        self._peers.clear()
+        for device in self._devices:
+            device.close()
+        self._devices = []
+
+
+def by_affinity(names: Sequence[str], numa_node: int) -> list[str]:
+    """Devices of that NUMA node first, otherwise by name."""
+    return sorted(names, key=lambda name: (numa_node_of(name) != numa_node, name))

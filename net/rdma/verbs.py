@@ -1,0 +1,78 @@
+"""libibverbs for the rest of net/rdma: loaded on the first call, with one line of why where there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from net.rdma.build import BuildError, module
+from net.transport import Unusable
+
+SYSFS = Path("/sys/class/infiniband")
+
+OP = Struct("=5Q6I")
+"""kv_op: wr_id, local address, remote address, add, swap; length, lkey, rkey, opcode, flags, immediate."""
+
+COMPLETION = Struct("=Q8I")
+"""kv_completion: wr_id; status, opcode, length, immediate, qp_num, vendor error, flags, unused."""
+
+
+class VerbsError(OSError):
+    """A verbs call failed."""
+
+
+class Verbs:
+    """The two halves of the cffi module. Attributes of `lib` are the names of verbs.h."""
+
+    def __init__(self) -> None:
+        loaded = module()
+        self.ffi: Any = loaded.ffi
+        self.lib: Any = loaded.lib
+        if (OP.size, COMPLETION.size) != (self.lib.kv_sizeof_op(), self.lib.kv_sizeof_completion()):
+            raise BuildError("the verbs module and its records disagree about their size")
+
+    def pointer(self, pointer: Any, what: str) -> Any:
+        """`pointer`, or VerbsError when it is NULL."""
+        if pointer == self.ffi.NULL:
+            raise VerbsError(self.ffi.errno, f"{what}: {os.strerror(self.ffi.errno)}")
+        return pointer
+
+    def check(self, error: int, what: str) -> None:
+        """VerbsError unless `error` is 0."""
+        if error:
+            number = abs(error) if abs(error) in errno.errorcode else self.ffi.errno
+            raise VerbsError(number, f"{what}: {os.strerror(number)}")
+
+    def status(self, status: int) -> str:
+        """What a completion's status means."""
+        return str(self.ffi.string(self.lib.ibv_wc_status_str(status)).decode())
+
+
+@cache
+def verbs() -> Verbs:
+    """Loaded once. Raises Unusable with the reason."""
+    if not device_names():
+        raise Unusable("this machine has no RDMA device (nothing in /sys/class/infiniband)")
+    try:
+        return Verbs()
+    except BuildError as error:
+        raise Unusable(str(error)) from None
+
+
+def prepare() -> None:
+    """Compile and load ahead of the first transfer, where there is a device. Blocking, at most a few seconds."""
+    with suppress(Unusable):
+        verbs()
+
+
+def device_names() -> list[str]:
+    """The kernel's RDMA devices."""
+    try:
+        return sorted(path.name for path in SYSFS.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,133 @@
+"""Who is prefilled next: orders of the queue of prompts. Pure; the simulator uses the same classes.
+
+    fcfs           by arrival
+    edf            by deadline: arrival + the first-token objective of the class
+    srpt           fewest tokens left first, aged: rank = left * (1 - wait / A), 0 from A = 10 objectives on
+    weighted-fair  classes share prefill tokens 8 : 4 : 1 (start-time fair queueing), by arrival inside a class
+
+Within one class, edf and weighted-fair are fcfs. No order starves a request. What can pass a request that arrived at a:
+fcfs: nothing. edf: what has an earlier deadline, so nothing that arrives after its own deadline. srpt: from a + A on,
+nothing younger (the hyperbolic ageing left / (1 + wait / A) has no such bound: its patience grows with the ratio of two
+prompt lengths). weighted-fair: a waiting class gets weight / sum of weights of all prefill tokens.
+
+An order is asked at every step for everything that has prompt tokens left, begun or not, so that a short prompt
+passes a long one at a chunk border.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from sched.classes import CLASSES, RANK
+
+AGEING = 10
+"""A request older than so many first-token objectives of its class is overdue (srpt)."""
+
+
+class Job(Protocol):
+    """What an order looks at."""
+
+    @property
+    def arrival(self) -> float:
+        """Seconds, on the clock of `now`."""
+
+    @property
+    def service_class(self) -> str: ...
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens left to prefill; cached ones do not count."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+class QueueOrder(Protocol):
+    """Sorts jobs."""
+
+    def order(self, now: float, jobs: Sequence[J]) -> list[J]:
+        """Next job first. Changes nothing."""
+
+    def served(self, job: Job, tokens: int) -> None:
+        """`tokens` of `job` are in the step that was made from the last `order`."""
+
+
+class ByRank:
+    """An order without memory: least rank first, equals by arrival, then as given."""
+
+    def rank(self, now: float, job: Job) -> float:
+        raise NotImplementedError
+
+    def order(self, now: float, jobs: Sequence[J]) -> list[J]:
+        return sorted(jobs, key=lambda job: (self.rank(now, job), job.arrival))
+
+    def served(self, job: Job, tokens: int) -> None:
+        """Nothing to remember."""
+
+
+class FCFS(ByRank):
+    """First come, first served."""
+
+    def rank(self, now: float, job: Job) -> float:
+        return job.arrival
+
+
+class EDF(ByRank):
+    """Earliest deadline first."""
+
+    def rank(self, now: float, job: Job) -> float:
+        return job.arrival + CLASSES[job.service_class].ttft_s
+
+
+class SRPT(ByRank):
+    """Shortest remaining prefill first, with ageing: youth is 1 at arrival and 0 when overdue."""
+
+    def rank(self, now: float, job: Job) -> float:
+        youth = 1.0 - (now - job.arrival) / (AGEING * CLASSES[job.service_class].ttft_s)
+        return job.num_uncomputed * max(0.0, youth)
+
+
+class WeightedFair:
+    """Start-time fair queueing over classes (Goyal, Vin, Cheng: SIGCOMM 1996).
+
+    Each class has a finish tag that grows by tokens / weight; the class with the smallest tag is next. Virtual time is
+    the start tag last served, and a class that was idle starts there: idleness earns no credit.
+    """
+
+    def __init__(self) -> None:
+        self._finish = dict.fromkeys(CLASSES, 0.0)
+        self._virtual = 0.0
+
+    def order(self, now: float, jobs: Sequence[J]) -> list[J]:
+        queues: dict[str, deque[J]] = {}
+        for job in sorted(jobs, key=lambda job: job.arrival):
+            queues.setdefault(job.service_class, deque()).append(job)
+        tags = {name: self._start(name) for name in queues}
+        ordered = []
+        while tags:
+            name = min(tags, key=lambda name: (tags[name], RANK[name]))
+            job = queues[name].popleft()
+            ordered.append(job)
+            tags[name] += job.num_uncomputed / CLASSES[name].weight
+            if not queues[name]:
+                del tags[name]
+        return ordered
+
+    def served(self, job: Job, tokens: int) -> None:
+        name = job.service_class
+        self._virtual = self._start(name)
+        self._finish[name] = self._virtual + tokens / CLASSES[name].weight
+
+    def _start(self, name: str) -> float:
+        return max(self._finish[name], self._virtual)
+
+
+queue_orders: dict[str, Callable[[], QueueOrder]] = {
+    "fcfs": FCFS,
+    "edf": EDF,
+    "srpt": SRPT,
+    "weighted-fair": WeightedFair,
+}
+"""By the name on the command line; a rival is one class and one entry here."""

@@ -1,0 +1,74 @@
+"""Time of a step that decodes and prefills at once.
+
+    t = c0 + c1 batch + c2 sum ctx + c3 n + c4 n (n + 2 ctx_p)      batch decodes beside n new tokens behind ctx_p
+
+sum ctx has the context of the prompt in it: a chunk reads it once, like a decode. A regression of its own, because such
+a step is not the sum of its parts: weights are read once for both, small chunks compute less efficiently. Until the
+first one was measured it is taken as that sum, without the fixed cost a0 of the prefill.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sched.cost import DecodeModel, PrefillModel, Regression
+
+LEAST_SLOPE = 0.25
+"""A prefill token in a mixed step is taken as at least this part of one in a prefill step, whatever noise says: a chunk
+chosen by a slope of zero would have no end."""
+
+
+class StepModel:
+    """Predicts mixed steps and inverts the prediction. Feed it every measured mixed step."""
+
+    def __init__(self, prefill: PrefillModel, decode: DecodeModel) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.regression: Regression | None = None
+
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        """A step of decodes alone."""
+        return self.decode.estimate(decodes, decode_context)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """c0 .. c4"""
+        if self.regression is not None:
+            return self.regression.coefficients
+        return *self.decode.coefficients, *self.prefill.coefficients[1:]
+
+    @property
+    def error(self) -> float:
+        """Moving average of |predicted - measured| / measured."""
+        return 0.0 if self.regression is None else self.regression.error
+
+    def estimate(self, decodes: int, decode_context: int, tokens: int, prefill_context: int) -> float:
+        """Seconds of a step with `decodes` > 0 rows and one chunk of `tokens` behind `prefill_context` known ones."""
+        features = _features(decodes, decode_context, tokens, prefill_context)
+        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+
+    def observe(self, decodes: int, decode_context: int, tokens: int, prefill_context: int, seconds: float) -> None:
+        """A mixed step took `seconds` > 0; several chunks count as one behind their mean context."""
+        if self.regression is None:
+            self.regression = Regression([max(c, 1e-12) for c in self.coefficients])
+        self.regression.observe(_features(decodes, decode_context, tokens, prefill_context), seconds)
+
+    def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
+        """Most tokens n with estimate(...) <= seconds; negative when nothing is left for prefill. The positive root of
+        c4 n^2 + (c3 + 2 c4 ctx_p) n = seconds - estimate without n."""
+        c3, c4 = self.coefficients[3:]
+        _, a1, a2 = self.prefill.coefficients
+        left = seconds - self.estimate(decodes, decode_context, 0, prefill_context)
+        if left < 0:
+            return -1
+        slope = max(c3 + 2 * c4 * prefill_context, LEAST_SLOPE * (a1 + 2 * a2 * prefill_context))
+        if c4 * left <= 1e-12 * slope * slope:  # as good as linear
+            return int(min(left / slope, 1 << 30)) if slope > 0 else 1 << 30
+        return int((math.sqrt(slope * slope + 4 * c4 * left) - slope) / (2 * c4))
+
+
+def _features(
+    decodes: int, decode_context: int, tokens: int, prefill_context: int
+) -> tuple[float, float, float, float, float]:
+    pairs = float(tokens) * (tokens + 2 * prefill_context)
+    return 1.0, float(decodes), float(decode_context + prefill_context), float(tokens), pairs

@@ -1,0 +1,87 @@
+"""One line of the result: what was measured, what limits it, and whether that is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A measured number beside its limit.
+
+    A rate should come near its limit from below, a time from above. With a goal the line passes or is short; without
+    one, or without a limit, it informs. A line without a measured number failed, or was skipped; its note says why."""
+
+    section: str
+    what: str
+    unit: str
+    measured: float | None
+    limit: float | None = None  # the ceiling of a rate, the floor of a time, the peer's value
+    goal: float | None = None  # the least share
+    lower_is_better: bool = False
+    note: str = ""
+    skipped: bool = False  # a tool or peer that is not here
+
+    @property
+    def share(self) -> float | None:
+        """Of the limit, 1 = reached."""
+        if self.measured is None or self.limit is None:
+            return None
+        above, below = (self.limit, self.measured) if self.lower_is_better else (self.measured, self.limit)
+        return above / below if below else None
+
+    @property
+    def verdict(self) -> str:
+        if self.measured is None:
+            return "skipped" if self.skipped else "FAILED"
+        if self.goal is None or self.share is None:
+            return ""
+        return "pass" if self.share >= self.goal else "SHORT"
+
+
+def failed(section: str, what: str, why: str) -> Check:
+    """Something that could not be measured."""
+    return Check(section, what, "", None, note=why)
+
+
+def skipped(section: str, what: str, why: str) -> Check:
+    """Something that this machine has not got."""
+    return Check(section, what, "", None, note=why, skipped=True)
+
+
+def exit_code(checks: Sequence[Check]) -> int:
+    """0 = everything that has a goal reached it; 1 = something failed or is short."""
+    return int(any(check.verdict in ("FAILED", "SHORT") for check in checks) or not checks)
+
+
+def table(checks: Sequence[Check]) -> str:
+    """The lines in aligned columns, then their notes."""
+    head = ["section", "what", "measured", "limit", "unit", "share", "goal", ""]
+    lines = [head, *(cells(check) for check in checks)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    left = (0, 1, 4)
+    shown = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    notes = [f"{check.section}, {check.what}: {check.note}" for check in checks if check.note]
+    return "\n".join([*shown, *notes])
+
+
+def cells(check: Check) -> list[str]:
+    goal = "" if check.goal is None else f"{check.goal:.0%}"
+    share = "" if check.share is None else f"{check.share:.1%}"
+    numbers = [number(check.measured), number(check.limit)]
+    return [check.section, check.what, *numbers, check.unit, share, goal, check.verdict]
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value == int(value) and value < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"

@@ -1,0 +1,115 @@
+"""Each product of the embedded model's layer: ours, F.linear, oneDNN on its own packed copy, the machine's limits."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attention import cpu_build
+from benchlib.results import Row
+from engine.ops import Linear
+from engine.ops_cpu import FEATURES, CpuOps, HugePages
+
+HIDDEN, INNER, QKV, VOCAB = 576, 1536, 960, 49152
+SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
+ROTATE_BYTES = 256 << 20
+"""Weights of one shape rotate over this many bytes, as a step goes over a model: few of them are in a cache."""
+
+SECONDS = 0.15  # of repetitions per figure; the shortest counts
+
+
+def limits(threads: int) -> dict[str, float]:
+    """read: GB/s from huge pages; tiles: TFLOP/s of AMX tiles that stay in registers."""
+    library = cpu_build.load("limits", [Path(__file__).with_name("limits.cpp")], FEATURES, ("-Wno-uninitialized",))
+    library.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
+    library.multiply_tiles.argtypes = [ctypes.c_int64, ctypes.c_int32]
+    memory = HugePages().take(ROTATE_BYTES // 2).fill_(1)
+    rounds = 200_000
+    return {
+        "read": ROTATE_BYTES / shortest(lambda: library.read_memory(memory.data_ptr(), ROTATE_BYTES, threads)) / 1e9,
+        "tiles": rounds * 4 * 16384 * threads / shortest(lambda: library.multiply_tiles(rounds, threads)) / 1e12,
+    }
+
+
+def product_rows(rows: Sequence[int], threads: int) -> list[Row]:
+    """GB/s of weights up to 32 rows of x, TFLOP/s beyond."""
+    torch.set_num_threads(threads)
+    ceiling = limits(threads)
+    found = [
+        Row(f"limit, {threads} threads", "read", "GB/s", ceiling["read"]),
+        Row(f"limit, {threads} threads", "tile products", "TFLOP/s", ceiling["tiles"]),
+    ]
+    for name, shape in (SHAPES | {"head": (VOCAB, HIDDEN)}).items():
+        makers = contenders(name)
+        weights = [torch.randn(shape).bfloat16() for _ in range(max(1, ROTATE_BYTES // (2 * shape[0] * shape[1])))]
+        seconds: dict[str, dict[int, float]] = {}
+        for contender, make in makers.items():
+            made = [make(weight) for weight in weights]
+            seconds[contender] = {
+                m: per_call(made if m <= 32 else made[:4], torch.randn(m, shape[1]).bfloat16()) for m in rows
+            }
+        for m in rows:
+            if name != "head" or m <= 32:
+                found.append(_row(name, shape, m, threads, {who: by[m] for who, by in seconds.items()}, ceiling))
+    return found
+
+
+def contenders(name: str) -> dict[str, Callable[[Tensor], Linear]]:
+    """Who multiplies, ours first. gate_up and head end as the model needs them: gated, and in float32."""
+    ops = CpuOps()
+    gate = (lambda y: F.silu(y[:, :INNER]) * y[:, INNER:]) if name == "gate_up" else None
+    finish: Callable[[Tensor], Tensor] = gate or (Tensor.float if name == "head" else lambda y: y)
+    ours: Callable[[Tensor], Linear] = ops.linear
+    if name == "gate_up":
+        ours = ops.gated_linear
+    if name == "head":
+        ours = lambda weight: ops.vocabulary(weight).logits  # noqa: E731
+    found: dict[str, Callable[[Tensor], Linear]] = {
+        "ours": ours,
+        "F.linear": lambda weight: lambda x: finish(F.linear(x, weight)),
+    }
+    mkldnn = torch.ops.mkldnn
+    if hasattr(mkldnn, "_reorder_linear_weight") and hasattr(mkldnn, "_linear_pointwise"):
+
+        def packed(weight: Tensor) -> Linear:
+            copy = mkldnn._reorder_linear_weight(weight, None)
+            return lambda x: finish(mkldnn._linear_pointwise(x, copy, None, "none", [], ""))
+
+        found["oneDNN packed"] = packed
+    return found
+
+
+def _row(
+    name: str, shape: tuple[int, int], m: int, threads: int, seconds: dict[str, float], ceiling: dict[str, float]
+) -> Row:
+    work, limit, unit = 2 * shape[0] * shape[1] / 1e9, "read", "GB/s"
+    if m > 32:
+        work, limit, unit = work * m / 1e3, "tiles", "TFLOP/s"
+    rates: dict[str, float | None] = {who: work / each for who, each in seconds.items()}
+    ours = rates.pop("ours")
+    return Row(f"{name}, {m} rows, {threads} threads", "rate", unit, ours, rates, {limit: ceiling[limit]})
+
+
+def per_call(linears: Sequence[Linear], x: Tensor) -> float:
+    def all_of_them() -> None:
+        for linear in linears:
+            linear(x)
+
+    return shortest(all_of_them) / len(linears)
+
+
+def shortest(run: Callable[[], object]) -> float:
+    """Seconds of the shortest run in SECONDS, after one that is not counted; three runs at least."""
+    run()
+    times: list[float] = []
+    while sum(times) < SECONDS or len(times) < 3:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)

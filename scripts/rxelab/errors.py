@@ -1,0 +1,11 @@
+"""Why the lab cannot run, or did not."""
+
+from __future__ import annotations
+
+
+class Unavailable(Exception):
+    """Something the lab needs cannot be had on this machine; the text says what."""
+
+
+class LabError(Exception):
+    """The lab was there and failed; the text says where."""

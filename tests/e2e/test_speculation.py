@@ -1,0 +1,63 @@
+"""Real clusters that speculate say what clusters say that do not, and give everything back."""
+
+from __future__ import annotations
+
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Start, complete, settled
+
+PROMPTS = [[100 + i, 200, 300, 400 + i] * 12 + [500 + i] for i in range(4)]
+K = ("--num-speculative-tokens", "5", "--speculative-length", "fixed")
+
+
+def answers(url: str, **body: Any) -> list[str]:
+    """All prompts at once."""
+
+    def ask(ids: list[int]) -> str:
+        choice = complete(url, ids, 40, ignore_eos=True, **body)["choices"][0]
+        assert choice["finish_reason"] == "length"
+        return choice["text"]
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(ask, PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def alone(start: Start, tiny_model) -> list[list[str]]:
+    with start("mixed=1", *tiny_model) as cluster:
+        url = cluster.nodes[0].url
+        return [answers(url), answers(url, temperature=1.0, seed=7)]
+
+
+def accepted(cluster: Any, name: str) -> int:
+    """Accepted draft tokens by /debug/state, which /metrics must repeat."""
+    speculation = settled(cluster)[name]["engine"]["speculation"]
+    assert speculation["requests"] == 0
+    with urllib.request.urlopen(f"{cluster[name].url}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    value = next(line for line in text.splitlines() if line.startswith("vllm:spec_decode_num_accepted_tokens_total"))
+    assert float(value.rpartition(" ")[2]) == speculation["accepted_tokens"]
+    return speculation["accepted_tokens"]
+
+
+def test_ngrams_on_a_decode_node(start: Start, tiny_model, alone):
+    with start("prefill=1,decode=1", *tiny_model, "--speculative-method", "ngram", *K) as cluster:
+        url = cluster["decode-0"].url
+        assert [answers(url), answers(url, temperature=1.0, seed=7)] == alone
+        assert accepted(cluster, "decode-0") > 0
+
+
+def test_a_draft_model_on_a_decode_node(start: Start, tiny_model, alone):
+    """The model itself: its KV of the prompt is not what the prefill node pushed, yet every draft is right."""
+    draft = ("--speculative-method", "draft", "--speculative-model", tiny_model[1], "--speculative-kv-bytes", "8M")
+    with start("prefill=1,decode=1", *tiny_model, *draft, *K) as cluster:
+        url = cluster["decode-0"].url
+        assert [answers(url), answers(url, temperature=1.0, seed=7)] == alone
+        assert accepted(cluster, "decode-0") > 0
+        state = settled(cluster)["decode-0"]["engine"]
+        assert state["speculation"]["acceptance_rate"] == 1.0
+        assert state["draft_model"]["blocks"]["held"] == 0

@@ -1,0 +1,103 @@
+"""Tiny random models of every family: built and saved by transformers, to be loaded by our own reader.
+
+Sizes are odd on purpose where a family allows it: a window shorter than the prompts, a head size that is not
+hidden_size / heads, more experts than a step has tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attention import choose
+from engine import weights
+from engine.model import Model
+from engine.model_source import ModelSource, describe
+from engine.runner import Runner
+from tests.engine.tiny_llama import BLOCK_SIZE
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 96,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-bias": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": 20, "num_key_value_heads": 1}),
+    "mistral-full": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"head_dim": None, "tie_word_embeddings": True}),
+    "qwen2-window-yarn": ("Qwen2", {"head_dim": None, "rope_parameters": YARN, **QWEN_WINDOW}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-window": ("Qwen3", QWEN_WINDOW | {"attention_bias": True}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "mixtral-window": ("Mixtral", EXPERTS | {"sliding_window": 20, "num_local_experts": 3, "intermediate_size": 50}),
+    "qwen3moe": ("Qwen3Moe", EXPERTS | {"moe_intermediate_size": 48, "num_experts_per_tok": 3}),
+    "qwen3moe-mixed": (
+        "Qwen3Moe",
+        EXPERTS
+        | {"moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [0], "tie_word_embeddings": True},
+    ),
+    "gemma2": ("Gemma2", {"sliding_window": 20, "query_pre_attn_scalar": 48}),
+    "gemma2-caps": (
+        "Gemma2",
+        {
+            "sliding_window": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    "gemma3": ("Gemma3", {"sliding_window": 20, "query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
+}
+"""Our name of the case -> (transformers' prefix, changes to SIZES)."""
+
+
+def save(name: str, directory: Path, shard: str = "1GB") -> PreTrainedModel:
+    """The family's model in float32 as transformers made and saved it; norms and biases random too."""
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    prefix, changes = FAMILIES[name]
+    kind = "Gemma3Text" if prefix == "Gemma3" else prefix
+    sizes = {key: value for key, value in (SIZES | changes).items() if key != "head_dim" or value is not None}
+    config = getattr(transformers, kind + "Config")(
+        **sizes, attn_implementation="eager", experts_implementation="eager"
+    )
+    model = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" in parameter_name or parameter_name.endswith("bias"):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+        elif "embed" not in parameter_name:
+            torch.nn.init.normal_(parameter, std=0.15)  # transformers leaves the routers at zero
+    model.save_pretrained(directory, max_shard_size=shard)
+    return model
+
+
+def ours(directory: Path, dtype: torch.dtype = torch.float32, backend: str = "torch") -> tuple[ModelSource, Runner]:
+    """The saved model by our loader; its KV pool starts as NaN."""
+    source = describe(str(directory))
+    model = Model(source.config, weights.load(source, dtype), choose(backend, "cpu"))
+    return source, Runner(model, empty_pool(source, dtype), BLOCK_SIZE)
+
+
+def empty_pool(source: ModelSource, dtype: torch.dtype, num_blocks: int = 64) -> Tensor:
+    config = source.config
+    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
+    return torch.full(shape, torch.nan, dtype=dtype)

@@ -1,0 +1,62 @@
+"""Machines without RDMA: one line of why, and another transport."""
+
+import pytest
+
+from net.channel import Channel
+from net.memory import Region
+from net.rdma import build, verbs
+from net.transfer import Op, TransferEngine, TransferError
+
+
+@pytest.fixture
+def no_device(monkeypatch, tmp_path):
+    monkeypatch.setattr(verbs, "SYSFS", tmp_path / "nothing")
+
+
+async def nodes(order):
+    made = []
+    for name in "ab":
+        channel = Channel(name, {})
+        engine = TransferEngine(channel, order)
+        await channel.start("127.0.0.1")
+        made.append((channel, engine))
+    made[0][0].introduce("b", made[1][0].links.address)
+    return made
+
+
+async def test_the_reason_stands_in_the_path(no_device):
+    (channel, engine), (other_channel, other) = await nodes(["rdma", "tcp"])
+    with Region.shared("x", 4096) as ours, Region.shared("y", 4096) as theirs:
+        engine.register(ours)
+        other.register(theirs)
+        done = await engine.submit("b", Op.WRITE, "x", "y", [(0, 0, 10)])
+        assert done.transport == "tcp"
+        assert engine.path_of("b").refused == {
+            "rdma": "this machine has no RDMA device (nothing in /sys/class/infiniband)"
+        }
+        for part in (engine, other, channel, other_channel):
+            await part.close()
+
+
+async def test_asking_for_nothing_else_is_a_clear_error(no_device):
+    (channel, engine), (other_channel, other) = await nodes(["rdma"])
+    with pytest.raises(TransferError, match="no transport to 'b': rdma: this machine has no RDMA device"):
+        await engine.open("b")
+    for part in (engine, other, channel, other_channel):
+        await part.close()
+
+
+def test_no_compiler_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.raises(build.BuildError, match="apt install gcc libibverbs-dev"):
+        build.compile_to(tmp_path / "module.so")
+
+
+def test_a_failing_compile_names_its_first_error(monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'x.c:1: fatal error: infiniband/verbs.h: No such file' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
+    with pytest.raises(build.BuildError, match=r"libibverbs-dev\): .*verbs.h"):
+        build.compile_to(tmp_path / "cache" / "module.so")
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -1,0 +1,63 @@
+"""The stall monitor on loops that are blocked on purpose. Lower bounds only: any machine may be slower."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from net.stalls import PERIOD_S, StallMonitor
+
+
+def block_by_computing(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+async def samples(monitor: StallMonitor, count: int) -> None:
+    async with asyncio.timeout(20):
+        while monitor.state()["samples"] < count:  # noqa: ASYNC110
+            await asyncio.sleep(PERIOD_S)
+
+
+async def test_a_handler_that_computes_is_seen_and_named():
+    seen: list[float] = []
+    monitor = StallMonitor(seen.append)
+    monitor.start()
+    await samples(monitor, 1)
+    block_by_computing(0.3)
+    await samples(monitor, 3)
+    state = monitor.state()
+    await monitor.close()
+    assert max(seen) == monitor.longest_s >= 0.3 - 2 * PERIOD_S
+    assert state["longest_ms"]["computing"] >= 100
+    assert state["late_ms"]["p100"] == state["longest_ms"]["late"]
+    (place,) = [name for name in state["places"] if "block_by_computing" in name]
+    assert place.startswith("tests/net/test_stalls.py:")
+    assert state["places"][place]["count"] >= 1
+    assert state["samples"] <= len(seen)
+
+
+async def test_a_handler_that_sleeps_is_late_without_computing():
+    monitor = StallMonitor()
+    monitor.start()
+    await samples(monitor, 1)
+    time.sleep(0.3)  # noqa: ASYNC251 - what must be found
+    await samples(monitor, 3)
+    state = monitor.state()
+    await monitor.close()
+    assert state["longest_ms"]["late"] >= 1000 * (0.3 - 2 * PERIOD_S)
+    assert state["longest_ms"]["computing"] < state["longest_ms"]["late"] / 2
+    assert any("test_a_handler_that_sleeps" in name for name in state["places"])
+
+
+async def test_its_thread_ends_with_close_also_without_start():
+    before = threading.active_count()
+    monitor = StallMonitor()
+    monitor.start()
+    assert threading.active_count() == before + 1
+    await monitor.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "stalls"]
+    await StallMonitor().close()
+    assert StallMonitor().state()["late_ms"] == {}

@@ -1,0 +1,147 @@
+"""A prefill and a decode node whose KV travels by RDMA, forked from one process so that torch is imported once.
+
+Prints one JSON line: what the decode cluster answered, and what one engine without any network computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import engine.engine
+import engine.loading  # noqa: F401
+import mooncake
+from engine.model import Model
+from engine.model_source import describe
+from engine.request import SamplingParams
+from engine.runner import Row, Runner
+from engine.sampler import SamplingRow
+from engine.weights import load
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "eos_token_id": 255,
+}
+PROMPTS = [[7, 11, 13] * 20, list(range(1, 100))]
+MAX_TOKENS = 12
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> int:
+    """The process id of a node."""
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(folder / f"{role}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        mooncake.main(
+            [
+                *("--role", role, "--port", str(port), "--node-id", role, "--num-threads", "1"),
+                *("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-bytes", "8M"),
+                *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch", *flags),
+            ]
+        )
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def ask(port: int, path: str, body: dict | None = None) -> dict:
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.loads(answer.read() or b"{}")
+
+
+def until_ready(port: int, pid: int) -> None:
+    for _ in range(600):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            raise SystemExit("a node ended before it was ready")
+        try:
+            ask(port, "/health")
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+    raise SystemExit("a node did not become ready")
+
+
+def expected(folder: Path, prompt: list[int]) -> list[int]:
+    """Greedy, whole prompt again at every step."""
+    source = describe(str(folder), load_format="dummy")
+    from attention import choose
+
+    model = Model(source.config, load(source, torch.float32), choose("torch", "cpu"))
+    tokens = list(prompt)
+    for _ in range(MAX_TOKENS):
+        pool = torch.zeros(64, source.config.num_layers, 2, source.config.num_kv_heads, 16, source.config.head_size)
+        row = Row(tokens, 0, list(range(32)), SamplingRow(SamplingParams(temperature=0.0), tokens, len(prompt)))
+        tokens.append(Runner(model, pool, 16).step([row])[0].token_id)
+    return tokens[len(prompt) :]
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    first, second = free_port(), free_port()
+    nodes = [fork_node(folder, "prefill", "rxa0,rxa1", first)]
+    try:
+        until_ready(first, nodes[0])
+        nodes.append(fork_node(folder, "decode", "rxb0,rxb1", second, "--join", f"127.0.0.1:{first}"))
+        until_ready(second, nodes[1])
+        body = {"model": folder.name, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True}
+        answers = [ask(second, "/v1/completions", body | {"prompt": prompt}) for prompt in PROMPTS]
+        print(
+            json.dumps(
+                {
+                    "answers": answers,
+                    "expected": [expected(folder, prompt) for prompt in PROMPTS],
+                    "cluster": ask(first, "/cluster"),
+                    "states": [ask(port, "/debug/state") for port in (first, second)],
+                }
+            )
+        )
+    except BaseException:
+        for log in folder.glob("*.log"):
+            print(f"--- {log.name}\n{log.read_text()}", file=sys.stderr)
+        raise
+    finally:
+        for pid in nodes:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

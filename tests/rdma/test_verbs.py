@@ -1,0 +1,190 @@
+"""Notices, atomics and errors over real verbs."""
+
+import asyncio
+import errno
+import json
+import os
+import random
+import signal
+import sys
+
+import pytest
+
+from net.channel import Channel
+from net.memory import Region
+from net.rdma.device import Device
+from net.rdma.queue_pair import QueuePair, Request
+from net.rdma.verbs import VerbsError, verbs
+from net.transfer import Op, PeerLost, TransferEngine, TransferError
+from net.transport import Unusable
+from tests.rdma.nodes import SIZE, fill, rails_of, two_nodes, until
+
+
+def link_of(node, peer):
+    return node.engine._transports["rdma"].link(peer)
+
+
+async def test_notices_come_after_the_bytes_they_announce():
+    async with two_nodes() as (a, b):
+        seen = []
+
+        def noticed(peer, value, content):
+            seen.append((peer, value, content, bytes(b.region.memory[:8])))
+
+        b.engine._transports["rdma"].on_notice.append(noticed)
+        for i in range(40):  # more than there are receives posted
+            a.region.memory[:8] = i.to_bytes(8, "little")
+            await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, 8)])
+            await link_of(a, "b").notify(i) if i % 2 else await link_of(a, "b").notify(0, b"n%d" % i)
+        await until(lambda: len(seen) == 40)
+        assert [(value, content) for _, value, content, _ in seen] == [
+            (i, b"") if i % 2 else (0, b"n%d" % i) for i in range(40)
+        ]
+        assert all(int.from_bytes(word, "little") >= i for i, (_, _, _, word) in enumerate(seen))
+        with pytest.raises(ValueError, match="does not fit"):
+            await link_of(a, "b").notify(0, bytes(65))
+
+
+async def test_atomics_from_both_sides_of_a_counter():
+    async with two_nodes() as (a, b):
+        await a.engine.open("b")
+        await b.engine.open("b")
+        b.region.memory[64:72] = (5).to_bytes(8, "little")
+        olds = await asyncio.gather(*(link_of(a, "b").fetch_add("kv-b", 64, 3) for _ in range(10)))
+        assert sorted(olds) == [5 + 3 * i for i in range(10)]
+        assert await link_of(a, "b").fetch_add("kv-b", 64, -35) == 35
+        assert await link_of(a, "b").compare_swap("kv-b", 64, 1, 9) == 0
+        assert await link_of(a, "b").compare_swap("kv-b", 64, 0, 9) == 0
+        assert int.from_bytes(b.region.memory[64:72], "little") == 9
+        with pytest.raises(TransferError, match="outside"):
+            await link_of(a, "b").fetch_add("kv-b", SIZE - 4, 1)
+
+
+async def pair_of(device, **kinds):
+    """Two queue pairs of one device, connected; (first, what happened to it)."""
+    log = {"done": [], "error": []}
+    first = QueuePair(
+        device, log["done"].extend, lambda items, why, refused: log["error"].append((items, why, refused))
+    )
+    second = QueuePair(device, lambda items: None, lambda *error: None)
+    first.connect(second.endpoint(), **kinds)
+    second.connect(first.endpoint())
+    return first, second, log
+
+
+async def test_errors_end_a_queue_pair_and_a_new_generation_works():
+    device = Device("rxe0")
+    region = Region.private("r", 1 << 16)
+    known = device.register(region)
+    lib = verbs().lib
+    first, second, log = await pair_of(device)
+
+    def write(item, remote=known.address, rkey=known.rkey, lkey=known.lkey, length=64):
+        return Request(lib.IBV_WR_RDMA_WRITE, known.address, lkey, remote, rkey, length, item)
+
+    wrong = {
+        "a wrong key": write("x", rkey=known.rkey ^ 0x5A5A),
+        "beyond the region": write("x", remote=known.address + (1 << 16) - 8),
+        "a wrong local key": write("x", lkey=known.lkey ^ 0x5A5A),
+    }
+    for name, request in wrong.items():
+        first.post([write("before"), request, write("behind")])
+        await until(lambda: log["error"])
+        items, why, _ = log["error"].pop()
+        assert items[0] in ("x", "before") and items[-1] == "behind", (name, items, why)
+        assert not first.ready and first.room == 0
+        first.reset()
+        second.reset()
+        first.connect(second.endpoint())
+        second.connect(first.endpoint())
+        log["done"].clear()
+        first.post([write("again")])
+        await until(lambda: log["done"] == ["again"])
+    first.close()
+    second.close()
+    device.close()
+    region.close()
+
+
+async def test_a_closed_other_end_is_noticed():
+    device = Device("rxe0")
+    region = Region.private("r", 4096)
+    known = device.register(region)
+    first, second, log = await pair_of(device, ack_timeout=10, retries=3)
+    second.close()
+    first.post([Request(verbs().lib.IBV_WR_RDMA_WRITE, known.address, known.lkey, known.address, known.rkey, 8, "x")])
+    await until(lambda: log["error"])
+    assert log["error"][0][0] == ["x"]
+    first.close()
+    device.close()
+    region.close()
+
+
+async def test_what_the_card_cannot_do_is_said():
+    device = Device("rxe0")
+    with pytest.raises(VerbsError) as refused:
+        device.register_dmabuf(0, 0, 4096)
+    assert refused.value.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
+    with pytest.raises(Unusable, match="GID of index 77"):
+        Device("rxe0", gid_index=77)
+    device.close()
+
+
+async def test_devices_that_are_not_there_are_named():
+    channel = Channel("c", {})
+    engine = TransferEngine(channel, ["rdma", "tcp"], {"rdma": {"devices": ["mlx5_0"]}})
+    await channel.start("127.0.0.1")
+    async with two_nodes() as (a, _):
+        channel.introduce("a", a.channel.links.address)
+        with pytest.raises(TransferError, match=r"no RDMA device 'mlx5_0' here, only .*rxa0.*--rdma-devices"):
+            await engine.open("a")
+        await engine.close()
+        await channel.close()
+
+
+async def test_a_killed_peer_loses_the_transfer_and_nothing_else():
+    """SIGKILL in the middle of a write: PeerLost here, and this side's memory and other rails are as before."""
+    channel = Channel("a", {})
+    engine = TransferEngine(channel, ["rdma"], {"rdma": {"devices": ["rxa0", "rxa1"]}})
+    region = Region.private("kv-a", SIZE)
+    engine.register(region)
+    await channel.start("127.0.0.1")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.rdma.peer", stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.PIPE
+    )
+    try:
+        channel.introduce("b", tuple(json.loads(await process.stdout.readline())))
+        await engine.open("b")
+        sent = random.Random(1).randbytes(SIZE)
+        region.memory[:] = sent
+        await engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)])
+        task = asyncio.create_task(engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)] * 4))
+        await asyncio.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            await task
+        assert bytes(region.memory) == sent
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await engine.close()
+        await channel.close()
+        region.close()
+
+
+async def test_many_rounds_leave_no_request_behind():
+    async with two_nodes() as (a, b):
+        for seed in range(5):
+            rng = random.Random(seed)
+            print("seed", seed)
+            fill(a.region, seed)
+            order = rng.sample(range(SIZE // 4096), 200)
+            spans = [(4096 * i, 4096 * j, rng.randint(1, 4096)) for i, j in enumerate(order)]
+            await asyncio.gather(
+                *(a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", spans[k::4]) for k in range(4)),
+            )
+            for here, there, length in spans:
+                assert b.region.memory[there : there + length] == a.region.memory[here : here + length]
+        assert all(rail.in_flight == 0 for rail in rails_of(a, "b"))
+        assert all(pair.room == pair._queue.depth for pair in link_of(a, "b")._pairs)
