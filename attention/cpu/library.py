@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from pathlib import Path
 
 import torch
 
 from attention.cpu_build import AMX_BF16, AVX512_BF16, Unavailable, load, require
+
+log = logging.getLogger(__name__)
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
@@ -66,7 +69,9 @@ def best_level() -> str:
             library(level)
         except Unavailable as error:
             reason = str(error)
+            log.info("no attention kernels of level %s: %s", level, reason)
         else:
+            log.info("attention kernels of level %s", level)
             return level
     raise Unavailable(reason)
 
