@@ -5,6 +5,7 @@
     python mooncake.py --role prefill --port 8000                  the first node of a cluster
     python mooncake.py --role decode  --port 8001 --join HOST:8000
     python mooncake.py --role store   --port 8002 --join HOST:8000
+    python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
 """
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
 from engine.config import Config
+from engine.doctor.run import main as doctor
 from engine.draft_source import draft_source
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
@@ -56,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # libgomp's spinning threads starve every other process on the same cores; read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
+        arguments = sys.argv[1:] if argv is None else argv
+        if arguments[:1] == ["doctor"]:
+            return doctor(arguments[1:])
+        config = parse(arguments)
         logging.basicConfig(
             level=config.log_level.upper(),
             stream=sys.stderr,

@@ -29,7 +29,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+FLAGS = ("-std=c++17", "-O3", "-mtune=native", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
 MACHINE_FLAGS = {
     "avx2": "-mavx2",
     "fma": "-mfma",

@@ -17,10 +17,14 @@ from typing import Any
 from cache.block import BlockKey
 from cache.share import Deadlines, join_keys
 from net.channel import Channel
+from net.errors import RemoteError, TransferError
 
 
 class Shunned(Exception):
     """A home is passed over because it was too slow a moment ago."""
+
+
+HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
 @dataclass(slots=True)

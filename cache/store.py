@@ -13,28 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from cache.arena import checksum
 from cache.block import BlockKey
-from cache.client import Client, Shunned, Ticket
+from cache.client import HOME_ERRORS, Client, Shunned, Ticket
 from cache.homes import by_home
+from cache.layered import PinnedBlocks, pinned
 from cache.share import PRESENT, Deadlines, Share
 from cache.tiers import LocalStore
 from net.channel import Channel
-from net.errors import RemoteError, TransferError
+from net.errors import RemoteError
 from net.memory import Region
 from net.transfer import Op, TransferEngine
 
 log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
+LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
 INLINE_BYTES = 512 << 10  # more than this is checksummed off the event loop
 GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
 PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
-HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,21 @@ class Store:
             self._counts["corrupt"] += len(ticket.bad)
             log.warning("%d blocks from %s did not match their checksums: dropped", len(ticket.bad), home)
         return not ticket.bad
+
+    @asynccontextmanager
+    async def pinned(self, keys: Sequence[BlockKey]) -> AsyncIterator[PinnedBlocks | None]:
+        """All of `keys` kept at their homes while this is open, to be read part by part (cache/layered.py). None when
+        they cannot be had all at once: then `get`."""
+        homes = self._by_home(keys)
+        if not homes or len(keys) > LAYERED_BYTES // self.block_bytes:
+            yield None
+            return
+        async with pinned(self._client, self._transfer, self._deadlines, keys, homes, self._window) as blocks:
+            yield blocks
+
+    def region(self, name: str) -> Region:
+        """What was attached under that name. Raises KeyError."""
+        return self._regions[name]
 
     # --- put
 

@@ -199,6 +199,7 @@ class Acceptor:
         timeline = flight.timeline
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
         timeline.placement = explain(placement)
+        timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
         timeline.add(
             time.time(), self._node_id, "placed", prefill=placement.prefill, decode=placement.decode,
             attempt=flight.attempt,

@@ -48,6 +48,11 @@ class BlockBook:
         request.num_computed = len(request.block_ids) * self.block_size
         self.name_full(request)
 
+    def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
+        """The same before they have arrived. They have no names until `name_full`, which must wait for their end."""
+        request.block_ids.extend(block_ids)
+        request.num_computed = len(request.block_ids) * self.block_size
+
     def take_all(self, request: Request) -> int:
         """Blocks for all known tokens of a request that has none: n from the cache, the rest fresh; returns n.
         Raises OutOfBlocks, and then nothing has changed."""

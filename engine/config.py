@@ -271,6 +271,19 @@ class Config:
         unit="bytes/s",
         least=0,
     )
+    kv_transfer: str = flag(
+        "push",
+        "transfer",
+        "who moves a prompt's KV: the prefill node writes it to the decode node, or the decode node reads it",
+        ("push", "pull"),
+    )
+    kv_overlap: str = flag(
+        "layer",
+        "transfer",
+        "when a prompt's KV moves: each layer while the next is computed, each chunk of the prompt, or all at its end; "
+        "with layer a found prefix also arrives while it is used, where nobody else has to wait for it",
+        ("layer", "chunk", "none"),
+    )
     rdma_devices: str = flag(
         "auto",
         "transfer",

@@ -13,10 +13,11 @@ from cache.store import Store
 from engine.batcher import Batcher
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.incoming import KV_REGION
 from engine.loading import LoadedModel
 from engine.request import RequestState
 from engine.reuse import PrefixLoader, Publisher
-from engine.service import KV_REGION, EngineService
+from engine.service import EngineService
 from engine.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
@@ -68,13 +69,31 @@ class Engine:
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
         loader = PrefixLoader(
-            self.batcher, reused, KV_REGION, geometry, self.costs, self.network, config.prefix_fetch, metrics
+            self.batcher,
+            reused,
+            KV_REGION,
+            geometry,
+            self.costs,
+            self.network,
+            config.prefix_fetch,
+            metrics,
+            # other ranks compute without waiting
+            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
             self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
         )
         self.service = EngineService(
-            config.node_id, channel, transfer, self.worker, geometry, config.max_waiting_requests, self.load, metrics
+            config.node_id,
+            channel,
+            transfer,
+            self.worker,
+            geometry,
+            config.max_waiting_requests,
+            self.load,
+            metrics,
+            config.kv_transfer,
+            config.kv_overlap,
         )
         self.worker.on_emissions = self.service.on_emissions
         metrics.set_cache_config(

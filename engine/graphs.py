@@ -175,11 +175,12 @@ class GraphedModel:
         kv_pool: Tensor,
         rows: Tensor,
         on_layer: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """As Model.forward. The logits of a replayed step hold until the next call."""
-        recorded = None if on_layer is not None else self.find(batch, len(rows))
+        recorded = None if on_layer is not None or before_layer is not None else self.find(batch, len(rows))
         if recorded is None:
-            return self.model.forward(token_ids, batch, kv_pool, rows, on_layer)
+            return self.model.forward(token_ids, batch, kv_pool, rows, on_layer, before_layer)
         if kv_pool.data_ptr() != self.kv_pool.data_ptr():
             raise ValueError("the graphs were recorded over another KV pool")
         recorded.step.load(token_ids, batch, rows)

@@ -14,6 +14,7 @@ from cache.block import BlockGeometry
 from engine.config import Config
 from engine.draft import DraftModel
 from engine.flags import UsageError
+from engine.incoming import KV_REGION
 from engine.model import Model
 from engine.model_source import ModelSource
 from engine.ops import choose_ops
@@ -21,7 +22,6 @@ from engine.parallel import Ranks, Shard
 from engine.rank_processes import RankProcesses
 from engine.resolve import geometry as geometry_of
 from engine.runner import Runner
-from engine.service import KV_REGION
 from engine.weight_cache import WeightCache
 from engine.weights import load
 from net.memory import Region

@@ -15,6 +15,7 @@ RESERVE = "engine.reserve"  # to the decode node: take blocks for this request
 PREFILL = "engine.prefill"  # to the prefill node: compute it, push its KV to these blocks
 ABORT = "engine.abort"
 # prefill node -> decode node
+PULL = "engine.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
 HANDOVER = "engine.handover"  # all KV has landed, this is the first token
 # decode node -> prefill node
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more

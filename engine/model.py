@@ -188,12 +188,14 @@ class Model:
         kv_pool: Tensor,
         rows: Tensor,
         on_layer: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Compute one step: its KV goes into the pool, logits [R, vocab_size] float32 of the asked rows come back.
 
         token_ids [T] int64; kv_pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size];
         rows [R] int64, R may be 0. on_layer(l) is called, in order, once layer l's KV of this step is in the pool, on
-        every rank (on a GPU: once its write is queued on the current stream).
+        every rank (on a GPU: once its write is queued on the current stream). before_layer(l) is called before layer l
+        reads the pool, and may wait for what is to be read there; the other ranks do not wait.
         """
         angles = self.rope.angles(batch.positions)
         local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
@@ -204,6 +206,8 @@ class Model:
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
         for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
+            if before_layer is not None:
+                before_layer(index)
             attended = self._attention(projected, layer, kv_pool[:, index], step)
             if on_layer is not None and self.alone:
                 on_layer(index)

@@ -8,6 +8,7 @@ every acceptor to the same node (reference: stale argmin; sched/state.py ages wh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 from cache.block import BlockGeometry, BlockKey
 from cache.store import Store
 from engine import messages
+from engine.clocks import Clocks
 from engine.request import Request
 from net.channel import Channel, PeerLost, RemoteError
 from net.gossip import Gossip
 from net.http.frontend import Overloaded, Unavailable
+from net.shm import boot_id
 from sched.cost import TransferModel
 from sched.member import Member, Status
 from sched.placement import Candidate, Demand, Placement, PlacementPolicy, Rejected
@@ -45,7 +48,7 @@ class MeasuredLinks:
         """Timeline events of a request that decodes on `decode`."""
         for event in events:
             detail = event["detail"]
-            if event["event"] == "kv_pushed" and detail["bytes"] and detail["seconds"] > 0:
+            if event["event"] == "kv_moved" and detail["bytes"] and detail["seconds"] > 0:
                 self._handovers[event["node"], decode].observe(detail["bytes"], detail["seconds"])
             elif event["event"] == "prefix_fetched" and detail["bytes"] and detail["seconds"] > 0:
                 self._fetches[event["node"]].observe(detail["bytes"], detail["seconds"])
@@ -64,6 +67,7 @@ class Placer:
         prefix_caching: bool,
     ) -> None:
         self.links = MeasuredLinks()
+        self.clocks = Clocks()
         self._policy = policy
         self._channel = channel
         self._gossip = gossip
@@ -111,10 +115,12 @@ class Placer:
 
     async def _probe(self, member: Member, keys: Sequence[BlockKey]) -> Candidate | None:
         data = [b"".join(keys)] if "prefill" in member.roles else []
+        sent = time.time()
         try:
             reply, _ = await self._channel.call(member.node_id, messages.PROBE, {}, data, PROBE_TIMEOUT_S)
         except (PeerLost, RemoteError, TimeoutError):
             return None
+        self.clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], reply["boot_id"] == boot_id())
         record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
         return Candidate.of(member, record, reply["local_tokens"])
 

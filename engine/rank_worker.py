@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 import torch
 from torch._C._distributed_c10d import FileStore
 
+from engine.incoming import KV_REGION
 from engine.loading import load_rank
 from engine.model_error import ModelError
 from engine.parallel import ProcessRanks
 from engine.rank_processes import Start
-from engine.service import KV_REGION
 from net.memory import Region
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
+from engine.intervals import Intervals
 from sched.classes import STANDARD
 
 
@@ -150,6 +151,7 @@ class Request:
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
     table: BlockTable = field(default_factory=BlockTable, repr=False)
 
     @property

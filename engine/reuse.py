@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from cache.block import BlockGeometry, BlockKey
+from cache.layered import PinnedBlocks
 from cache.pool import BlockPool, OutOfBlocks
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
+from engine.intervals import Intervals
+from engine.layered_load import LayeredLoad, LayerGate
 from engine.request import Request
 from net.metrics import Metrics
 from sched.cost import TransferModel
@@ -40,7 +43,10 @@ class PrefixLoader:
         network: TransferModel,
         policy: str,
         metrics: Metrics,
+        by_layer: bool = False,
     ) -> None:
+        """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer."""
+        self._by_layer = by_layer
         self._batcher = batcher
         self._store = store
         self._region = region
@@ -50,17 +56,24 @@ class PrefixLoader:
         self._policy = policy  # auto | always | never
         self._metrics = metrics
 
-    async def load(self, request: Request) -> None:
-        """Extend the request's prefix. Whatever cannot be had is simply computed later."""
+    async def load(self, request: Request) -> LayeredLoad | None:
+        """Extend the request's prefix. Whatever cannot be had is simply computed later. A load that is returned goes
+        on beside the request's first step, which has to wait for each of its layers."""
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)
         keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
         if self._store is None or not keys or self._policy == "never":
-            return
+            return None
         found = await self._store.lookup(keys)
         if not found or request.finished or not self._pays(local * size, found * size):
-            return
+            return None
+        # A step that waits for layers keeps everybody in it waiting.
+        if self._by_layer and len(self._batcher.requests) == 1:
+            load = await self._start(request, keys[:found])
+            if load is not None or request.finished:
+                return load
         await self._fetch(request, keys[:found])
+        return None
 
     def _pays(self, context: int, num_tokens: int) -> bool:
         """Algorithm 1's comparison for one node: move the blocks or compute them."""
@@ -68,6 +81,86 @@ class PrefixLoader:
             return True
         fetch = self._network.estimate(num_tokens * self._geometry.token_bytes)
         return fetch < self._costs.prefill.estimate(num_tokens, context)
+
+    async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
+        """Begin to read all of `keys` layer by layer; None when they cannot be had that way."""
+        pool, first = self._batcher.pool, len(request.block_ids)
+        if pool.num_free < len(keys):
+            return None
+        blocks, gate = pool.allocate(len(keys)), LayerGate()
+        pool.hold(blocks)
+        begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._read_layers(request, keys, blocks, gate, begun))
+        started = False
+        try:
+            started = await begun and not request.finished
+        finally:
+            if not started:
+                task.cancel()
+                pool.release(blocks)
+        if not started:
+            return None
+        self._batcher.blocks.adopt_arriving(request, blocks)
+        return LayeredLoad(first, blocks, gate, task)
+
+    async def _read_layers(
+        self,
+        request: Request,
+        keys: Sequence[BlockKey],
+        blocks: Sequence[int],
+        gate: LayerGate,
+        begun: asyncio.Future[bool],
+    ) -> bool:
+        """`begun`: whether all blocks are pinned, so that only a failure can keep them from coming."""
+        assert self._store is not None
+        geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
+        layer_bytes, last = geometry.layer_bytes * len(blocks), begin
+        parts = [(layer * geometry.layer_bytes, geometry.layer_bytes) for layer in range(geometry.num_layers)]
+
+        def landed(layer: int) -> None:
+            nonlocal last
+            gate.landed(layer)
+            now = time.monotonic()
+            intervals.add(last, now, layer_bytes)
+            last = now
+
+        try:
+            async with self._store.pinned(keys) as pinned:
+                if not begun.done():
+                    begun.set_result(pinned is not None)
+                if pinned is None:
+                    return False
+                last = begin = time.monotonic()
+                offsets = [block * geometry.block_bytes for block in blocks]
+                whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
+        finally:
+            gate.open()
+            self._batcher.pool.unhold(blocks)
+            if not begun.done():
+                begun.set_result(False)
+        if whole:
+            self._account(request, pinned, len(blocks), time.monotonic() - begin, intervals)
+        return whole
+
+    def _account(
+        self, request: Request, pinned: PinnedBlocks, num_blocks: int, seconds: float, intervals: Intervals
+    ) -> None:
+        nbytes = num_blocks * self._geometry.block_bytes
+        self._metrics.count_store_get(pinned.tiers, 0)
+        for transport, count in pinned.transports.items():
+            self._metrics.count_transfer("read", transport, count, seconds)
+        self._network.observe(nbytes, seconds)
+        now = time.monotonic()
+        detail = {
+            "blocks": num_blocks,
+            "bytes": nbytes,
+            "seconds": seconds,
+            "sources": pinned.sources,
+            "tiers": pinned.tiers,
+            "transports": dict(pinned.transports),
+            "intervals": intervals.before(now),
+        }
+        request.log.append((now, "prefix_fetched", detail))
 
     async def _fetch(self, request: Request, keys: Sequence[BlockKey]) -> None:
         assert self._store is not None

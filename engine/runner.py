@@ -53,18 +53,26 @@ class Runner:
         inputs = self._inputs.build(rows)
         self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows)
 
-    def step(self, rows: Sequence[Row], on_layer: Callable[[int], None] | None = None) -> list[list[Sampled]]:
+    def step(
+        self,
+        rows: Sequence[Row],
+        on_layer: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> list[list[Sampled]]:
         """Compute every row's KV and choose the tokens it asks for: per row, in the order of `rows`, row.num_samples
         tokens, or none without row.sample.
 
-        on_layer(l): see Model.forward. Raises ValueError on a row without tokens or with too few blocks.
+        on_layer(l), before_layer(l): see Model.forward. Raises ValueError on a row without tokens or with too few
+        blocks.
         """
         if not rows:
             return []
         began = time.perf_counter()
         inputs = self._inputs.build(rows)
         with self.beside(rows):
-            logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
+            logits = self.model.forward(
+                inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer, before_layer
+            )
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
         chosen = sample(logits, [sampling for _, sampling in wanted])
         if self.device.type != "cpu" and not wanted:

@@ -1,49 +1,42 @@
-"""What other nodes may ask of an engine node: probe, reserve, prefill, handover, abort, fence.
+"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence.
 
-Who pushes into whose blocks, and when those blocks may be used again, is decided here:
+Who moves KV into whose blocks, and when those blocks may be used again, is decided here:
 
 - a decode node holds reserved blocks with transfer references until the prefill node says that all KV has landed
-  (handover), answers that it will push no more (fence), or is lost (its connection is gone, so nothing can land);
+  (handover), answers that it will move no more (fence), or is lost (its connection is gone, so nothing can land);
+  its own reads into them (pull) end before;
 - every request belongs to its acceptor: when that is lost, its requests end here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockGeometry
-from cache.pool import OutOfBlocks
 from engine import messages
+from engine.incoming import KV_REGION, Incoming, Reservation
+from engine.intervals import Intervals
+from engine.kv_ready import KvReady, KvTarget
+from engine.kv_transfer import KvTransfer, Mover
 from engine.messages import pack_events, pack_logprobs, unpack_request
-from engine.push import KvPush, PushTarget
+from engine.pull import PullOffer
+from engine.push import Push
 from engine.request import Request
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
+from net.shm import boot_id
 from net.transfer import TransferEngine
 
 log = logging.getLogger("mooncake.engine")
 
-KV_REGION = "kv"
-PUSH_TIMEOUT_S = 30.0
-BLOCKED_RETRY_S = 0.02
+MOVE_TIMEOUT_S = 30.0  # of one batch
 MAX_FENCED_IDS = 4096
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """A reserved request whose KV is on its way."""
-
-    request: Request
-    held: list[int]
-    prefill_node: str
 
 
 class EngineService:
@@ -59,7 +52,10 @@ class EngineService:
         max_waiting: int,
         load: Callable[[], dict[str, Any]],
         metrics: Metrics,
+        kv_transfer: str = "push",
+        kv_overlap: str = "layer",
     ) -> None:
+        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes."""
         self._node_id = node_id
         self._channel = channel
         self._transfer = transfer
@@ -68,13 +64,14 @@ class EngineService:
         self._max_waiting = max_waiting
         self._load = load
         self._metrics = metrics
+        self._kv_transfer = kv_transfer
+        self._kv_overlap = kv_overlap
         self._acceptors: dict[str, str] = {}  # request id -> node
-        self._incoming: dict[str, _Incoming] = {}
-        self._pushing: dict[str, KvPush] = {}  # of requests that have ended here, until nothing of them is in flight
-        self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start pushing any more
-        self._reserving = asyncio.Lock()  # reservations wait for blocks in order of arrival
-        self._num_reserving = 0
-        self._blocks_freed = asyncio.Event()
+        self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
+        self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
+        self._incoming = Incoming(
+            channel, transfer, worker, geometry, max_waiting, metrics, lambda request_id: request_id in self._fenced
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         channel.handle(messages.PROBE, self._on_probe)
         channel.handle(messages.RESERVE, self._on_reserve)
@@ -90,62 +87,22 @@ class EngineService:
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        return self._load() | {"local_tokens": len(matched) * self._geometry.block_size}
+        clock = {"unix_s": time.time(), "boot_id": boot_id()}
+        return self._load() | clock | {"local_tokens": len(matched) * self._geometry.block_size}
 
     # --- decode side
 
     async def _on_reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         request = unpack_request(body, data, time.monotonic())
-        if self._num_reserving >= self._max_waiting:
-            raise RemoteError(f"{self._max_waiting} requests wait for KV blocks of {self._node_id}", code="overloaded")
+        self._incoming.check_room()
         self._acceptors[request.request_id] = peer
-        self._num_reserving += 1
-        try:
-            first_missing = await self._reserve(request)
-        finally:
-            self._num_reserving -= 1
-        held = request.block_ids[first_missing:]
-        self._worker.batcher.pool.hold(held)
-        self._incoming[request.request_id] = _Incoming(request, held, body["prefill_node"])
-        return {"region": KV_REGION, "blocks": request.block_ids, "first_missing": first_missing}
-
-    async def _reserve(self, request: Request) -> int:
-        """Wait for blocks in order of arrival. Raises RemoteError when the request was aborted meanwhile."""
-        async with self._reserving:
-            while request.request_id not in self._fenced:
-                try:
-                    return self._worker.batcher.reserve(time.monotonic(), request)
-                except OutOfBlocks:
-                    await self._wait_for_blocks()
-        raise RemoteError("the request was cancelled before it had blocks", code="gone")
-
-    async def _wait_for_blocks(self) -> None:
-        """Until a request ended here; transfers free blocks without telling, so look again soon anyway."""
-        self._blocks_freed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BLOCKED_RETRY_S):
-                await self._blocks_freed.wait()
+        return await self._incoming.reserve(request, body["prefill_node"])
 
     async def _on_handover(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        incoming = self._incoming.pop(body["id"], None)
-        if incoming is None:
-            raise RemoteError("the request has ended on the decode node", code="gone")
-        self._worker.batcher.pool.unhold(incoming.held)
-        request = incoming.request
-        if request.finished:
-            raise RemoteError("the request has ended on the decode node", code="gone")
-        self._worker.batcher.arrived(time.monotonic(), request, body["first_token"])
-        self._worker.wake()
+        self._incoming.arrive(body["id"], body["first_token"])
 
-    async def _fence_incoming(self, incoming: _Incoming) -> None:
-        """Give the slots of an ended reservation back once its writer has stopped."""
-        try:
-            await self._channel.call(
-                incoming.prefill_node, messages.FENCE, {"id": incoming.request.request_id}, timeout_s=60.0
-            )
-        except (ConnectionError, RemoteError, TimeoutError):
-            await self._transfer.fence(incoming.prefill_node)  # it cannot tell; make sure that nothing lands
-        self._worker.batcher.pool.unhold(incoming.held)
+    async def _give_up(self, reservation: Reservation) -> None:
+        await self._incoming.give_up(reservation)
         self.blocks_freed()
 
     # --- prefill side
@@ -156,69 +113,75 @@ class EngineService:
             raise RemoteError("the request was cancelled before it started", code="gone")
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
-        push = None
+        transfer = None
         if body["target"] is not None:
-            push = KvPush(
-                self._transfer,
-                self._worker.batcher.pool,
-                self._geometry,
-                KV_REGION,
-                PushTarget(**body["target"]),
-                PUSH_TIMEOUT_S,
+            target = KvTarget(**body["target"])
+            ready = KvReady(self._geometry, target, request.num_tokens, self._kv_overlap)
+            transfer = KvTransfer(
+                target.node, self._mover(request.request_id, target), ready, self._worker.batcher.pool
             )
             request.handover = True
         self._acceptors[request.request_id] = peer
-        self._worker.add(request, push)
+        self._worker.add(request, transfer)
 
-    async def _hand_over(self, request: Request, push: KvPush, acceptor: str) -> None:
+    def _mover(self, request_id: str, target: KvTarget) -> Mover:
+        if self._kv_transfer == "pull":
+            return PullOffer(self._channel, KV_REGION, request_id, target, MOVE_TIMEOUT_S)
+        return Push(self._transfer, KV_REGION, target, MOVE_TIMEOUT_S)
+
+    async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
         """After the last layer: wait until all KV has landed, then let the decode node go on."""
         begin = time.monotonic()
         try:
-            report = await push.finish()
-            self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
+            report = await transfer.finish()
+            if self._kv_transfer == "push":  # a pull is counted where it is done
+                self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
             detail = {
+                "how": self._kv_transfer,
+                "overlap": self._kv_overlap,
                 "bytes": report.nbytes,
                 "batches": report.batches,
                 "transport": report.transport,
                 "seconds": report.seconds,
-                "exposed_seconds": time.monotonic() - begin,  # what compute did not hide
+                "exposed_seconds": time.monotonic() - begin,  # from the end of the prefill until all had landed
+                "intervals": report.intervals.before(time.monotonic()),
             }
-            request.log.append((time.monotonic(), "kv_pushed", detail))
+            request.log.append((time.monotonic(), "kv_moved", detail))
             await self._channel.call(
-                push.target.node,
+                transfer.node,
                 messages.HANDOVER,
                 {"id": request.request_id, "first_token": request.token_ids[-1]},
             )
         except Exception as error:
-            await push.stop()
+            await transfer.stop()
             self._send(acceptor, [[request.request_id, -1, None, None, "failed", self._extra(request, str(error))]])
-            self._metrics.count_transfer_failure(report.transport if (report := push.report).transport else "none")
-            log.info("handover of %s to %s failed: %s", request.request_id, push.target.node, error)
+            self._metrics.count_transfer_failure(transfer.report.transport or "none")
+            log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
             # Only now does the acceptor stop watching this node.
             self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", self._extra(request)]])
         finally:
-            self._pushing.pop(request.request_id, None)
+            self._leaving.pop(request.request_id, None)
 
     async def _on_fence(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         await self._cancel(body["id"])
         return {}
 
     async def _cancel(self, request_id: str) -> None:
-        """After this, nothing of the request is computed or pushed here."""
+        """After this, nothing of the request is computed or moved here."""
         self._fenced[request_id] = None
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
-        push = self._worker.take_push(request_id) or self._pushing.get(request_id)
-        if push is not None:
-            await push.stop()
+        transfer = self._worker.take_transfer(request_id) or self._leaving.get(request_id)
+        if transfer is not None:
+            await transfer.stop()
 
-    async def _stop_push(self, request_id: str, push: KvPush) -> None:
+    async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
         """A request ended before its KV was wanted elsewhere."""
-        self._pushing[request_id] = push
-        await push.stop()
-        self._pushing.pop(request_id, None)
+        self._leaving[request_id] = transfer
+        await transfer.stop()
+        self._leaving.pop(request_id, None)
 
     # --- ends
 
@@ -228,37 +191,35 @@ class EngineService:
 
     def _end(self, request_id: str) -> None:
         self._acceptors.pop(request_id, None)
-        incoming = self._incoming.pop(request_id, None)
-        if incoming is not None:
+        reservation = self._incoming.take(request_id)
+        if reservation is not None:
             self._worker.abort(request_id)
-            self._spawn(self._fence_incoming(incoming))
+            self._spawn(self._give_up(reservation))
         else:
             self._spawn(self._cancel(request_id))
         self.blocks_freed()
 
     def peer_lost(self, node: str) -> None:
-        """`node` is gone: what it accepted ends here, what it was pushing will not come."""
+        """`node` is gone: what it accepted ends here, what it was sending will not come."""
         for request_id in [r for r, acceptor in self._acceptors.items() if acceptor == node]:
             self._end(request_id)
-        for incoming in [i for i in self._incoming.values() if i.prefill_node == node]:
-            acceptor = self._acceptors.get(incoming.request.request_id)
-            self._end(incoming.request.request_id)
+        for request in self._incoming.of_node(node):
+            acceptor = self._acceptors.get(request.request_id)
+            self._end(request.request_id)
             if acceptor is not None:
-                note = self._extra(incoming.request, f"prefill node {node} was lost")
-                self._send(acceptor, [[incoming.request.request_id, -1, None, None, "failed", note]])
+                note = self._extra(request, f"prefill node {node} was lost")
+                self._send(acceptor, [[request.request_id, -1, None, None, "failed", note]])
 
     def blocks_freed(self) -> None:
         """Let a waiting reservation or request try again."""
-        self._blocks_freed.set()
+        self._incoming.blocks_freed()
         self._worker.wake()
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for incoming in self._incoming.values():
-            self._worker.batcher.pool.unhold(incoming.held)
-        self._incoming.clear()
+        await self._incoming.close()
 
     # --- tokens to their acceptors
 
@@ -270,17 +231,17 @@ class EngineService:
             acceptor = self._acceptors.get(request.request_id)
             reason = request.finish_reason
             ends = request.finished and not emission.num_behind
-            push = self._worker.take_push(request.request_id) if ends else None
+            transfer = self._worker.take_transfer(request.request_id) if ends else None
             if acceptor is None:
-                if push is not None:
-                    self._spawn(self._stop_push(request.request_id, push))
+                if transfer is not None:
+                    self._spawn(self._stop_transfer(request.request_id, transfer))
                 continue
             items[acceptor].append(self._item(emission))
-            if reason == "handover" and push is not None:
-                self._pushing[request.request_id] = push
-                self._spawn(self._hand_over(request, push, acceptor))
-            elif push is not None:
-                self._spawn(self._stop_push(request.request_id, push))
+            if reason == "handover" and transfer is not None:
+                self._leaving[request.request_id] = transfer
+                self._spawn(self._hand_over(request, transfer, acceptor))
+            elif transfer is not None:
+                self._spawn(self._stop_transfer(request.request_id, transfer))
             if ends:
                 del self._acceptors[request.request_id]
         for acceptor, batch in items.items():
@@ -301,6 +262,10 @@ class EngineService:
         return [request.request_id, index, emission.token_id, pack_logprobs(emission.logprobs), finish, extra]
 
     def _extra(self, request: Request, error: str | None = None) -> dict[str, Any]:
+        if request.steps:
+            now = time.monotonic()
+            request.log.append((now, "computed", {"intervals": request.steps.before(now)}))
+            request.steps = Intervals()
         events = pack_events(request, self._node_id)
         request.log.clear()
         return {"cached_tokens": request.num_cached, "events": events, "error": error}
@@ -318,6 +283,6 @@ class EngineService:
         return {
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
-            "pushing": len(self._pushing),
+            "leaving": len(self._leaving),
             "acceptors": len(self._acceptors),
         }

@@ -1,7 +1,7 @@
 """The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat.
 
 The batcher decides and the runner computes; this shell owns the clock, the executor thread and the background
-movement of blocks: prefix loads before a request starts, pushes while it computes, publishing after.
+movement of blocks: prefix loads before a request starts, KV to the decode node while it computes, publishing after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.draft import DraftModel
-from engine.push import KvPush
+from engine.kv_transfer import KvTransfer
+from engine.layered_load import Arriving
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
@@ -79,10 +80,12 @@ class Worker:
         self._speculator = speculator
         self._draft = draft
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
-        self._pushes: dict[str, KvPush] = {}
+        self._transfers: dict[str, KvTransfer] = {}
+        self._arriving = Arriving()
         self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
-        self._took = 0.0  # seconds in the engine thread, of the last step
+        self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
+        self._waited = False  # it had to wait for a prefix: its time teaches nothing
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._loads: set[asyncio.Task[None]] = set()
@@ -90,11 +93,11 @@ class Worker:
 
     # --- requests
 
-    def add(self, request: Request, push: KvPush | None = None) -> None:
-        """Queue a request; its KV goes out through `push` while it is computed."""
+    def add(self, request: Request, transfer: KvTransfer | None = None) -> None:
+        """Queue a request; its KV leaves through `transfer` while it is computed."""
         self.batcher.add(time.monotonic(), request)
-        if push is not None:
-            self._pushes[request.request_id] = push
+        if transfer is not None:
+            self._transfers[request.request_id] = transfer
         self.wake()
 
     def wake(self) -> None:
@@ -102,15 +105,16 @@ class Worker:
         self._wake.set()
 
     def abort(self, request_id: str) -> Request | None:
-        """End a request; its push, if any, is left to the caller of `take_push`."""
+        """End a request; its transfer, if any, is left to the caller of `take_transfer`."""
         request = self.batcher.abort(time.monotonic(), request_id)
+        self._arriving.drop(request_id)
         if request is not None:
             self.wake()
         return request
 
-    def take_push(self, request_id: str) -> KvPush | None:
-        """Hand over the push of a request that has ended."""
-        return self._pushes.pop(request_id, None)
+    def take_transfer(self, request_id: str) -> KvTransfer | None:
+        """Hand over the transfer of a request that has ended."""
+        return self._transfers.pop(request_id, None)
 
     # --- the loop
 
@@ -123,8 +127,9 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(push.stop() for push in self._pushes.values()))
-        self._pushes.clear()
+        await self._arriving.close()
+        await asyncio.gather(*(transfer.stop() for transfer in self._transfers.values()))
+        self._transfers.clear()
         self._executor.shutdown(wait=True)
         for request_id in list(self.batcher.requests):
             self.batcher.abort(time.monotonic(), request_id)
@@ -153,7 +158,7 @@ class Worker:
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
-            produced = self._commit(step, sampled)
+            produced = self._commit(step, sampled, await self._settle(step))
 
     async def _sleep(self) -> None:
         """Until something happens. Transfers free blocks without telling, so a blocked queue looks again soon."""
@@ -166,26 +171,56 @@ class Worker:
         """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
         commit, fail and schedule do, and an abort leaves both until then."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
-        begin = time.perf_counter()
+        begin = time.monotonic()
         rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
-        pushes = [
-            (push, list(row.request.block_ids), row.start, row.start + row.num_tokens)
+        gates = self._arriving.gates(row.request for row in step.rows)
+        transfers = [
+            # What is still arriving leaves layer by layer like what is computed.
+            (
+                transfer,
+                list(row.request.block_ids),
+                0 if row.request.request_id in gates else row.start,
+                row.start + row.num_tokens,
+            )
             for row in step.rows
-            if (push := self._pushes.get(row.request.request_id)) is not None
+            if (transfer := self._transfers.get(row.request.request_id)) is not None
         ]
 
         def on_layer(layer: int) -> None:
-            loop.call_soon_threadsafe(_layer_done, pushes, layer)
+            loop.call_soon_threadsafe(_layer_done, transfers, layer)
 
-        sampled = self.runner.step(rows, on_layer if pushes else None)
-        self._took = time.perf_counter() - begin
+        def before_layer(layer: int) -> None:
+            for gate in gates.values():
+                gate.wait(layer)
+
+        sampled = self.runner.step(rows, on_layer if transfers else None, before_layer if gates else None)
+        self._ran, self._waited = (begin, time.monotonic()), bool(gates)
         return sampled
 
-    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]]) -> _Produced:
-        self.costs.observe(step, self._took)
+    async def _settle(self, step: Step) -> list[Emission]:
+        """Wait for the loads that the step waited for: their blocks have names from now on. A request whose prefix did
+        not arrive whole ends here, for its acceptor to place again."""
+        failed = []
+        for request, whole in await self._arriving.settle(row.request for row in step.rows):
+            if request.finished:
+                continue
+            if whole:
+                self.batcher.blocks.name_full(request)
+            else:
+                self.batcher.abort(time.monotonic(), request.request_id)
+                failed.append(Emission(request, None, error="its prefix did not arrive whole"))
+        return failed
+
+    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
+        """failed: the end of requests that cannot go on."""
+        begin, end = self._ran
+        if not self._waited:
+            self.costs.observe(step, end - begin)
+        for row in step.rows:
+            row.request.steps.add(begin, end, row.num_tokens)
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
-        emissions = []
+        emissions = list(failed)
         for request, index, kept in done.emitted:
             for i, token in enumerate(sampled[index][:kept], 1):
                 emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
@@ -213,6 +248,8 @@ class Worker:
     def _fail(self, step: Step, error: str) -> None:
         """A step raised: its requests end here, the node lives on."""
         ended = self.batcher.fail(time.monotonic(), step)
+        for request in ended:
+            self._arriving.drop(request.request_id)
         self.on_emissions([Emission(request, None, error=error) for request in ended])
 
     # --- prefix loads
@@ -225,7 +262,9 @@ class Worker:
 
     async def _load(self, request: Request) -> None:
         try:
-            await self._loader.load(request)
+            load = await self._loader.load(request)
+            if load is not None:
+                self._arriving.add(request, load)
         except Exception:
             log.exception("prefix load of %s failed; it will be computed", request.request_id)
         self.batcher.loaded(time.monotonic(), request)
@@ -251,7 +290,7 @@ def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: S
     return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals)
 
 
-def _layer_done(pushes: Sequence[tuple[KvPush, Sequence[int], int, int]], layer: int) -> None:
-    """Runs on the event loop, once per layer for all pushes (push, block ids, start, end) of a step."""
-    for push, block_ids, start, end in pushes:
-        push.layer_done(block_ids, layer, start, end)
+def _layer_done(transfers: Sequence[tuple[KvTransfer, Sequence[int], int, int]], layer: int) -> None:
+    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
+    for transfer, block_ids, start, end in transfers:
+        transfer.layer_done(block_ids, layer, start, end)

@@ -26,6 +26,11 @@ ANSWER_S = 5.0  # for an answer on the lifeline
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+def boot_id() -> str:
+    """Equal on all processes of one host, containers too. Raises OSError where the kernel hides it."""
+    return BOOT_ID.read_text().strip()
+
+
 class Shm:
     """Works between processes of one user that see one file system."""
 
@@ -41,7 +46,7 @@ class Shm:
 
     def offer(self) -> dict[str, Any]:
         try:
-            boot = BOOT_ID.read_text().strip()
+            boot = boot_id()
             if self._listener is None:
                 self._listener = Listener(lambda lifeline: self._exported.accept(lifeline, self._token))
         except OSError as error:
@@ -133,7 +138,7 @@ def _reach(offer: dict[str, Any]) -> Lifeline:
     if "refused" in offer:
         raise Unusable(str(offer["refused"]))
     try:
-        if BOOT_ID.read_text().strip() != offer["boot"]:
+        if boot_id() != offer["boot"]:
             raise Unusable("it runs on another host")
         return connect(offer["path"])
     except OSError as error:

@@ -3,6 +3,7 @@
 
   scripts/bench_attention.py                  # on a GPU: measure
   scripts/bench_attention.py --aot            # without one: compile for --capability, report registers and memory
+  scripts/bench_attention.py --device cpu     # the C++ kernels beside the torch backend, for each of --threads
   scripts/bench_attention.py --quick --json attention.json
 
 Geometries are Llama-3-8B's (32 query heads, 8 KV heads of 128) and SmolLM2-135M's (9, 3 of 64), bfloat16. Times are
@@ -12,7 +13,7 @@ not profiled: decode moves K, V, q and out once; prefill needs 4 heads head_size
 Peers are torch's SDPA (flash and cuDNN), FlexAttention and, where it is installed, FlashInfer. SDPA and FlexAttention
 get K and V as dense tensors: they are spared the block table, which ours pays for. One that refuses a shape is missing.
 
-No figure has been taken on a GPU yet.
+No figure has been taken on a GPU yet. attention_bench/on_cpu.py says what is measured on the CPU, and what came out.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--capability", type=int, default=90, choices=(80, 86, 90), help="compute capability that --aot compiles for"
     )
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to measure")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="torch threads, with --device cpu")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
     args = parser.parse_args(arguments)
+    if args.device == "cpu" and not args.aot:
+        return args
     if find_spec("triton") is None:
         parser.error("triton is not installed: pip install -e .[triton]")
     if not args.aot and not torch.cuda.is_available():
-        parser.error("no GPU is visible: use --aot to compile without one")
+        parser.error("no GPU is visible: use --aot to compile without one, or --device cpu")
     return args
 
 
@@ -53,14 +58,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from attention_bench.compiled import compiled_rows
 
         rows = compiled_rows(args.capability, args.block_size, args.quick)
+    elif args.device == "cpu":
+        from attention_bench.on_cpu import cpu_rows
+
+        rows = cpu_rows(args.block_size, args.threads, args.quick)
     else:
         from attention_bench.measured import measured_rows
 
         rows = measured_rows(args.block_size, args.quick)
     config = {name: value for name, value in vars(args).items() if name != "json"}
-    config |= {"torch": torch.__version__, "device": "none" if args.aot else torch.cuda.get_device_name()}
+    config |= {"torch": torch.__version__, "device": device_name(args)}
     report(config, rows, args.json)
     return 0
+
+
+def device_name(args: Namespace) -> str:
+    """What the numbers were taken on."""
+    if args.aot:
+        return "none"
+    if args.device == "cuda":
+        return torch.cuda.get_device_name()
+    from attention.cpu import CpuBackend
+
+    return f"cpu, kernels of level {CpuBackend().level}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ PHASES = (
     ("prefix fetch", "prefix_fetch_ms"),
     ("prefill", "prefill_ms"),
     ("transfer", "transfer_ms"),
+    ("  hidden", "transfer_hidden_ms"),
     ("  not hidden", "transfer_exposed_ms"),
     ("first token", "ttft_ms"),
     ("decode", "decode_ms"),
@@ -87,8 +88,13 @@ def events(log: Sequence[Mapping[str, Any]]) -> Table:
     ordered = sorted(log, key=lambda event: float(event["t"]))
     for event in ordered:
         since = (event["t"] - ordered[0]["t"]) * 1000
-        table.add_row(f"{since:,.1f}", event["node"], event["event"], Text(_pairs(event["detail"])))
+        table.add_row(f"{since:,.1f}", event["node"], event["event"], Text(_pairs(_brief(event["detail"]))))
     return table
+
+
+def _brief(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Of intervals only how many: they are for scripts/trace.py."""
+    return {name: len(value) if name == "intervals" else value for name, value in detail.items()}
 
 
 def _bar(value: float, longest: float) -> str:

@@ -49,13 +49,19 @@ def main() -> int:
             return 0
         machine = vm.Machine(options.memory, options.cores)
         with tempfile.TemporaryDirectory() as out:
-            return _run(options, arguments or ["tests/rdma"], boot_image, machine, Path(out))
+            return _run(options, with_tests(arguments), boot_image, machine, Path(out))
     except Unavailable as reason:
         packages.say(f"skipped: {reason}")
         return UNAVAILABLE
     except (LabError, build.BuildError) as error:
         packages.say(f"failed: {error}")
         return 1
+
+
+def with_tests(arguments: list[str]) -> list[str]:
+    """pytest's arguments; tests/rdma unless they name a file or folder of tests."""
+    named = any(argument.startswith("tests") for argument in arguments)
+    return arguments if named else ["tests/rdma", *arguments]
 
 
 def _run(

@@ -64,7 +64,7 @@ class CpuBackend:
         """See AttentionBackend. q is rotated where it lies: the result is a view of qkv."""
         num_kv_heads = kv.shape[2]
         q: Tensor
-        q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k, v = qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads], qkv[:, -num_kv_heads:]
         self._write(k, v, kv, plan, (q, cos.float().contiguous(), sin.float().contiguous()))
         return q
 

@@ -83,51 +83,60 @@ template <class Path> static inline void softmax(Path &path, const Columns &c, i
   }
 }
 
-template <class Path> void attend_item(const Attend &a, const Item &item, Path &path, const Columns &c) {
+// One pass: the keys key .. key + KEYS, loaded already, for all tiles that see any of them.
+template <class Path> static void attend_keys(const Attend &a, Path &path, const Columns &c, int tiles, int key) {
+  const float scale = a.soft_cap > 0 ? 1 : a.scale * LOG2E;
+  for (int tile = 0; tile < tiles; tile++) {
+    const int32_t *position = c.position + tile * COLUMNS;
+    const int low = position[0], high = position[COLUMNS - 1];
+    const int seen = std::min(KEYS, high + 1 - key), padded = (seen + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+    if (seen <= 0 || (a.window && key + seen <= low - a.window + 1)) continue;
+    path.scores(tile, padded);
+    if (a.soft_cap > 0)
+      for (float *s = path.s; s < path.s + seen * COLUMNS; s += 16)
+        store(s, soft_cap(load(s) * splat(a.scale), a.soft_cap) * splat(LOG2E));
+    if (key + padded - 1 > low || (a.window && key <= high - a.window))
+      hide(path.s, position, key, seen, padded, a.window);
+    softmax(path, c, tile, padded, scale);
+    path.accumulate(c.o + (int64_t)tile * path.size * COLUMNS, padded);
+  }
+}
+
+// O^T / total, transposed back, into the item's rows.
+static inline void write_rows(const Attend &a, const Item &item, const Columns &c) {
   const int group = a.group(), size = a.kv.head_size, count = item.end - item.begin;
-  const int tiles = (count + COLUMNS - 1) / COLUMNS;
-  const int row0 = a.cu_q[item.request], rows = a.cu_q[item.request + 1] - row0;
+  for (int first = 0; first < count; first += 16) {
+    const float *o = c.o + (int64_t)first / COLUMNS * size * COLUMNS + first % COLUMNS;
+    const Vec inverse = 1 / load(c.total + first);
+    for (int d = 0; d < size; d += 16) {
+      IntVec block[16];
+      for (int i = 0; i < 16; i++) block[i] = (IntVec)(load(o + (d + i) * COLUMNS) * inverse);
+      transpose(block);
+      for (int i = 0; i < std::min(16, count - first); i++) {
+        const int column = item.begin + first + i;
+        const int64_t at = a.out_at(a.cu_q[item.request] + column / group, item.head * group + column % group);
+        store_as(a.dtype, a.out, at + d, (Vec)block[i]);
+      }
+    }
+  }
+}
+
+template <class Path> void attend_item(const Attend &a, const Item &item, Path &path, const Columns &c) {
+  const int count = item.end - item.begin, tiles = (count + COLUMNS - 1) / COLUMNS;
+  const int rows = a.cu_q[item.request + 1] - a.cu_q[item.request];
   const int first_position = a.ctx_lens[item.request] - rows;
-  std::fill_n(c.o, (int64_t)tiles * size * COLUMNS, 0.f);
+  std::fill_n(c.o, (int64_t)tiles * a.kv.head_size * COLUMNS, 0.f);
   std::fill_n(c.max, tiles * COLUMNS, LOWEST);
   std::fill_n(c.total, tiles * COLUMNS, 0.f);
   for (int i = 0; i < tiles * COLUMNS; i++)  // columns that pad the last tile repeat the last row
-    c.position[i] = first_position + (item.begin + std::min(i, count - 1)) / group;
+    c.position[i] = first_position + (item.begin + std::min(i, count - 1)) / a.group();
   path.begin(a, item, tiles);
 
   const int begin = a.window ? std::max(0, c.position[0] - a.window + 1) / 16 * 16 : 0;
   const int end = c.position[count - 1] + 1;
-  const float scale = a.soft_cap > 0 ? 1 : a.scale * LOG2E;
   for (int key = begin; key < end; key += KEYS) {
     path.load_keys(key, std::min(KEYS, end - key));
-    for (int tile = 0; tile < tiles; tile++) {
-      const int32_t *position = c.position + tile * COLUMNS;
-      const int low = position[0], high = position[COLUMNS - 1];
-      const int seen = std::min(KEYS, high + 1 - key), padded = (seen + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
-      if (seen <= 0 || (a.window && key + seen <= low - a.window + 1)) continue;
-      path.scores(tile, padded);
-      if (a.soft_cap > 0)
-        for (float *s = path.s; s < path.s + seen * COLUMNS; s += 16)
-          store(s, soft_cap(load(s) * splat(a.scale), a.soft_cap) * splat(LOG2E));
-      if (key + padded - 1 > low || (a.window && key <= high - a.window))
-        hide(path.s, position, key, seen, padded, a.window);
-      softmax(path, c, tile, padded, scale);
-      path.accumulate(c.o + (int64_t)tile * size * COLUMNS, padded);
-    }
+    attend_keys(a, path, c, tiles, key);
   }
-  for (int tile = 0; tile < tiles; tile++)
-    for (int h = 0; h < COLUMNS; h += 16) {
-      const float *o = c.o + (int64_t)tile * size * COLUMNS + h;
-      const Vec inverse = 1 / load(c.total + tile * COLUMNS + h);
-      for (int d = 0; d < size; d += 16) {
-        IntVec block[16];
-        for (int i = 0; i < 16; i++) block[i] = (IntVec)(load(o + (d + i) * COLUMNS) * inverse);
-        transpose(block);
-        for (int i = 0; i < 16 && tile * COLUMNS + h + i < count; i++) {
-          const int column = item.begin + tile * COLUMNS + h + i;
-          const int64_t at = a.out_at(row0 + column / group, item.head * group + column % group);
-          store_as(a.dtype, a.out, at + d, (Vec)block[i]);
-        }
-      }
-    }
+  write_rows(a, item, c);
 }

@@ -155,13 +155,20 @@ template <class Product> struct Bf16Path {
             _mm512_storeu_si512(copy + i * k_row + 32 * c, _mm512_maskz_loadu_epi16(mask, keys[key + i] + 32 * c));
           }
     }
-    for (int j = 0; j < padded; j += 32) transpose_values(values, key + j, std::min(32, count - j), vt + j);
+    typename Tokens<Bf16>::Cursor cursor(values, key);
+    for (int j = 0; j < padded; j += 32) {
+      const Bf16 *row[32];
+      const int used = std::min(32, count - j);
+      for (int i = 0; i < used; i++) {
+        row[i] = cursor.at;
+        cursor.advance(j + i + 1 < count);
+      }
+      transpose_values(row, used, vt + j);
+    }
   }
 
   // 32 tokens: token pairs become the dwords of rows; tokens from `count` on become zero and are not read.
-  void transpose_values(const Tokens<Bf16> &values, int key, int count, Bf16 *to) {
-    const Bf16 *row[32];
-    for (int i = 0; i < count; i++) row[i] = values[key + i];
+  void transpose_values(const Bf16 *const *row, int count, Bf16 *to) {
     for (int d = 0; d < size; d += 16) {
       IntVec block[16];
       for (int pair = 0; pair < 16; pair++) {

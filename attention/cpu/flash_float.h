@@ -2,7 +2,7 @@
 #pragma once
 #include "flash.h"
 
-struct FloatPath {
+template <typename T> struct FloatPath {
   static constexpr int DEGREE = 5;
 #ifdef __AVX512F__
   static constexpr int ROWS = 8;  // x COLUMNS sums held in registers: 16 of 32
@@ -45,18 +45,15 @@ struct FloatPath {
 
   // Slots without a token are not read; what pads the last step is zero.
   void load_keys(int key, int count) {
+    const int padded = (count + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
     for (int kind = 0; kind < 2; kind++) {
-      const Tokens<char> bytes(*a, item.request, item.head, kind);
-      const int64_t base = kind * a->kv.kind + item.head * a->kv.head;
+      typename Tokens<T>::Cursor cursor(Tokens<T>(*a, item.request, item.head, kind), key);
       float *to = kind ? v : k;
-      for (int j = 0; j < count; j++) {
-        const int token = key + j;
-        const int64_t at = base + bytes.table[token / bytes.block_size] * bytes.block +
-                           (token % bytes.block_size) * bytes.token;
-        for (int d = 0; d < size; d += 16) store(to + j * size + d, load_as(a->kv.dtype, a->kv.data, at + d));
+      for (int j = 0; j < count; j++, to += size) {
+        for (int d = 0; d < size; d += 16) store(to + d, load(cursor.at + d));
+        cursor.advance(j + 1 < count);
       }
-      const int padded = (count + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
-      std::fill(to + count * size, to + padded * size, 0.f);
+      std::fill(to, to + (padded - count) * size, 0.f);
     }
   }
 

@@ -45,7 +45,7 @@ template <typename T> struct Tokens {
 
   // Walks over the tokens from j on without a division for each.
   struct Cursor {
-    const Tokens &tokens;
+    const Tokens tokens;
     int index, offset;
     const T *at;
 

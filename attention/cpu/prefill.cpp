@@ -74,5 +74,7 @@ extern "C" void mooncake_prefill(const Attend *a) {
 #endif
   }
 #endif
-  attend_all<FloatPath, NoSetup>(*a);
+  if (a->kv.dtype == FLOAT32) return attend_all<FloatPath<float>, NoSetup>(*a);
+  if (a->kv.dtype == BFLOAT16) return attend_all<FloatPath<Bf16>, NoSetup>(*a);
+  return attend_all<FloatPath<Fp16>, NoSetup>(*a);
 }

@@ -11,7 +11,7 @@ from net.connection import Connection, Receiver
 from net.errors import PeerLost
 from net.links import Links
 from net.memory import Region
-from net.rdma.device import Device, numa_node_of
+from net.rdma.device import Device
 from net.rdma.link import Link
 from net.rdma.target import Target
 from net.rdma.verbs import device_names, verbs
@@ -31,8 +31,9 @@ class Rdma:
         devices: Sequence[str] = (),
         gid_index: int | None = None,
     ) -> None:
-        """`devices`: which to use, in the order of the rails; empty = all, by name. Nothing is opened before the
-        first peer asks."""
+        """`devices`: which to use, in the order of the rails; empty = all, by name, and not by this process's
+        NUMA node: rail i joins the i-th devices of both nodes, so all nodes must have the same order. Nothing is
+        opened before the first peer asks."""
         self._links = links
         self._regions = regions
         self._wanted = list(devices)
@@ -147,8 +148,3 @@ class Rdma:
         for device in self._devices:
             device.close()
         self._devices = []
-
-
-def by_affinity(names: Sequence[str], numa_node: int) -> list[str]:
-    """Devices of that NUMA node first, otherwise by name."""
-    return sorted(names, key=lambda name: (numa_node_of(name) != numa_node, name))

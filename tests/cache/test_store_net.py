@@ -162,3 +162,39 @@ async def test_a_home_killed_with_9_is_a_miss_and_comes_back_with_its_ssd(tmp_pa
         if home.process.returncode is None:
             await home.kill()
         await client.close()
+
+
+async def test_pinned_blocks_are_read_part_by_part(nodes):
+    a, b, _ = nodes
+    fill(a)
+    assert await a.store.put(KEYS[:6], "kv", OFFSETS[:6]) == 6
+    parts = [(0, 4096), (4096, SLOT - 4096)]
+    first, seen = OFFSETS[2], []
+
+    def landed(part):
+        start, length = parts[part]
+        at = first + start
+        seen.append(b.kv.memory[at : at + length] == BLOCKS[2][start : start + length])
+
+    async with b.store.pinned(KEYS[:6]) as pinned:
+        assert await pinned.read(b.kv, OFFSETS[:6], parts, landed)
+        assert sum(pinned.sources.values()) == 6
+        assert sum(pinned.transports.values()) == 6 * SLOT
+    assert seen == [True, True]
+    assert all(b.kv.memory[o : o + SLOT] == block for o, block in zip(OFFSETS[:6], BLOCKS[:6], strict=True))
+    async with b.store.pinned(KEYS[:8]) as pinned:
+        assert pinned is None  # two of them are nowhere
+
+
+@pytest.mark.parametrize("harm", ["damaged", "lost"])
+async def test_a_damaged_block_or_a_lost_home_is_no_read(nodes, harm):
+    a, b, c = nodes
+    fill(a)
+    assert await a.store.put(KEYS[:6], "kv", OFFSETS[:6]) == 6
+    async with b.store.pinned(KEYS[:6]) as pinned:
+        victim = next(node for node in (a, c) if node.node_id in pinned.sources)
+        if harm == "lost":
+            await victim.channel.close()
+        else:
+            victim.arena.memory[:] = bytes(len(victim.arena.memory))
+        assert not await pinned.read(b.kv, OFFSETS[:6], [(0, SLOT)], lambda part: None)

@@ -131,7 +131,7 @@ def test_every_node_answers_and_the_timeline_crosses_nodes(cluster):
         assert told["summary"]["bytes_moved"]["shm"] > 0  # a salt of its own: nothing was there before
         assert told["summary"]["cached_tokens"] == 0
         names = [event["event"] for event in told["events"]]
-        assert names[0] == "accepted" and names[-1] == "answered" and "kv_pushed" in names
+        assert names[0] == "accepted" and names[-1] == "answered" and "kv_moved" in names
 
 
 def test_metrics_have_the_names_that_routers_read(cluster, url):

@@ -61,18 +61,18 @@ class IdleWorker:
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
-        self.pushes: dict[str, Any] = {}
+        self.transfers: dict[str, Any] = {}
 
-    def add(self, request, push=None):
+    def add(self, request, transfer=None):
         self.batcher.add(0.0, request)
-        if push:
-            self.pushes[request.request_id] = push
+        if transfer:
+            self.transfers[request.request_id] = transfer
 
     def abort(self, request_id):
         return self.batcher.abort(0.0, request_id)
 
-    def take_push(self, request_id):
-        return self.pushes.pop(request_id, None)
+    def take_transfer(self, request_id):
+        return self.transfers.pop(request_id, None)
 
     def wake(self):
         pass
@@ -88,7 +88,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     await channel.handlers[messages.PREFILL]("a", body | {"target": target}, memoryview(data[0]))
     step = worker.batcher.schedule(0.0)
     for layer in range(2):
-        worker.pushes["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
+        worker.transfers["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
     await asyncio.sleep(0)
     done = worker.batcher.commit(0.0, step, [(5,)])
     service.on_emissions([Emission(done.emitted[0][0], 5)])
@@ -100,7 +100,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     assert transfer.in_flight == 0
     await asyncio.sleep(0.05)
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
-    assert service.held() == {"requests": 0, "incoming": 0, "pushing": 0, "acceptors": 0}
+    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "acceptors": 0}
     await service.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.timeline import Timeline
 
 
@@ -10,12 +12,15 @@ def told() -> Timeline:
     timeline.nodes = {"acceptor": "s", "prefill": "p", "decode": "d"}
     fetch = {"seconds": 0.010, "bytes": 640, "transports": {"shm": 640}}
     push = {"seconds": 0.020, "exposed_seconds": 0.001, "bytes": 360, "transport": "tcp"}
+    push["intervals"] = [[0.060, 0.030, 300], [0.020, 0.010, 60]]  # 1.240 .. 1.270 and 1.280 .. 1.290
     timeline.add(1.000, "s", "accepted")
-    timeline.add(1.300, "p", "kv_pushed", **push)
+    timeline.add(1.300, "p", "kv_moved", **push)
     timeline.add(1.002, "s", "placed")
     timeline.add(1.003, "p", "waiting")
     timeline.add(1.020, "p", "prefix_fetched", **fetch)
     timeline.add(1.050, "p", "running")
+    timeline.add(1.250, "p", "computed", intervals=[[0.200, 0.100, 64], [0.100, 0.0, 36]])
+    timeline.add(1.251, "d", "computed", intervals=[[0.200, 0.0, 1]])  # others' decodes hide nothing
     timeline.add(1.250, "s", "first_token")
     timeline.add(1.260, "p", "finished")
     timeline.add(1.900, "s", "answered")
@@ -32,10 +37,12 @@ def test_summary_of_a_disaggregated_request():
         "prefill_ms": 200,
         "transfer_ms": 20,
         "transfer_exposed_ms": 1,
+        "transfer_hidden_ms": 10,
         "ttft_ms": 250,
         "decode_ms": 650,
         "e2e_ms": 900,
     }
+    assert summary["overlap_efficiency"] == pytest.approx(0.25, abs=0.001)
     assert summary["bytes_moved"] == {"shm": 640, "tcp": 360}
 
 

@@ -31,7 +31,7 @@ class Counting:
         self.gate.set()
         self.error: Exception | None = None
 
-    def step(self, rows: Any, on_layer: Any = None) -> list[list[Sampled]]:
+    def step(self, rows: Any, on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
         with self.beginning:
             self.begun.append([row.start for row in rows])
             self.tables.append([list(row.block_ids) for row in rows])

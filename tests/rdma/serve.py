@@ -22,10 +22,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import engine.engine
 import engine.loading  # noqa: F401
 import mooncake
+from engine.inputs import Row
 from engine.model import Model
 from engine.model_source import describe
 from engine.request import SamplingParams
-from engine.runner import Row, Runner
+from engine.runner import Runner
 from engine.sampler import SamplingRow
 from engine.weights import load
 
@@ -103,7 +104,7 @@ def expected(folder: Path, prompt: list[int]) -> list[int]:
     for _ in range(MAX_TOKENS):
         pool = torch.zeros(64, source.config.num_layers, 2, source.config.num_kv_heads, 16, source.config.head_size)
         row = Row(tokens, 0, list(range(32)), SamplingRow(SamplingParams(temperature=0.0), tokens, len(prompt)))
-        tokens.append(Runner(model, pool, 16).step([row])[0].token_id)
+        tokens.append(Runner(model, pool, 16).step([row])[0][0].token_id)
     return tokens[len(prompt) :]
 
 

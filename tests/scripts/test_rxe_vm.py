@@ -62,6 +62,12 @@ def test_results_are_counted_and_none_is_a_failure(tmp_path):
     assert rxe_vm.count(junit)["tests"] == 0
 
 
+def test_only_the_tests_for_the_lab_run_in_it():
+    assert rxe_vm.with_tests([]) == ["tests/rdma"]
+    assert rxe_vm.with_tests(["-q", "-k", "rails"]) == ["tests/rdma", "-q", "-k", "rails"]
+    assert rxe_vm.with_tests(["tests/rdma/test_verbs.py", "-q"]) == ["tests/rdma/test_verbs.py", "-q"]
+
+
 def test_a_machine_of_another_kind_is_told_so(monkeypatch):
     monkeypatch.setattr(packages.platform, "machine", lambda: "aarch64")
     with pytest.raises(Unavailable, match="x86-64"):

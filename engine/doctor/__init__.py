@@ -1,0 +1,1 @@
+"""`python mooncake.py doctor`: what this machine offers a node, and what would make it better."""

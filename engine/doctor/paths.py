@@ -1,0 +1,98 @@
+"""The way KV would take to a peer: from what is here, or tried with a peer that runs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from engine.doctor.finding import FAIL, OK, WARN, Finding, System
+from engine.doctor.rdma import DEVICES
+from net.channel import Channel, PeerRefused
+from net.errors import PeerLost, RemoteError, TransferError
+from net.http.client import fetch_cluster
+from net.transfer import TransferEngine, transports
+
+ANSWER_S = 2.0  # a node that just starts is not waited for
+
+BETTER = {
+    "shm": "run both nodes on one host, as one user, in containers that share /tmp and /dev/shm",
+    "rdma": "an active RDMA device on both nodes (see the checks above, and run doctor on the peer)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One transport to the peer."""
+
+    name: str
+    usable: bool
+    why: str
+
+
+def verdict(tried: list[Tried], name: str = "path") -> Finding:
+    """The path `--transport auto` takes, and the way to the best one that is refused."""
+    path = next((one for one in tried if one.usable), None)
+    if path is None:
+        return Finding(name, FAIL, "no transport reaches the peer", "open its control port for TCP (--control-port)")
+    missed = tried[: tried.index(path)]
+    if not missed:
+        return Finding(name, OK, f"{path.name}: {path.why}; there is no better one")
+    remedy = "; or ".join(f"for {one.name}: {BETTER[one.name]}" for one in missed)
+    return Finding(name, OK if path.name != "tcp" else WARN, f"{path.name}: {path.why}", remedy)
+
+
+def expected(system: System) -> list[Finding]:
+    """Without a peer: what it would be on this host and on another."""
+    here = Tried("shm", True, "a peer on this host, copies in shared memory")
+    active = [name for name in system.names(DEVICES) if "ACTIVE" in system.read(f"{DEVICES}/{name}/ports/1/state")]
+    rdma = Tried("rdma", bool(active), f"a peer on another host, over {', '.join(active)}" if active else "no device")
+    tcp = Tried("tcp", True, "a peer on another host")
+    return [verdict([here], "path, one host"), verdict([rdma, tcp], "path, two hosts")]
+
+
+async def to_peer(address: str, api_key: str | None, options: dict[str, Any]) -> list[Finding]:
+    """Connect to the node whose HTTP API is at `address` as a node of its cluster would, without joining, and open
+    each transport. Raises ClusterError when no node answers there."""
+    cluster = await fetch_cluster(address, api_key, ANSWER_S)
+    peer = cluster["node_id"]
+    about = f"{peer} at {cluster['control'][0]}:{cluster['control'][1]}, model {cluster['model']}"
+    out = [Finding("peer", OK, about)]
+    tried = []
+    for name in transports:
+        found, offer, round_trip_s = await _try(name, cluster, options)
+        tried.append(found)
+        said = "not offered" if offer is None else offer.get("refused", "offered")
+        status = OK if found.usable else WARN
+        out.append(Finding(f"{name} to {peer}", status, f"{found.why} (the peer: {said})"))
+        if round_trip_s is not None and name == "tcp":
+            out.append(Finding("round trip", OK, f"{1000 * round_trip_s:.2f} ms for a control message"))
+    return [*out, verdict(tried)]
+
+
+async def _try(
+    name: str, cluster: dict[str, Any], options: dict[str, Any]
+) -> tuple[Tried, dict[str, Any] | None, float | None]:
+    """(what came of it, the peer's offer, the round trip of a message)"""
+    identity = {key: cluster[key] for key in ("model", "root", "block_size", "dtype")}
+    channel = Channel(f"doctor-{secrets.token_hex(4)}", identity, lambda theirs: None)
+    given = {name: options[name]} if name in options else {}
+    transfer = TransferEngine(channel, (name,), given)
+    try:
+        await channel.start("127.0.0.1")
+        peer = await channel.connect(tuple(cluster["control"]))
+        begin = time.perf_counter()
+        answer, _ = await channel.call(peer, "transfer.open", {})
+        took = time.perf_counter() - begin
+        offer = answer["offers"].get(name)
+        try:
+            path = await transfer.open(peer)
+        except (TransferError, TimeoutError) as error:
+            return Tried(name, False, str(error).partition(f"{name}: ")[2] or str(error)), offer, took
+        return Tried(name, True, path.reason), offer, took
+    except (PeerLost, PeerRefused, RemoteError, OSError, TimeoutError) as error:
+        return Tried(name, False, f"the control port does not answer: {error or type(error).__name__}"), None, None
+    finally:
+        await transfer.close()
+        await channel.close()

@@ -1,0 +1,87 @@
+"""Which bytes of a prompt's KV may leave for the decode node, and when. Pure.
+
+The unit of overlap (`--kv-overlap`), from the finest to none:
+
+    layer   a layer of a chunk, as soon as its attention is done (Mooncake, FAST'25, section 4.2)
+    chunk   whole blocks, as soon as all layers of the chunk are done
+    none    everything, after the last chunk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cache.block import BlockGeometry
+
+OVERLAPS = ("layer", "chunk", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class KvTarget:
+    """Where a prompt's KV goes: blocks reserved on the decode node."""
+
+    node: str
+    region: str
+    block_ids: Sequence[int]  # one per block of the prompt
+    first_missing: int  # leading blocks the decode node has already
+
+
+class Piece(NamedTuple):
+    """Contiguous bytes of one block: offsets in the arenas of both nodes."""
+
+    block_id: int  # here
+    local: int
+    remote: int
+    nbytes: int
+
+
+class KvReady:
+    """Turns 'layer l of tokens [start, end) is computed' into the pieces that are complete with it.
+
+    A block that a chunk leaves half full is handed out again when the next one has filled it.
+    """
+
+    def __init__(self, geometry: BlockGeometry, target: KvTarget, num_tokens: int, overlap: str) -> None:
+        """num_tokens: of the prompt; when the last of them is computed everything has been handed out."""
+        if overlap not in OVERLAPS:
+            raise ValueError(f"--kv-overlap must be one of {', '.join(OVERLAPS)}, not {overlap!r}")
+        self._geometry = geometry
+        self._target = target
+        self._num_tokens = num_tokens
+        self._overlap = overlap
+        self._complete: set[int] = set()  # indices of blocks handed out full, with all their layers
+
+    def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
+        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request; those in front of `start`
+        were found and are whole."""
+        if self._overlap == "layer":
+            return self._layer(block_ids, layer, start, end)
+        if layer < self._geometry.num_layers - 1 or (self._overlap == "none" and end < self._num_tokens):
+            return []
+        size = self._geometry.block_size
+        pieces = self._whole(block_ids, range(self._target.first_missing, -(-end // size)))
+        self._complete.difference_update(range(end // size, -(-end // size)))
+        return pieces
+
+    def _layer(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
+        size, first = self._geometry.block_size, self._target.first_missing
+        found = self._whole(block_ids, range(first, start // size)) if layer == 0 else []
+        touched = range(max(start // size, first), -(-end // size))
+        nbytes = self._geometry.layer_bytes
+        pieces = [self._piece(block_ids, i, layer * nbytes, nbytes) for i in touched]
+        if layer == self._geometry.num_layers - 1:
+            self._complete.update(i for i in touched if (i + 1) * size <= end)
+        return found + pieces
+
+    def _whole(self, block_ids: Sequence[int], indices: Iterable[int]) -> list[Piece]:
+        missing = [i for i in indices if i not in self._complete]
+        self._complete.update(missing)
+        return [self._piece(block_ids, i, 0, self._geometry.block_bytes) for i in missing]
+
+    def _piece(self, block_ids: Sequence[int], index: int, offset: int, nbytes: int) -> Piece:
+        size = self._geometry.block_bytes
+        return Piece(
+            block_ids[index], block_ids[index] * size + offset, self._target.block_ids[index] * size + offset, nbytes
+        )

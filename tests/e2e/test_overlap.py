@@ -1,0 +1,54 @@
+"""The same tokens however a prompt's KV gets to the decode node, and a prefill node that dies while it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from scripts import rest
+from scripts.cluster import LocalCluster
+from tests.e2e.conftest import Start, complete, settled, timeline
+
+PROMPT = list(range(100, 430))
+CHUNKED = ("--max-num-batched-tokens", "100", "--no-enable-prefix-caching", "--transport", "tcp")
+
+
+def test_push_and_pull_by_layer_by_chunk_and_at_the_end(start: Start, tiny_model):
+    with start("prefill=1,decode=1", *tiny_model, *CHUNKED) as cluster:
+        texts = []
+        for how, overlap in (("push", "layer"), ("push", "none"), ("pull", "layer"), ("pull", "chunk")):
+            if texts:
+                cluster.restart("prefill-0", "--kv-transfer", how, "--kv-overlap", overlap)
+            url = cluster["decode-0"].url
+            answer = complete(url, PROMPT, 8, ignore_eos=True)
+            texts.append(answer["choices"][0]["text"])
+            record = timeline(url, answer["id"])
+            (moved,) = [e["detail"] for e in record["events"] if e["event"] == "kv_moved"]
+            assert (moved["how"], moved["overlap"]) == (how, overlap)
+            assert sum(nbytes for _, _, nbytes in moved["intervals"]) == moved["bytes"]
+            assert (moved["batches"] == 1) == (overlap == "none")
+            settled(cluster)
+        assert len(set(texts)) == 1
+
+        # a long prompt is being pulled when its source dies: the decode node's blocks come back
+        prompt = list(range(100, 2000))
+        thread = threading.Thread(target=_ask, args=(cluster["decode-0"].url, prompt), daemon=True)
+        thread.start()
+        wait_until_reserved(cluster)
+        cluster.kill("prefill-0")
+        settled(cluster, 40.0)
+        thread.join(40.0)
+        assert not thread.is_alive()
+
+
+def _ask(url: str, prompt: list[int]) -> None:
+    with contextlib.suppress(rest.RestError):  # nobody is left to prefill it
+        complete(url, prompt, 2)
+
+
+def wait_until_reserved(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + 20
+    while not rest.get(cluster["decode-0"].url + "/debug/state")["engine"]["held_for_requests"]["incoming"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

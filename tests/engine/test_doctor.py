@@ -1,0 +1,172 @@
+"""Each check on machines that have and lack what it looks for, written as trees of files; and a real peer."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+from engine.config import Config
+from engine.doctor import compute, memory, paths, rdma, storage
+from engine.doctor.finding import FAIL, OK, WARN, System, careful
+from engine.doctor.paths import Tried, verdict
+from engine.doctor.run import examine, main, show
+from engine.machine import Gpu
+from net.memory import Region
+from net.transfer import TransferEngine
+from tests.net.peers import channels
+
+DEVICE = "sys/class/infiniband/mlx5_0"
+ONE_NIC = {
+    f"{DEVICE}/ports/1/state": "4: ACTIVE",
+    f"{DEVICE}/ports/1/link_layer": "Ethernet",
+    f"{DEVICE}/ports/1/rate": "100 Gb/sec (4X EDR)",
+    f"{DEVICE}/ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001",
+    f"{DEVICE}/ports/1/gids/1": rdma.ZERO_GID,
+    f"{DEVICE}/ports/1/gid_attrs/types/0": "RoCE v2",
+    f"{DEVICE}/device/net/eth7/ifindex": "3",
+    f"{DEVICE}/device/numa_node": "1",
+    "sys/class/net/eth7/mtu": "9000",
+}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """machine({path: text}, **environ) -> System"""
+
+    def write(files: dict[str, str] = {}, **environ: str) -> System:  # noqa: B006
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text + "\n")
+        return System(tmp_path, environ)
+
+    return write
+
+
+def test_a_device_that_is_ready(machine):
+    (one,) = rdma.devices(machine(ONE_NIC))
+    assert (one.check, one.status, one.remedy) == ("mlx5_0", OK, "")
+    for said in ("100 Gb/sec", "4: ACTIVE", "1 GIDs (RoCE v2)", "NUMA node 1", "packets of 4096 bytes"):
+        assert said in one.found
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ({f"{DEVICE}/ports/1/state": "1: DOWN"}, "ip link set dev eth7 up"),
+        ({f"{DEVICE}/ports/1/gids/0": rdma.ZERO_GID}, "eth7 an IP address"),
+        ({"sys/class/net/eth7/mtu": "1500"}, "mtu 4200"),
+    ],
+)
+def test_a_device_that_is_not_says_how_to_repair_it(machine, change, remedy):
+    (one,) = rdma.devices(machine(ONE_NIC | change))
+    assert one.status == WARN and remedy in one.remedy
+
+
+def test_without_a_device_nobody_needs_the_library(machine):
+    def absent(name):
+        raise OSError(name)
+
+    assert [one.status for one in rdma.library(machine(), absent)] == [OK]
+    assert [one.status for one in rdma.devices(machine())] == [WARN]
+    (one,) = rdma.library(machine(ONE_NIC), absent)
+    assert one.status == WARN and "apt install" in one.remedy
+    assert rdma.library(machine(ONE_NIC), str)[0].status == OK
+
+
+def test_locked_memory_matters_to_rdma_only(machine, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
+    assert rdma.locked_memory(machine())[0].status == OK
+    system = machine(ONE_NIC)
+    assert rdma.locked_memory(system)[0].status == WARN
+    assert rdma.locked_memory(system, 2 << 20)[0].status == FAIL
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert rdma.locked_memory(system, 2 << 20)[0].status == OK
+
+
+def test_shared_memory_and_pages(machine):
+    assert memory.memfd(machine())[0].status == OK
+    assert memory.shm(machine())[0].status == WARN  # not there
+    (pages,) = memory.huge_pages(machine())
+    assert pages.status == WARN and "shmem_enabled" in pages.remedy
+    chosen = {"sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size [advise] never"}
+    assert memory.huge_pages(machine(chosen))[0].status == OK
+    low = {"proc/meminfo": "MemAvailable: 200000 kB"}
+    assert memory.free_memory(machine(low))[0].status == WARN
+
+
+def test_the_path_of_lmdb(machine, tmp_path):
+    def status(path, nbytes=1):
+        return storage.lmdb_path(machine(), path and str(path), nbytes)[0].status
+
+    (tmp_path / "file").write_text("x")
+    assert status(None) == OK
+    assert status(tmp_path / "new" / "deeper") == OK
+    assert status(tmp_path, 1 << 60) == FAIL
+    assert status(tmp_path / "file") == FAIL
+    assert status(Path("/proc/mooncake")) == FAIL
+
+
+def test_what_computes(machine):
+    assert compute.compiler(machine(), lambda name: None)[0].status == WARN
+    assert compute.compiler(machine(), lambda name: "/usr/bin/g++")[0].found == "/usr/bin/g++"
+    fast = machine({"proc/cpuinfo": "flags : fma avx2 avx512_bf16", "proc/meminfo": "MemAvailable: 9000000 kB"})
+    assert compute.cpu(fast)[0].status == OK
+    assert compute.openmp(machine(OMP_WAIT_POLICY="active"))[0].status == WARN
+    assert compute.openmp(machine(OMP_WAIT_POLICY="PASSIVE"))[0].status == OK
+    assert "OMP_NUM_THREADS=4" in compute.openmp(machine(OMP_NUM_THREADS="4"))[0].found
+    assert compute.gpu(machine())[0].status == OK
+    driver = machine({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: H200"})
+    assert compute.gpu(driver, lambda: None)[0].status == WARN
+    assert "H200" in compute.gpu(driver, lambda: Gpu("H200", 1 << 37, 1 << 37, True))[0].found
+
+
+def test_a_check_that_fails_is_a_finding():
+    (one,) = careful("odd", lambda system: 1 / 0, System())
+    assert one.status == WARN and "ZeroDivisionError" in one.found
+
+
+def test_an_empty_machine_gets_a_whole_report(machine):
+    findings = examine(Config(), machine())
+    assert not [one for one in findings if "could not be checked" in one.found]
+    assert findings[-1].check == "path, two hosts" and findings[-1].found.startswith("tcp")
+    assert "to improve" in show(findings)
+
+
+def test_the_verdict_says_how_to_get_a_better_path():
+    refused = Tried("rdma", False, "no device")
+    one = verdict([Tried("shm", False, "another host"), refused, Tried("tcp", True, "TCP")])
+    assert one.status == WARN and "for shm" in one.remedy and "for rdma" in one.remedy
+    assert verdict([Tried("shm", True, "same host"), refused]).remedy == ""
+    assert verdict([refused]).status == FAIL
+
+
+async def test_the_transports_to_a_peer_are_tried(monkeypatch):
+    async with channels("node-1") as (channel,):
+        transfer = TransferEngine(channel, ("shm", "tcp"))
+        region = Region.shared("kv", 4096)
+        transfer.register(region)
+
+        async def cluster(address, key, timeout_s):
+            host, port = channel.links.address
+            return {"node_id": "node-1", "control": [host, port], "model": "m", "root": "same"} | {
+                "block_size": 16,
+                "dtype": "float32",
+            }
+
+        monkeypatch.setattr(paths, "fetch_cluster", cluster)
+        findings = {one.check: one for one in await paths.to_peer("127.0.0.1:1", None, {})}
+        assert findings["shm to node-1"].status == findings["tcp to node-1"].status == OK
+        assert findings["rdma to node-1"].status == WARN and "not offered" in findings["rdma to node-1"].found
+        assert findings["path"].found.startswith("shm")
+        await transfer.close()
+        region.close()
+
+
+def test_the_command_prints_json_and_names_an_unreachable_peer(capsys):
+    assert main(["--json", "--peer", "127.0.0.1:1", "--ssd-path", "/proc/no"]) == 1
+    findings = {one["check"]: one for one in json.loads(capsys.readouterr().out)}
+    assert findings["peer"]["status"] == FAIL and "--peer 127.0.0.1:1" in findings["peer"]["found"]
+    assert findings["LMDB"]["status"] == FAIL

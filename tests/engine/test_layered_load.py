@@ -1,0 +1,197 @@
+"""A prefix that arrives while the engine computes with it: the same tokens, and nothing kept of one that broke."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cache.block import BlockGeometry, root_key
+from cache.pool import BlockPool
+from engine.batcher import Batcher
+from engine.costs import StepCosts
+from engine.layered_load import LayerGate
+from engine.request import Request, SamplingParams
+from engine.reuse import PrefixLoader, Publisher
+from engine.worker import Emission, Worker
+from net.metrics import Metrics
+from sched.cost import TransferModel
+from tests.engine.test_worker import until
+from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
+
+GEOMETRY = BlockGeometry(3, 2, 32, BLOCK_SIZE, "float32")
+ROOT = root_key("toy", GEOMETRY)
+PROMPT = [(7 * i) % 200 + 2 for i in range(5 * BLOCK_SIZE + 6)]
+BLOCKS = 24
+
+
+class SlowStore:
+    """Has KV of a prompt's full blocks; a layer comes when it is let go."""
+
+    def __init__(self, kv: Any, target: Any) -> None:
+        self.kv, self.target = kv, target  # [blocks, layers, ...], the pool to write to
+        self.letting_go = asyncio.Semaphore(0)
+        self.sound = True
+        self.landed = 0
+        self.sources = self.tiers = {}
+        self.transports: dict[str, int] = {}
+
+    async def lookup(self, keys):
+        return min(len(keys), len(self.kv))
+
+    @asynccontextmanager
+    async def pinned(self, keys):
+        yield self
+
+    def region(self, name):
+        return name
+
+    async def read(self, region, offsets, parts, landed):
+        for layer, part in enumerate(parts):
+            assert part == (layer * GEOMETRY.layer_bytes, GEOMETRY.layer_bytes)
+            await self.letting_go.acquire()
+            for i, offset in enumerate(offsets):
+                self.target[offset // GEOMETRY.block_bytes, layer] = self.kv[i, layer]
+            self.landed += 1
+            landed(layer)
+        return self.sound
+
+
+def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emission]]:
+    ours, pool, metrics, costs = runner(model, num_blocks=BLOCKS), BlockPool(BLOCKS), Metrics("m", "n"), StepCosts()
+    batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
+    store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
+    loader = PrefixLoader(batcher, store, "kv", GEOMETRY, costs, TransferModel(), "always", metrics, by_layer=True)
+    worker = Worker(batcher, ours, loader, Publisher(None, pool, "kv", GEOMETRY, metrics), costs, metrics)
+    got: list[Emission] = []
+    worker.on_emissions = got.extend
+    worker.start()
+    return worker, store, got
+
+
+def request(name: str = "r") -> Request:
+    return Request(name, list(PROMPT), len(PROMPT), SamplingParams(temperature=0, max_tokens=4), 0.0, ROOT)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny()
+
+
+@pytest.fixture
+async def expected(model):
+    """(tokens, KV of the full blocks) without a prefix."""
+    worker, _, got = make(model)
+    r = request()
+    worker.add(r)
+    await until(lambda: r.block_ids)
+    blocks = r.block_ids
+    await until(lambda: len(got) == 4)
+    kv = worker.runner.kv_pool[blocks[: len(PROMPT) // BLOCK_SIZE]].clone()
+    await worker.close()
+    return [e.token_id for e in got], kv
+
+
+def idle(worker: Worker) -> bool:
+    worker.batcher.check_integrity()
+    return worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+async def test_a_step_waits_for_each_layer_of_the_prefix_and_gives_the_same_tokens(model, expected):
+    tokens, kv = expected
+    worker, store, got = make(model, kv)
+    r = request()
+    worker.add(r)
+    for layers in range(1, 4):
+        await asyncio.sleep(0.05)
+        assert not got and store.landed == layers - 1
+        assert not worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))  # nobody else may use what is on its way
+        if layers == 1:
+            assert r.num_computed == 5 * BLOCK_SIZE and worker.batcher.running  # it computes already
+        store.letting_go.release()
+    await until(lambda: len(got) == 4)
+    assert [e.token_id for e in got] == tokens
+    assert r.num_cached == 5 * BLOCK_SIZE
+    assert len(worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))) == 5
+    (fetched,) = [detail for _, event, detail in r.log if event == "prefix_fetched"]
+    assert fetched["blocks"] == 5 and len(fetched["intervals"]) == 3
+    await worker.close()
+    assert idle(worker)
+
+
+async def test_a_damaged_prefix_ends_the_request_and_is_never_found(model, expected):
+    _, kv = expected
+    worker, store, got = make(model, kv)
+    store.sound = False
+    for _ in range(3):
+        store.letting_go.release()
+    r = request()
+    worker.add(r)
+    await until(lambda: got)
+    assert [(e.token_id, e.error) for e in got] == [(None, "its prefix did not arrive whole")]
+    assert not worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))
+    assert idle(worker)
+    await worker.close()
+
+
+async def test_an_abort_while_layers_arrive_ends_the_wait(model, expected):
+    worker, _, got = make(model, expected[1])
+    worker.add(request())
+    await until(lambda: worker.batcher.running)
+    await asyncio.sleep(0.05)
+    worker.abort("r")
+    await until(lambda: idle(worker))
+    assert not got
+    await worker.close()
+
+
+async def test_closing_the_worker_while_layers_arrive_ends_the_wait(model, expected):
+    worker, _, _ = make(model, expected[1])
+    worker.add(request())
+    await until(lambda: worker.batcher.running)
+    await worker.close()
+    assert worker.batcher.pool.references()["transfer"] == 0
+
+
+async def test_a_request_in_company_waits_for_the_whole_prefix_before_it_starts(model, expected):
+    tokens, kv = expected
+    worker, store, got = make(model, kv)
+    worker.add(other := Request("other", [5] * 9, 9, SamplingParams(temperature=0, max_tokens=40), 0.0, ROOT))
+    await until(lambda: len(got) > 2)
+    gets = []
+
+    async def get(keys, region, offsets):
+        gets.append(len(keys))
+        raise ConnectionError("this test ends here")
+
+    store.get = get
+    worker.add(request())
+    await until(lambda: gets)
+    await until(lambda: sum(e.request.request_id == "r" for e in got) == 4)  # computed, as nothing came
+    assert [e.token_id for e in got if e.request.request_id == "r"] == tokens
+    assert store.landed == 0
+    worker.abort(other.request_id)
+    await until(lambda: not worker.batcher.running)
+    await worker.close()
+
+
+def test_a_gate_lets_each_layer_through_once_it_has_landed():
+    gate, passed = LayerGate(), []
+
+    def walk():
+        for layer in range(4):
+            gate.wait(layer)
+            passed.append(layer)
+
+    thread = threading.Thread(target=walk)
+    thread.start()
+    gate.landed(1)
+    while len(passed) < 2:
+        pass
+    assert passed == [0, 1]
+    gate.open()
+    thread.join(5)
+    assert passed == [0, 1, 2, 3]
