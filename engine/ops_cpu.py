@@ -10,8 +10,6 @@ Tensors of another dtype than bfloat16 take the operations of TorchOps, whose cl
 from __future__ import annotations
 
 import ctypes
-import math
-import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention import cpu_build
+from engine.huge_pages import HugePages
 from engine.ops import Linear, Tail, TorchOps, Vocabulary
 
 SOURCE = Path(__file__).with_name("cpu") / "ops.cpp"
@@ -31,33 +30,6 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 BLOCK = 32
 """Outputs of a packed block, and inputs of a step: both axes of a weight are padded to multiples of this."""
-
-
-CHUNK_BYTES = 64 << 20
-HUGE_BYTES = 2 << 20
-
-
-class HugePages:
-    """Memory in huge pages where the system has them: two threads stream 39 GB/s of it here, 27-33 of 4 KiB pages.
-
-    Cut from chunks, because a huge page is larger than many a weight. Pages that nobody writes cost nothing.
-    """
-
-    def __init__(self) -> None:
-        self.free = torch.empty(0, dtype=torch.bfloat16)
-
-    def take(self, *shape: int) -> Tensor:
-        """Zeros [shape] bfloat16, aligned to 64 bytes."""
-        count = math.prod(shape)
-        if count > len(self.free):
-            size = max(CHUNK_BYTES, -(-2 * count // HUGE_BYTES) * HUGE_BYTES)
-            memory = mmap.mmap(-1, size + HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            chunk = torch.frombuffer(memory, dtype=torch.bfloat16)
-            self.free = chunk[-chunk.data_ptr() % HUGE_BYTES // 2 :][: size // 2]
-        taken, self.free = self.free[:count], self.free[-(-count // 32) * 32 :]
-        return taken.view(shape)
 
 
 class PackedWeight(ctypes.Structure):

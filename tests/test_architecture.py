@@ -76,6 +76,7 @@ MAY_TORCH = (
     "engine.gguf_weights",
     "engine.host_draw",
     "engine.inputs",
+    "engine.huge_pages",
     "engine.loading",
     "engine.logit_rules",
     "engine.model",

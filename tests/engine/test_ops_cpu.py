@@ -1,4 +1,4 @@
-"""CpuOps: every operation against float64, beside torch in the same dtype; whole models beside TorchOps.
+"""CpuOps: every operation against float64, beside torch in the same dtype.
 
 The rule: |ours - exact| <= 2 |torch bfloat16 - exact| + eps, of the largest errors of a result. CI machines without AMX
 skip this file and say what is missing; the operations there are TorchOps, which every other test of a model uses.
@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attention import choose
 from attention.cpu_build import Unavailable
-from engine import weights
-from engine.inputs import Row
-from engine.model import Model
-from engine.model_source import describe
+from engine.huge_pages import HugePages
 from engine.ops import Linear, TorchOps, choose_ops
-from engine.ops_cpu import CpuOps, HugePages
-from engine.request import SamplingParams
-from engine.runner import Runner
-from engine.sampler import SamplingRow
-from tests.engine.test_model import blocks_for, tokens
-from tests.engine.tiny_families import empty_pool, save
-from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
+from engine.ops_cpu import CpuOps
 
 try:
     CpuOps()
@@ -115,7 +105,10 @@ def test_groups_of_rows(ops):
         x, at = random(ends[-1], 64), torch.tensor(ends, dtype=torch.int32)
         owner = torch.searchsorted(at, torch.arange(ends[-1]), right=True)
         exact = torch.einsum("ti,toi->to", x.double(), weight[owner].double())
-        assert_close(ops.grouped_linear(weight)(x, at), exact.bfloat16(), exact) if len(x) else None
+        ours = ops.grouped_linear(weight)(x, at)
+        assert ours.shape == exact.shape
+        if len(x):
+            assert_close(ours, exact.bfloat16(), exact)
 
 
 def test_strided_rows_and_no_rows(ops):
@@ -270,50 +263,3 @@ def test_float32_takes_torch(ops):
     assert torch.equal(ops.linear(weight)(x), F.linear(x, weight))
     assert torch.equal(ops.vocabulary(weight).logits(x), F.linear(x, weight))
     assert torch.equal(ops.rms_norm(x, weight[0], EPS), TorchOps().rms_norm(x, weight[0], EPS))
-
-
-# --- models
-
-
-@pytest.mark.parametrize("family", ["llama-bias", "qwen2", "qwen3", "qwen3moe-mixed", "gemma2-caps"])
-def test_families(ops, family, tmp_path):
-    """As close to the float32 model as TorchOps in bfloat16 is: a prompt in chunks, then decodes. On average: where
-    two experts are nearly tied, one row may take the other and lie far off in either."""
-    save(family, tmp_path)
-    source = describe(str(tmp_path))
-
-    def logits(dtype: torch.dtype, ops: TorchOps) -> Tensor:
-        model = Model(source.config, weights.load(source, dtype), choose("torch", "cpu"), ops=ops)
-        runner, ids, parts = Runner(model, empty_pool(source, dtype), BLOCK_SIZE), tokens(70), []
-        for start, end in ((0, 40), (40, 68), (68, 69), (69, 70)):
-            parts.append(logits_of(runner, [Row(ids[start:end], start, blocks_for(70))]))
-        return torch.cat(parts)
-
-    truth = logits(torch.float32, TorchOps())
-    error, plain = ((logits(torch.bfloat16, each) - truth).abs() for each in (ops, TorchOps()))
-    print(family, error.mean(), plain.mean())
-    assert 0 < error.mean() <= 1.25 * plain.mean()
-
-
-def test_the_embedded_model(ops, embedded, embedded_weights, embedded_tokenizer):
-    """Its greedy answer, and the logits of every position of it beside float32's."""
-    config = embedded.config
-    prompt = embedded_tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
-    ids, blocks = list(prompt), list(range(8))
-
-    def runner(dtype: torch.dtype, ops: TorchOps) -> Runner:
-        of = {name: weight.to(dtype) for name, weight in embedded_weights.items()}
-        pool = torch.zeros(8, config.num_layers, 2, config.num_kv_heads, 16, config.head_size, dtype=dtype)
-        return Runner(Model(config, of, choose("torch", "cpu"), ops=ops), pool, 16)
-
-    ours, greedy = runner(torch.bfloat16, ops), SamplingParams(temperature=0, ignore_eos=True)
-    start = 0
-    for _ in range(8):
-        ((sampled,),) = ours.step([Row(ids[start:], start, blocks, SamplingRow(greedy, list(ids), len(prompt)))])
-        start = len(ids)
-        ids.append(sampled.token_id)
-    assert embedded_tokenizer.decode(ids[len(prompt) :]).startswith("The capital of France is Paris.")
-    row = Row(ids, 0, blocks)
-    truth = logits_of(runner(torch.float32, TorchOps()), [row])
-    error, plain = ((logits_of(each, [row]) - truth).abs() for each in (ours, runner(torch.bfloat16, TorchOps())))
-    assert error.mean() <= 1.25 * plain.mean() and error.max() <= 1.5 * plain.max()

@@ -73,7 +73,8 @@ async def test_nodes_join_through_any_node_and_learn_each_other_s_load(start):
     for node in nodes:
         record = node.gossip.records["n2"]
         assert record.blocks_used == 40 and 400 < record.work_s <= 500
-    assert all(set(node.gossip.records) == {"n0", "n1", "n2", "n3"} for node in nodes)
+    everyone = {"n0", "n1", "n2", "n3"}
+    await reached(lambda: all(set(node.gossip.records) == everyone for node in nodes))
 
 
 async def test_a_killed_node_goes_down_everywhere(start):

@@ -1,0 +1,76 @@
+"""Whole models with CpuOps: as close to float32 as with TorchOps in bfloat16. Needs AMX, as test_ops_cpu.py does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention import choose
+from attention.cpu_build import Unavailable
+from engine import weights
+from engine.model import Model
+from engine.model_source import describe
+from engine.ops import TorchOps
+from engine.ops_cpu import CpuOps
+from engine.request import SamplingParams
+from engine.runner import Row, Runner
+from engine.sampler import SamplingRow
+from tests.engine.test_model import blocks_for, tokens
+from tests.engine.tiny_families import empty_pool, save
+from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
+
+try:
+    CpuOps()
+except Unavailable as reason:
+    pytest.skip(f"no CpuOps here: {reason}", allow_module_level=True)
+
+
+@pytest.fixture
+def ops() -> CpuOps:
+    torch.set_num_threads(1)
+    return CpuOps()
+
+
+@pytest.mark.parametrize("family", ["llama-bias", "qwen2", "qwen3", "qwen3moe-mixed", "gemma2-caps"])
+def test_families(ops, family, tmp_path):
+    """As close to the float32 model as TorchOps in bfloat16 is: a prompt in chunks, then decodes. On average: where
+    two experts are nearly tied, one row may take the other and lie far off in either."""
+    save(family, tmp_path)
+    source = describe(str(tmp_path))
+
+    def logits(dtype: torch.dtype, ops: TorchOps) -> Tensor:
+        model = Model(source.config, weights.load(source, dtype), choose("torch", "cpu"), ops=ops)
+        runner, ids, parts = Runner(model, empty_pool(source, dtype), BLOCK_SIZE), tokens(70), []
+        for start, end in ((0, 40), (40, 68), (68, 69), (69, 70)):
+            parts.append(logits_of(runner, [Row(ids[start:end], start, blocks_for(70))]))
+        return torch.cat(parts)
+
+    truth = logits(torch.float32, TorchOps())
+    error, plain = ((logits(torch.bfloat16, each) - truth).abs() for each in (ops, TorchOps()))
+    print(family, error.mean(), plain.mean())
+    assert 0 < error.mean() <= 1.25 * plain.mean()
+
+
+def test_the_embedded_model(ops, embedded, embedded_weights, embedded_tokenizer):
+    """Its greedy answer, and the logits of every position of it beside float32's."""
+    config = embedded.config
+    prompt = embedded_tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
+    ids, blocks = list(prompt), list(range(8))
+
+    def runner(dtype: torch.dtype, ops: TorchOps) -> Runner:
+        of = {name: weight.to(dtype) for name, weight in embedded_weights.items()}
+        pool = torch.zeros(8, config.num_layers, 2, config.num_kv_heads, 16, config.head_size, dtype=dtype)
+        return Runner(Model(config, of, choose("torch", "cpu"), ops=ops), pool, 16)
+
+    ours, greedy = runner(torch.bfloat16, ops), SamplingParams(temperature=0, ignore_eos=True)
+    start = 0
+    for _ in range(8):
+        ((sampled,),) = ours.step([Row(ids[start:], start, blocks, SamplingRow(greedy, list(ids), len(prompt)))])
+        start = len(ids)
+        ids.append(sampled.token_id)
+    assert embedded_tokenizer.decode(ids[len(prompt) :]).startswith("The capital of France is Paris.")
+    row = Row(ids, 0, blocks)
+    truth = logits_of(runner(torch.float32, TorchOps()), [row])
+    error, plain = ((logits_of(each, [row]) - truth).abs() for each in (ours, runner(torch.bfloat16, TorchOps())))
+    assert error.mean() <= 1.25 * plain.mean() and error.max() <= 1.5 * plain.max()
