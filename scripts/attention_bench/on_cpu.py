@@ -7,14 +7,14 @@ Limits, for the same number of threads:
     read   GB/s of summing as many bytes as the pool holds, in order: what decode could reach
     GEMM   TFLOP/s of a bfloat16 product 2048 x 576 x 3072: what prefill could reach if the softmax were free
 
-Floors written down before optimising (shared/reference/engine-cpu.md, SmolLM2 geometry): decode 15.8 GB/s on one thread
-and 19-32 on two; prefill 1.5 TFLOP/s on one and 2.9 on two, torch's share of it 20 %. Reached: see
+Floors written down before optimising (shared/reference/engine-cpu.md, SmolLM2 geometry): decode 15.8 GB/s on one
+thread and 19-32 on two; prefill 1.5 TFLOP/s on one and 2.9 on two, torch's share of it 20 %. Reached: see
 scripts/results/2026-11-21-attention-cpu.json (in that file another process disturbed the last row of two threads, 8B
-prefill: 24 ms when undisturbed). Time beside torch's: decode 0.12-0.60, prefill 0.39-0.52. Prefill stays below half of the GEMM rate because a score costs two
-products of 64 multiply-adds but also an exponential: tile products are about two fifths of the kernel's time, the rest
-is vector arithmetic that runs after them, not beside them. Computing the next scores between the vectors of a softmax
-was tried and was 15 % slower: the second buffer of scores leaves the first-level cache. Decode adds vdpbf16ps (one per
-two cycles on this CPU) to memory time.
+prefill: 24 ms when undisturbed). Time beside torch's: decode 0.12-0.60, prefill 0.39-0.52. Prefill stays below half
+of the GEMM rate because a score costs two products of 64 multiply-adds but also an exponential: tile products are
+about two fifths of the kernel's time, the rest is vector arithmetic that runs after them, not beside them. Computing
+the next scores between the vectors of a softmax was tried and was 15 % slower: the second buffer of scores leaves the
+first-level cache. Decode adds vdpbf16ps (one per two cycles on this CPU) to memory time.
 """
 
 from __future__ import annotations
