@@ -212,7 +212,10 @@ class TransferEngine:
         if not nbytes:
             return path.transport
         if self._limit is not None:
-            await asyncio.sleep(self._limit.hold_s(time.monotonic(), nbytes, priority > BULK))
+            now = time.monotonic()
+            until = now + self._limit.hold_s(now, nbytes, priority > BULK)
+            while (left := until - time.monotonic()) > 0:  # a loop may wake a sleeper up to a millisecond early
+                await asyncio.sleep(left)
         if path is _LOCAL:
             other = self._region(remote)
             check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
