@@ -214,7 +214,8 @@ class TransferEngine:
         if self._limit is not None:
             now = time.monotonic()
             until = now + self._limit.hold_s(now, nbytes, priority > BULK)
-            while (left := until - time.monotonic()) > 0:  # a loop may wake a sleeper up to a millisecond early
+            # A loop may wake a sleeper up to a millisecond early, so it looks at the clock again.
+            while (left := until - time.monotonic()) > 0:  # noqa: ASYNC110  time passes; there is no event to wait for
                 await asyncio.sleep(left)
         if path is _LOCAL:
             other = self._region(remote)
