@@ -27,6 +27,7 @@ from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend
+from engine.serving.live import Live
 from engine.serving.placing import Placer
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
@@ -209,6 +210,12 @@ class Node:
             lambda: node_report.state(self),
             lambda: self.loading,
             self._metrics_text,
+            Live(
+                self.channel,
+                lambda: node_report.live(self, acceptor),
+                acceptor.timeline,
+                lambda: node_report.cluster(self.identity(), self.gossip, self.transfer)["members"],
+            ),
         )
 
     # --- who we are, who they are

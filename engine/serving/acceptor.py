@@ -22,6 +22,7 @@ from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.placing import Placer
+from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerLost, RemoteError
@@ -251,6 +252,11 @@ class Acceptor:
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """JSON-ready; None for a request that is not known, or not any more."""
         return self._log.timeline(request_id)
+
+    @property
+    def recent(self) -> Recent:
+        """The requests that ended here last."""
+        return self._log.recent
 
     @property
     def num_flights(self) -> int:

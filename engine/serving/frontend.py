@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from engine.serving.acceptor import Acceptor
+from engine.serving.live import Live
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Output
 
@@ -27,6 +28,7 @@ class ServingFrontend:
         state: Callable[[], dict[str, Any]],
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
+        live: Live,
     ) -> None:
         self.model_name = model_name
         self.model_root = model_root
@@ -38,6 +40,7 @@ class ServingFrontend:
         self.state = state
         self.healthy = healthy
         self._metrics = metrics
+        self._live = live
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -61,6 +64,12 @@ class ServingFrontend:
 
     async def metrics(self) -> bytes:
         return await self._metrics()
+
+    async def live(self) -> dict[str, Any]:
+        return await self._live.cluster()
+
+    async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
+        return await self._live.timeline(request_id)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         return self._acceptor.timeline(request_id)

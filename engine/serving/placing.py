@@ -75,6 +75,10 @@ class Placer:
         self._geometry = geometry
         self._prefix_caching = prefix_caching
 
+    @property
+    def block_size(self) -> int:
+        return self._geometry.block_size
+
     async def place(self, request: Request) -> Placement:
         """Raises Overloaded when every node is full, Unavailable when a role is missing or the prompt fits nowhere."""
         keys = self._keys(request)
