@@ -35,6 +35,7 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.serving.recent",
     "engine.serving.clocks",
     "engine.serving.intervals",
     "engine.kv.kv_ready",
