@@ -125,6 +125,13 @@ class Config:
         most=4096,
         auto=0,
     )
+    engine_nice: int = flag(
+        5,
+        "engine",
+        "how much nicer the threads of the model are than the event loop and other processes; 0 = equals",
+        least=0,
+        most=19,
+    )
     attention_backend: str = flag(
         "auto",
         "engine",

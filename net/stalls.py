@@ -1,7 +1,7 @@
 """StallMonitor: how long an event that arrives now has to wait for the event loop, and what it waits for.
 
-A thread sends the loop a callback every PERIOD_S and takes the time until it runs. Lateness has three causes, told apart
-by what Linux counts for the loop's thread meanwhile:
+A thread sends the loop a callback every PERIOD_S and takes the time until it runs. Lateness has three causes, told
+apart by what Linux counts for the loop's thread meanwhile:
 
     computing   a handler ran: processor time of the thread
     core        it could run and had no core: the scheduler's run delay (/proc/.../schedstat)

@@ -6,17 +6,22 @@
 
 Real node processes and streaming clients. Layouts: `mixed` is one node whose engine has every core, `spare` the same
 with a core left over for the loop and the client, `pair` 1 prefill + 1 decode node, each on a core of its own. Loads:
-`open` is an open loop of --rate requests/s (--input-len in, --output-len out), `long` four running streams while a prompt
-of 4,000 tokens arrives. Read are the nodes' own samples (net/stalls.py, 50 a second, GET /metrics) from the start to the
-end of each load: percentiles by interpolation in the histogram, and of the waits over 2 ms the time by cause: a handler
+`open` is an open loop of --rate requests/s (--input-len in, --output-len out), `long` four running streams while
+prompts of 4,000 tokens arrive. Read are the nodes' own samples (net/stalls.py, 50 a second, GET /metrics) from the
+start to the end of each load: percentiles by interpolation in the histogram, and of the waits over 2 ms the time by cause: a handler
 that computes, a core that another thread has, the interpreter lock in the hands of another thread.
+
+Who takes the cores is shown, too: the node, and everybody but the nodes and this client. Where others are at work, the
+core's part is theirs as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -97,8 +102,8 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="default: all")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load (default %(default)s)")
     parser.add_argument("--rate", type=float, default=4.0, help="requests/s of the open loop (default %(default)s)")
-    parser.add_argument("--input-len", type=int, default=512, help="tokens of an open-loop prompt (default %(default)s)")
-    parser.add_argument("--output-len", type=int, default=64, help="tokens of its answer (default %(default)s)")
+    parser.add_argument("--input-len", type=int, default=512, help="tokens of its prompts (default %(default)s)")
+    parser.add_argument("--output-len", type=int, default=64, help="tokens of its answers (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default %(default)s)")
     parser.add_argument("--node-flags", default="", help="more flags for every node, in one string")
     args = parser.parse_args(argv)
@@ -139,12 +144,35 @@ def _check(outcomes: Sequence[Outcome]) -> None:
             raise RuntimeError(f"a request failed: {outcome.error}")
 
 
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Processor seconds since some moment, and that clock."""
+
+    at: float
+    machine: float
+    processes: tuple[float, ...]  # the nodes, then this client
+
+    @classmethod
+    def now(cls, pids: Sequence[int]) -> Cores:
+        tick = os.sysconf("SC_CLK_TCK")
+        user, nice, system, *_ = (int(n) / tick for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+        each = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (*pids, os.getpid())]
+        used = tuple((int(fields[11]) + int(fields[12])) / tick for fields in each)  # utime, stime
+        return cls(time.monotonic(), user + nice + system, used)
+
+    def since(self, before: Cores) -> tuple[list[float], float]:
+        """Cores taken by each node, and by processes that are neither nodes nor this client."""
+        elapsed = self.at - before.at
+        each = [(b - a) / elapsed for a, b in zip(before.processes, self.processes, strict=True)]
+        return each[:-1], max(0.0, (self.machine - before.machine) / elapsed - sum(each))
+
+
 async def read(session: aiohttp.ClientSession, url: str) -> Waits:
     async with session.get(url + "/metrics") as response:
         return waits_in(await response.text())
 
 
-def rows_of(case: str, waits: Waits) -> list[Row]:
+def rows_of(case: str, waits: Waits, cores: float, others: float) -> list[Row]:
     long_s = sum(waits.causes.values())
     note = f"{case}: {sum(waits.counts):.0f} samples"
     return [
@@ -157,6 +185,8 @@ def rows_of(case: str, waits: Waits) -> list[Row]:
             Row(case, f"of these: {cause}", "%", 100 * waits.causes[cause] / long_s if long_s else 0.0)
             for cause in CAUSES
         ),
+        Row(case, "cores taken by the node", "cores", cores),
+        Row(case, "cores taken by others", "cores", others),
     ]
 
 
@@ -173,17 +203,19 @@ async def measure(args: Namespace, layout: str, run_dir: Path) -> tuple[list[Row
         if len(cluster.nodes) > 1:
             for index, node in enumerate(cluster.nodes):
                 pin(node.pid, index)
+        pids = [node.pid for node in cluster.nodes]
         server = await find_server(session, layout, cluster.nodes[-1].url, None)
         client = Client(session, server, "openai", {"temperature": 0.0, "ignore_eos": True})
         source = TokenSource(args.seed, 32_000)
         for i in range(4):  # first steps are slow
             await client.send(Spec(source.tokens(256, WARMUP, 100 + i), 16), Outcome())
         for load in args.loads:
-            before = [await read(session, node.url) for node in cluster.nodes]
+            before, begun = [await read(session, node.url) for node in cluster.nodes], Cores.now(pids)
             await loads[load](client, args, source)
-            for node, earlier in zip(cluster.nodes, before, strict=True):
-                now = await read(session, node.url)
-                rows += rows_of(f"{layout} {load} {node.name}", now.since(earlier))
+            cores, others = Cores.now(pids).since(begun)
+            for node, earlier, taken in zip(cluster.nodes, before, cores, strict=True):
+                waits = (await read(session, node.url)).since(earlier)
+                rows += rows_of(f"{layout} {load} {node.name}", waits, taken, others)
     return rows, server.config or {}
 
 
