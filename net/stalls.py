@@ -1,7 +1,8 @@
 """StallMonitor: how long an event that arrives now has to wait for the event loop, and what it waits for.
 
-A thread sends the loop a callback every PERIOD_S and takes the time until it runs. Lateness has three causes, told
-apart by what Linux counts for the loop's thread meanwhile:
+A thread sends the loop a callback every PERIOD_S and takes the time from when it was due until it runs: while another
+thread has the interpreter lock, the sender cannot send either. Lateness has three causes, told apart by what Linux
+counts for the loop's thread meanwhile:
 
     computing   a handler ran: processor time of the thread
     core        it could run and had no core: the scheduler's run delay (/proc/.../schedstat)
@@ -27,6 +28,12 @@ from typing import Any
 PERIOD_S = 0.02
 SLOW_S = 0.002
 """Our promise: nothing keeps the loop longer. Beyond it the place is noted."""
+
+LEAD_S = 0.001
+"""The counts are read so long before a callback is due: a loop that kept the lock until then must be seen computing."""
+
+WAKING_S = 0.0003
+"""Until the sender runs after its sleep; not the loop's lateness."""
 
 KEPT_SAMPLES = 3000
 MAX_PLACES = 100
@@ -62,14 +69,14 @@ class StallMonitor:
         self._count = 0
         self._places: dict[str, Place] = {}
         self._answered = threading.Event()
+        self._answered_s = 0.0  # when it was, on the monotonic clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._delays: RunDelay | None = None
 
     def start(self) -> None:
         loop, loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        self._delays = RunDelay(threading.get_native_id())
-        self._thread = threading.Thread(target=self._watch, args=(loop, loop_thread), name="stalls", daemon=True)
+        usage = Usage(loop_thread, threading.get_native_id())
+        self._thread = threading.Thread(target=self._watch, args=(loop, loop_thread, usage), name="stalls", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
@@ -77,8 +84,6 @@ class StallMonitor:
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        if self._delays is not None:
-            self._delays.close()
 
     @property
     def longest_s(self) -> float:
@@ -99,28 +104,40 @@ class StallMonitor:
             },
         }
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
-        assert self._delays is not None
-        clock = time.pthread_getcpuclockid(loop_thread)
-        while not self._stop.wait(PERIOD_S):
+    def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int, usage: Usage) -> None:
+        own = Usage(threading.get_ident(), threading.get_native_id())
+        due = time.perf_counter() + PERIOD_S
+        before, mine = usage.read(), own.read()
+        while True:
+            self._stop.wait(due - LEAD_S - time.perf_counter())
+            if time.perf_counter() < due:
+                before, mine = usage.read(), own.read()
+                self._stop.wait(due - time.perf_counter())
+            if self._stop.is_set():
+                break
             self._answered.clear()
-            computed, delayed, sent = time.clock_gettime(clock), self._delays.seconds(), time.perf_counter()
+            # While the sender has no core, nothing can be said of the loop.
+            overdue = time.perf_counter() - due - (own.read().delayed - mine.delayed)
+            sent = time.perf_counter() - (overdue if overdue > WAKING_S else 0.0)
             try:
-                loop.call_soon_threadsafe(self._answer, sent, computed, delayed)
+                loop.call_soon_threadsafe(self._answer, sent, usage, before)
             except RuntimeError:  # the loop was closed
-                return
-            place = None
+                break
+            before, mine, place = usage.read(), own.read(), None
             while not self._answered.wait(SLOW_S) and not self._stop.is_set():
                 place = place or _place(sys._current_frames().get(loop_thread))
             if place is not None and self._answered.is_set():
                 self._note(place, self._stalls[-1].late)
+            due = max(due, self._answered_s) + PERIOD_S
+        usage.close()
+        own.close()
 
-    def _answer(self, sent: float, computed: float, delayed: float) -> None:
+    def _answer(self, sent: float, usage: Usage, before: Used) -> None:
         """Runs on the loop."""
-        assert self._delays is not None
-        late = time.perf_counter() - sent
-        computing = min(late, time.thread_time() - computed)
-        core = min(late - computing, self._delays.seconds() - delayed)
+        self._answered_s, now = time.perf_counter(), usage.read()
+        late = self._answered_s - sent
+        computing = min(late, now.computed - before.computed)
+        core = min(late - computing, max(0.0, now.delayed - before.delayed))
         stall = Stall(late, computing, core, late - computing - core)
         self._stalls.append(stall)
         self._longest = max(self._longest, stall, key=lambda one: one.late)
@@ -136,20 +153,29 @@ class StallMonitor:
             entry.longest_s = max(entry.longest_s, late)
 
 
-class RunDelay:
-    """How long a thread of this process was ready to run and had no core, since it began. A kernel without
-    scheduler statistics counts none."""
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Of one thread since it began, seconds."""
 
-    def __init__(self, native_id: int) -> None:
+    computed: float  # on a processor
+    delayed: float  # ready to run, without a core
+
+
+class Usage:
+    """What Linux counts for a thread of this process. A kernel without scheduler statistics counts no delay."""
+
+    def __init__(self, thread: int, native_id: int) -> None:
+        """The thread's `ident` and `native_id`."""
+        self._clock = time.pthread_getcpuclockid(thread)
         try:
             self._file: int | None = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
         except OSError:
             self._file = None
 
-    def seconds(self) -> float:
-        if self._file is None:
-            return 0.0
-        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+    def read(self) -> Used:
+        """After `close` the delay is 0."""
+        delayed = 0 if self._file is None else int(os.pread(self._file, 100, 0).split()[1])
+        return Used(time.clock_gettime(self._clock), delayed / 1e9)
 
     def close(self) -> None:
         if self._file is not None:

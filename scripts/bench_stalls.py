@@ -8,8 +8,8 @@ Real node processes and streaming clients. Layouts: `mixed` is one node whose en
 with a core left over for the loop and the client, `pair` 1 prefill + 1 decode node, each on a core of its own. Loads:
 `open` is an open loop of --rate requests/s (--input-len in, --output-len out), `long` four running streams while
 prompts of 4,000 tokens arrive. Read are the nodes' own samples (net/stalls.py, 50 a second, GET /metrics) from the
-start to the end of each load: percentiles by interpolation in the histogram, and of the waits over 2 ms the time by cause: a handler
-that computes, a core that another thread has, the interpreter lock in the hands of another thread.
+start to the end of each load: percentiles by interpolation in the histogram, and of the waits over 2 ms the time by
+cause: a handler that computes, a core that another thread has, the interpreter lock in the hands of another thread.
 
 Who takes the cores is shown, too: the node, and everybody but the nodes and this client. Where others are at work, the
 core's part is theirs as well.

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from net.stalls import PERIOD_S, RunDelay, Stall, StallMonitor
+from net.stalls import PERIOD_S, Stall, StallMonitor, Usage
 
 
 def block_by_computing(seconds: float) -> None:
@@ -91,11 +91,13 @@ def test_a_thread_that_has_to_share_its_core_is_delayed():
         os.sched_setaffinity(threading.get_native_id(), {core})
         code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
         with subprocess.Popen([sys.executable, "-c", code]) as rival:
-            delay = RunDelay(threading.get_native_id())
-            before = delay.seconds()
+            usage = Usage(threading.get_ident(), threading.get_native_id())
+            before = usage.read()
             block_by_computing(0.3)
-            delays.append(delay.seconds() - before)
-            delay.close()
+            after = usage.read()
+            usage.close()
+            assert after.computed - before.computed >= 0.3
+            delays.append(after.delayed - before.delayed)
             rival.kill()
 
     thread = threading.Thread(target=work)
