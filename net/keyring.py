@@ -20,9 +20,6 @@ SECRET_BYTES = 32
 ID_BYTES = 4
 KEYS_MAX = 8  # in one file; a handshake names them all
 
-ONE_KEY = "one of the two nodes has a cluster key and the other has none: give both the same --cluster-key-file"
-OTHER_KEY = "the two nodes have no cluster key in common: give both the same --cluster-key-file"
-
 
 @dataclass(frozen=True)
 class Key:

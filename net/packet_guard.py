@@ -7,7 +7,7 @@ import os
 from collections import Counter
 
 from net.cluster_key import ClusterKey
-from net.keyring import ONE_KEY, OTHER_KEY
+from net.errors import ONE_KEY, OTHER_KEY
 from net.sealed_packets import MAGIC, SESSION_BYTES, PacketSeal, SealError
 
 log = logging.getLogger("mooncake.net")
