@@ -39,6 +39,13 @@ class Config:
     )
     node_id: str = flag("auto", "node", "name of this node in the cluster; auto = role and a random suffix")
     net: str = flag("local", "node", "gossip timing preset: one host, one rack, or far apart", ("local", "lan", "wan"))
+    cluster_key_file: str | None = flag(
+        None,
+        "node",
+        "secrets that all nodes share, one a line, the first to send with (openssl rand -hex 32): seals gossip, "
+        "control and TCP KV traffic, refuses nodes without it; read again when it changes; none = open",
+        unit="file",
+    )
     log_level: str = flag("info", "node", "how much to log", ("debug", "info", "warning", "error"))
 
     # --- model

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cache.block import root_key
@@ -32,6 +33,7 @@ from engine.serving.placing import Placer
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerRefused
+from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.metrics import Metrics
@@ -58,6 +60,16 @@ def rdma_options(config: Config) -> dict[str, Any]:
     return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
 
 
+def open_cluster_key(config: Config) -> ClusterKey | None:
+    """Raises UsageError."""
+    if config.cluster_key_file is None:
+        return None
+    try:
+        return ClusterKey(Path(config.cluster_key_file))
+    except KeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
 class Node:
     """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
     to join answered (None: this node starts a cluster); `phases` of the start are logged when it is over."""
@@ -82,7 +94,8 @@ class Node:
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self.stalls = StallMonitor(self.metrics.observe_stall)
-        self.channel = Channel(config.node_id, self.identity(), self._check_peer)
+        key = open_cluster_key(config)
+        self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
         self.transfer = TransferEngine(
             self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
         )
@@ -96,7 +109,7 @@ class Node:
         self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
-        self.gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
+        self.gossip = Gossip(self._member(), presets[config.net], self._rng, self._record, key)
         self._gossiping = False
         self._http: HttpServer | None = None
         self.loading: str | None = "starting"

@@ -52,6 +52,8 @@ PURE = (
     "cache.policy",
     "cache.homes",
     "net.wire",
+    "net.keyring",
+    "net.sealed_packets",
     "net.rails",
     "net.traffic",
     "net.rdma.send_queue",
