@@ -18,12 +18,13 @@ from typing import Any
 from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
 from engine import messages
-from engine.pull import KvPull, unpack_spans
+from engine.pull import KvPull
 from engine.request import Request
 from engine.worker import Worker
 from net.channel import Channel
 from net.errors import RemoteError
 from net.metrics import Metrics
+from net.spans import unpack_spans
 from net.transfer import TransferEngine, TransferError
 
 KV_REGION = "kv"

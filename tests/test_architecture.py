@@ -73,6 +73,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.cuda_memory",
     "engine.draft",
     "engine.gguf_weights",
     "engine.host_draw",
