@@ -11,7 +11,7 @@ cannot reach the GPU itself.
     device.stop{id}                            ──>  <── {}               nothing of it moves any more
 
 `DeviceTransferEngine` is a transfer engine whose regions may also be DeviceRegions; submissions look the same. What it
-asks of a device is the protocol `Device`; engine/cuda_memory.py is the one for CUDA.
+asks of a device is the protocol `Device`; engine/kv/cuda_memory.py is the one for CUDA.
 """
 
 from __future__ import annotations

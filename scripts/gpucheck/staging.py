@@ -32,13 +32,13 @@ def measure() -> Iterator[Check]:
         for name, copy in (("GPU to host", device.copy_out), ("host to GPU", device.copy_in)):
             plain = _gb_per_s(copy, host, whole)
             rate = _gb_per_s(copy, host, layers)
-            yield Check("staging", f"{name}, {len(layers)} layers of {LAYER_BYTES >> 10} KiB", "GB/s", rate, plain, GOAL)
+            yield Check(
+                "staging", f"{name}, {len(layers)} layers of {LAYER_BYTES >> 10} KiB", "GB/s", rate, plain, GOAL
+            )
         device.unpin(host)
 
 
-def _content(
-    device: CudaMemory, arena: torch.Tensor, host: Region, layers: Sequence[Move]
-) -> Iterator[Check]:
+def _content(device: CudaMemory, arena: torch.Tensor, host: Region, layers: Sequence[Move]) -> Iterator[Check]:
     """Out, then in at the neighbours, and compared on the GPU."""
     device.copy_out(host, layers).wait()
     shifted = [((here + LAYER_BYTES) % ARENA_BYTES, there, length) for here, there, length in layers]

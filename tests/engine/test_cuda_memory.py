@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.cuda_memory import CudaMemory, copy_in, copy_out, rows_of
+from engine.kv.cuda_memory import CudaMemory, copy_in, copy_out, rows_of
 
 SIZE = 1 << 14
 
