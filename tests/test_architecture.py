@@ -25,6 +25,7 @@ USES = {
     "sched": set(),
     "net": set(),
     "net.gossip": {"sched"},
+    "net.load_words": {"sched"},
     "cache": {"net"},
     "engine": {"attention", "cache", "net", "sched"},
 }
@@ -75,6 +76,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.kv.cuda_memory",
     "engine.speculation.draft",
     "engine.checkpoint.gguf_weights",
     "engine.sampling.host_draw",
