@@ -25,6 +25,7 @@ USES = {
     "sched": set(),
     "net": set(),
     "net.gossip": {"sched"},
+    "net.load_words": {"sched"},
     "cache": {"net"},
     "engine": {"attention", "cache", "net", "sched"},
 }
