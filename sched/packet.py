@@ -77,8 +77,9 @@ def unseal(datagram: bytes) -> tuple[Kind, int, bytes]:
 class Message:
     """One membership message.
 
-    ping/ack carry `seq`; ask = "probe `target` at `address` for me"; gossip = only updates; join -> welcome pages or
-    refuse with `reason`; sync -> synced: pages of the whole member list.
+    ping -> ack by `seq`; ask = "probe `target` at `address` for me" -> ack or nack; gossip = only updates; join ->
+    welcome pages or refuse with `reason`; compare carries the roster's `fingerprint`, one that differs is answered by
+    sync -> synced: pages of the whole member list.
     """
 
     kind: str
@@ -90,10 +91,13 @@ class Message:
     page: int = 0
     pages: int = 1
     reason: str = ""
+    fingerprint: int = 0
     updates: tuple[Member | Verdict, ...] = field(default=())
 
 
-MESSAGE_KINDS = frozenset({"ping", "ack", "ask", "gossip", "join", "welcome", "refuse", "sync", "synced"})
+MESSAGE_KINDS = frozenset(
+    {"ping", "ack", "ask", "nack", "gossip", "join", "welcome", "refuse", "compare", "sync", "synced"}
+)
 
 
 def encode_message(tag: int, message: Message, rumours: Iterable[bytes] = ()) -> bytes:
@@ -109,6 +113,8 @@ def encode_message(tag: int, message: Message, rumours: Iterable[bytes] = ()) ->
         wire["page"], wire["pages"] = message.page, message.pages
     if message.reason:
         wire["reason"] = message.reason
+    if message.fingerprint:
+        wire["sum"] = message.fingerprint
     updates: list[Any] = [update.to_wire() for update in message.updates]
     updates += [orjson.Fragment(rumour) for rumour in rumours]
     if updates:
@@ -136,6 +142,7 @@ def decode_message(body: bytes) -> Message:
             page=number(wire.get("page", 0), 16),
             pages=number(wire.get("pages", 1), 16),
             reason=str(wire.get("reason", "")),
+            fingerprint=number(wire.get("sum", 0), 64),
             updates=tuple(_update(update) for update in wire.get("updates", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
