@@ -22,7 +22,7 @@ from sched.member import Address, Member, Verdict, number, text
 PACKET_BYTES = 1400
 """Fits every Ethernet path without fragments."""
 
-VERSION = 1
+VERSION = 2
 _header = struct.Struct("<2sBBII")
 BODY_BYTES = PACKET_BYTES - _header.size
 MESSAGE_BYTES = 400
@@ -38,9 +38,11 @@ class PacketError(Exception):
 
 class Kind(IntEnum):
     SWIM = 1  # membership, JSON: `Message`
-    DIGEST = 2  # state: versions known in a range of nodes
+    DIGEST = 2  # state: versions by key, in a range of keys (sched/exchange.py)
     DELTA = 3  # state: records
-    WANT = 4  # state: versions of nodes whose records are wanted
+    WANT = 4  # state: keys of nodes whose records are wanted
+    SUMMARY = 5  # state: versions by row
+    PICK = 6  # state: rows that are wanted
 
 
 def tag_of(member: Member) -> int:
