@@ -241,6 +241,22 @@ class Config:
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+    ssd_sync_ms: int = flag(
+        1000,
+        "cache",
+        "the LMDB tier is synced so often, which bounds what a power failure loses; 0 = at each write",
+        least=0,
+    )
+    replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
+    repair_limit_bytes: int = flag(
+        256 << 20,
+        "cache",
+        "bytes per second that this node moves to where they belong after joins and losses; 0 = no limit",
+        least=0,
+    )
+    leave_ms: int = flag(
+        2000, "cache", "a node that stops hands its pooled blocks to the others for so long at most", least=0
+    )
 
     # --- scheduling
     placement: str = flag(

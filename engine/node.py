@@ -88,7 +88,14 @@ class Node:
         self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
-            config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
+            config.node_id,
+            self.channel,
+            self.transfer,
+            self.share,
+            self._homes,
+            block_bytes=self.geometry.block_bytes,
+            replicas=config.replicas,
+            repair_limit=config.repair_limit_bytes,
         )
         self.engine: Engine | None = None
         self._cluster = cluster
@@ -124,6 +131,8 @@ class Node:
         await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
+        if self.store.keeper is not None:
+            self.store.keeper.start()
         self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
@@ -136,6 +145,8 @@ class Node:
         """Leave the cluster and give everything back, in reverse order."""
         if self._http is not None:
             await self._http.close()
+        if self._gossiping and self.store.keeper is not None:
+            await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self._gossip.leave()
         if self.engine is not None:
@@ -244,9 +255,9 @@ class Node:
         host, port = self._http_socket.getsockname()[:2]
         return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
 
-    def _homes(self) -> list[str]:
-        """Members that pooled blocks live on: those with a share of the store."""
-        return [member.node_id for member in self._gossip.members if member.info["share"] > 0]
+    def _homes(self) -> dict[str, int]:
+        """Members that pooled blocks live on, with the bytes of their shares."""
+        return {member.node_id: member.info["share"] for member in self._gossip.members if member.info["share"] > 0}
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)

@@ -1,4 +1,4 @@
-"""Client: the asking half of the pooled store's messages (cache/share.py answers them).
+"""Calls: the asking half of the pooled store's messages (cache/share.py answers them).
 
 Every message has a deadline, every lease that was asked for is ended in words whatever happens, and a home that hangs
 costs one deadline and not one per request.
@@ -36,7 +36,7 @@ class Ticket:
     bad: list[int] = field(default_factory=list)  # positions in the lease that did not match their checksums
 
 
-class Client:
+class Calls:
     """Messages to homes over `channel`. Errors are the channel's, and Shunned."""
 
     def __init__(self, channel: Channel, deadlines: Deadlines) -> None:
@@ -50,10 +50,19 @@ class Client:
         if asyncio.get_running_loop().time() < self._shunned.get(home, 0.0):
             raise Shunned(f"{home} did not answer in time a moment ago")
 
-    async def count_leading(self, home: str, keys: Sequence[BlockKey]) -> int:
-        """Length of the leading run of `keys` that the home has."""
-        reply = await self._call(home, "store.has", {}, join_keys(keys), self._deadlines.lookup_s)
-        return int(reply["leading"])
+    async def has(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> list[int]:
+        """Per key 0 when the home has it, else ABSENT or ELSEWHERE; `leading`: up to the first that is not 0."""
+        reply = await self._call(home, "store.has", {"leading": leading}, join_keys(keys), self._deadlines.lookup_s)
+        return list(reply["have"])
+
+    async def remove(self, home: str, keys: Sequence[BlockKey]) -> int:
+        """How many the home had."""
+        reply = await self._call(home, "store.remove", {}, join_keys(keys), self._deadlines.control_s)
+        return int(reply["removed"])
+
+    async def flush(self, home: str) -> None:
+        """Until what the home has now is on its SSD, if it has one."""
+        await self._call(home, "store.flush", {}, b"", self._deadlines.flush_s)
 
     @contextmanager
     def ticket(self, home: str) -> Iterator[Ticket]:
@@ -70,23 +79,38 @@ class Client:
                 with suppress(ConnectionError):
                     self._channel.post(home, "store.unpin", {"lease": ticket.number, "bad": ticket.bad})
 
-    async def pin(self, home: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        """Ask to read the leading run of `keys`: slots, checksums, tiers, more, region, slot_bytes."""
-        return await self._lease(home, "store.pin", keys, ticket)
+    async def pin(self, home: str, keys: Sequence[BlockKey], ticket: Ticket, *, leading: bool = True) -> dict[str, Any]:
+        """Ask to read `keys` (the leading run of them): slots, checksums, tiers, more, region, slot_bytes; lengths."""
+        return await self._lease(home, "store.pin", keys, ticket, {"leading": leading})
 
-    async def reserve(self, home: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
+    async def reserve(
+        self,
+        home: str,
+        keys: Sequence[BlockKey],
+        ticket: Ticket,
+        *,
+        divert: bool = False,
+        owner: str = "",
+        repair: bool = False,
+    ) -> dict[str, Any]:
         """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes."""
-        return await self._lease(home, "store.reserve", keys, ticket)
+        body = {"divert": divert, "owner": owner, "repair": repair}
+        return await self._lease(home, "store.reserve", keys, ticket, body)
 
-    async def commit(self, home: str, checksums: list[int], ticket: Ticket) -> int:
+    async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
         """All that was reserved is written; returns how many blocks that are."""
-        body = {"lease": ticket.number, "checksums": checksums}
+        body: dict[str, Any] = {"lease": ticket.number, "checksums": checksums}
+        if lengths is not None:
+            body["lengths"] = lengths
         reply = await self._call(home, "store.commit", body, b"", self._deadlines.control_s)
         ticket.open = False
         return int(reply["stored"])
 
-    async def _lease(self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        reply = await self._call(home, kind, {"lease": ticket.number}, join_keys(keys), self._deadlines.control_s)
+    async def _lease(
+        self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        body = {"lease": ticket.number} | {name: value for name, value in options.items() if value}
+        reply = await self._call(home, kind, body, join_keys(keys), self._deadlines.control_s)
         ticket.open = bool(reply["region"])
         return reply
 
