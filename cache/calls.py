@@ -64,6 +64,10 @@ class Calls:
         """Until what the home has now is on its SSD, if it has one."""
         await self._call(home, "store.flush", {}, b"", self._deadlines.flush_s)
 
+    async def stats(self, home: str) -> dict[str, Any]:
+        """What the home says of itself."""
+        return await self._call(home, "store.stats", {}, b"", self._deadlines.lookup_s)
+
     @contextmanager
     def ticket(self, home: str) -> Iterator[Ticket]:
         """A lease to ask `home` for. Leaving ends it unless it is over by then; a home to which the connection is

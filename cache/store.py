@@ -109,6 +109,8 @@ class Store:
         self._staging = Staging(block_bytes)
         self._staged = False
         self._keeper: Keeper | None = None
+        if self._share is not None:
+            channel.handle("store.stats", self._stats)
         if local is not None and self._share is not None and local.arena is not None:
             self.attach(local.arena.region)
             self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, repair_limit)
@@ -257,6 +259,11 @@ class Store:
         """Until what has been acknowledged so far is on SSD, at every home that has one and answers."""
         await asyncio.gather(*(self._ask(home, self._calls.flush(home)) for home in self._route()))
 
+    async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
+        """What every home says of its share: tiers, share, repair; None for one that does not answer."""
+        names = list(self._route())
+        return dict(zip(names, await asyncio.gather(*(self._ask(n, self._calls.stats(n)) for n in names)), strict=True))
+
     # --- both
 
     async def _put(self, job: Job) -> Job:
@@ -321,6 +328,9 @@ class Store:
         if self._keeper is not None:
             own["repair"] = self._keeper.stats()
         return own
+
+    async def _stats(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return self.stats()
 
     async def close(self) -> None:
         """Give leases back, then close the local store. Close transfer engine and channel first."""

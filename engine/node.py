@@ -15,6 +15,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from aiohttp.web import Application
+
 from cache.block import root_key
 from cache.store import Store
 from engine import __version__
@@ -26,7 +28,7 @@ from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.serving.acceptor import Acceptor
-from engine.serving.frontend import ServingFrontend
+from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.placing import Placer
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
@@ -97,6 +99,7 @@ class Node:
             replicas=config.replicas,
             repair_limit=config.repair_limit_bytes,
         )
+        self.channel.handle("store.members", self._members_answer)
         self.engine: Engine | None = None
         self._cluster = cluster
         self._phases = phases
@@ -122,12 +125,7 @@ class Node:
         await self._gossip.start(host, port)
         self._gossiping = True
         self._phase("network")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
-        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
-        self._phase("tokenizer")
-        acceptor = self._acceptor(tokenizer)
-        app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
-        self._http = HttpServer(app)
+        self._http = HttpServer(await self._app())
         await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
@@ -187,6 +185,18 @@ class Node:
             engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
         self._phase("weights")
         return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+
+    async def _app(self) -> Application:
+        """The HTTP API; without a model, what can be asked of a store."""
+        config = self.config
+        if self.source.format == "none":
+            plain = StoreFrontend(self.cluster, self.state, lambda: self._loading, self._metrics_text)
+            return create_app(plain, api_key=config.api_key, version=__version__)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
+        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
+        self._phase("tokenizer")
+        frontend = self._frontend(tokenizer, self._acceptor(tokenizer))
+        return create_app(frontend, api_key=config.api_key, version=__version__)
 
     def _phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())
@@ -258,6 +268,11 @@ class Node:
     def _homes(self) -> dict[str, int]:
         """Members that pooled blocks live on, with the bytes of their shares."""
         return {member.node_id: member.info["share"] for member in self._gossip.members if member.info["share"] > 0}
+
+    async def _members_answer(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        """For clients of the store (cache/remote.py): where the shares are."""
+        rows = [[m.node_id, *m.address, m.info["share"]] for m in self._gossip.members]
+        return {"members": rows, "block_bytes": self.geometry.block_bytes, "replicas": self.config.replicas}
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)
