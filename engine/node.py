@@ -205,7 +205,7 @@ class Node:
         """The HTTP API; without a model, what can be asked of a store."""
         config = self.config
         if self.source.format == "none":
-            plain = StoreFrontend(*self._answers())
+            plain = StoreFrontend(*self._answers(None))
             return create_app(plain, api_key=config.api_key, version=__version__)
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
         await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
@@ -241,23 +241,24 @@ class Node:
             self.config.max_model_len,
             tokenizer,
             acceptor,
-            *self._answers(),
+            *self._answers(acceptor),
         )
 
-    def _answers(self) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any]]:
-        """What the API says of this node: its cluster, its state, why it is not ready, its metrics."""
-        return (
-            lambda: node_report.cluster(self.identity(), self.gossip, self.transfer),
-            lambda: node_report.state(self),
-            lambda: self.loading,
-            self._metrics_text,
-            Live(
-                self.channel,
-                lambda: node_report.live(self, acceptor),
-                acceptor.timeline,
-                lambda: node_report.cluster(self.identity(), self.gossip, self.transfer)["members"],
-            ),
+    def _answers(
+        self, acceptor: Acceptor | None
+    ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live]:
+        """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
+
+        def cluster() -> dict[str, Any]:
+            return node_report.cluster(self.identity(), self.gossip, self.transfer)
+
+        live = Live(
+            self.channel,
+            lambda: node_report.live(self, acceptor),
+            lambda request_id: None if acceptor is None else acceptor.timeline(request_id),
+            lambda: list(cluster()["members"]),
         )
+        return (cluster, lambda: node_report.state(self), lambda: self.loading, self._metrics_text, live)
 
     # --- who we are, who they are
 

@@ -87,12 +87,14 @@ class StoreFrontend(ServingFrontend):
         state: Callable[[], dict[str, Any]],
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
+        live: Live,
     ) -> None:
         self.model_name, self.model_root, self.max_model_len, self.vocab_size = NO_MODEL, NO_MODEL, 0, 0
         self.cluster = cluster
         self.state = state
         self.healthy = healthy
         self._metrics = metrics
+        self._live = live
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
