@@ -164,8 +164,9 @@ class Acceptor:
             root=flight.root,
             service_class=flight.service_class,
         )
-        placement = await self._placer.place(request)
-        self._log.placed(flight, placement)
+        placed = await self._placer.place(request)
+        placement = placed.placement
+        self._log.placed(flight, placed)
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
@@ -183,7 +184,7 @@ class Acceptor:
                     "block_ids": reply["blocks"],
                     "first_missing": reply["first_missing"],
                 }
-                self._log.reserved(flight, placement)
+                self._log.reserved(flight, placement.decode)
             await self._channel.call(placement.prefill, messages.PREFILL, body | {"target": target}, data, left)
         except RemoteError as error:
             if error.code == "overloaded":

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from typing import Any
 
 from engine.flight import Flight
-from engine.placing import Placer, explain
+from engine.placed import Placed
+from engine.placing import Placer
 from engine.timeline import Timeline
 from net.metrics import Metrics
-from sched.placement import Placement
 
 KEPT_TIMELINES = 1000
 
@@ -43,15 +43,15 @@ class FlightLog:
     def rejected(self, error: Exception) -> None:
         self._metrics.count_rejected(type(error).__name__.lower())
 
-    def placed(self, flight: Flight, placement: Placement) -> None:
-        timeline = flight.timeline
+    def placed(self, flight: Flight, placed: Placed) -> None:
+        timeline, placement = flight.timeline, placed.placement
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
-        timeline.placement = explain(placement)
+        timeline.placement = placed.explain()
         timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
         self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
 
-    def reserved(self, flight: Flight, placement: Placement) -> None:
-        self._add(flight, "reserved", on=placement.decode)
+    def reserved(self, flight: Flight, decode: str) -> None:
+        self._add(flight, "reserved", on=decode)
 
     def told(self, flight: Flight, extra: dict[str, Any]) -> None:
         """What an engine node says beside the first and the last token."""

@@ -25,6 +25,7 @@ from engine.flags import UsageError
 from engine.frontend import ServingFrontend
 from engine.model_source import ModelSource
 from engine.phases import Phases
+from engine.placement_policy import placement_policy
 from engine.placing import Placer
 from engine.progress import Progress
 from engine.resolve import disagreement, geometry
@@ -37,9 +38,7 @@ from net.metrics import Metrics
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
-from sched.admission import Limits
 from sched.member import Member, presets
-from sched.placement import placements
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -95,6 +94,7 @@ class Node:
         self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
+        self._policy = placement_policy(config, self._rng)
         self.gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
         self._gossiping = False
         self._http: HttpServer | None = None
@@ -184,8 +184,15 @@ class Node:
 
     def _acceptor(self, tokenizer: Tokenizer) -> Acceptor:
         config = self.config
-        policy = placements[config.placement](Limits(config.max_waiting_requests), self._rng)
-        placer = Placer(policy, self.channel, self.gossip, self.store, self.geometry, config.enable_prefix_caching)
+        placer = Placer(
+            self._policy,
+            self.channel,
+            self.gossip,
+            self.store,
+            self.geometry,
+            config.enable_prefix_caching,
+            config.max_waiting_requests,
+        )
         return Acceptor(
             config.node_id,
             self.channel,
