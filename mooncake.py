@@ -32,17 +32,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
+from engine.checkpoint.model_source import ModelSource, describe
 from engine.config import Config
 from engine.doctor.run import main as doctor
-from engine.draft_source import draft_source
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
-from engine.model_error import ModelError
-from engine.model_source import ModelSource, describe
+from engine.model.model_error import ModelError
 from engine.node import Node
 from engine.node_report import ready_line
 from engine.phases import Phases
 from engine.resolve import resolve
+from engine.speculation.draft_source import draft_source
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
 

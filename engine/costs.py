@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.request import Request
-from engine.speculative import VerifyCost
+from engine.speculation.speculative import VerifyCost
 from engine.step import Step
 from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
 from sched.step_cost import StepModel

@@ -13,12 +13,12 @@ from cache.store import Store
 from engine.batcher import Batcher
 from engine.config import Config
 from engine.costs import StepCosts
-from engine.incoming import KV_REGION
+from engine.kv.incoming import KV_REGION
+from engine.kv.reuse import PrefixLoader, Publisher
 from engine.loading import LoadedModel
 from engine.request import RequestState
-from engine.reuse import PrefixLoader, Publisher
-from engine.service import EngineService
-from engine.speculative import Speculator
+from engine.serving.service import EngineService
+from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
 from net.metrics import Metrics

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 from cache.block import root_key
 from cache.store import Store
 from engine import __version__, node_report
-from engine.acceptor import Acceptor
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.progress import Progress
 from engine.config import ROLES, Config
-from engine.draft_source import check_draft
 from engine.flags import UsageError
-from engine.frontend import ServingFrontend
-from engine.model_source import ModelSource
+from engine.kv.share import open_share
 from engine.phases import Phases
-from engine.placement_policy import placement_policy
-from engine.placing import Placer
-from engine.progress import Progress
 from engine.resolve import disagreement, geometry
-from engine.share import open_share
-from engine.tokenizer import Tokenizer
+from engine.serving.acceptor import Acceptor
+from engine.serving.frontend import ServingFrontend
+from engine.serving.placement_policy import placement_policy
+from engine.serving.placing import Placer
+from engine.speculation.draft_source import check_draft
+from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app

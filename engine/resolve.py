@@ -20,7 +20,7 @@ from engine.flags import UsageError
 from engine.machine import Machine
 
 if TYPE_CHECKING:
-    from engine.model_config import ModelConfig
+    from engine.model.model_config import ModelConfig
 
 MiB = 1 << 20
 GiB = 1 << 30

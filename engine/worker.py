@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.draft import DraftModel
-from engine.kv_transfer import KvTransfer
-from engine.layered_load import Arriving
+from engine.kv.kv_transfer import KvTransfer
+from engine.kv.layered_load import Arriving
+from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, RequestState, TokenLogprobs
-from engine.reuse import PrefixLoader, Publisher
 from engine.runner import Row, Runner
-from engine.sampler import Sampled, SamplingRow
-from engine.speculative import Speculator, accepted
+from engine.sampling.sampler import Sampled, SamplingRow
+from engine.speculation.draft import DraftModel
+from engine.speculation.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
 

@@ -13,9 +13,9 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.layered_load import LayerGate
+from engine.kv.layered_load import LayerGate
+from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, SamplingParams
-from engine.reuse import PrefixLoader, Publisher
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 from sched.cost import TransferModel

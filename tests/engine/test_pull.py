@@ -10,12 +10,12 @@ import pytest
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine import messages
 from engine.batcher import Batcher
-from engine.messages import pack_request
-from engine.pull import pack_spans, unpack_spans
+from engine.kv.pull import pack_spans, unpack_spans
 from engine.request import Request, SamplingParams
-from engine.service import EngineService
+from engine.serving import messages
+from engine.serving.messages import pack_request
+from engine.serving.service import EngineService
 from engine.worker import Emission
 from net.errors import RemoteError
 from net.memory import Region

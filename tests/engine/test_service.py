@@ -8,11 +8,11 @@ from typing import Any
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine import messages
 from engine.batcher import Batcher
-from engine.messages import pack_request
 from engine.request import Request, SamplingParams
-from engine.service import EngineService
+from engine.serving import messages
+from engine.serving.messages import pack_request
+from engine.serving.service import EngineService
 from engine.worker import Emission
 from net.metrics import Metrics
 
