@@ -17,15 +17,18 @@ from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.loading import LoadedModel
 from engine.request import RequestState
+from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
+from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.batching import Tuning, batching_policies
 from sched.classes import CLASSES
 from sched.cost import TransferModel
+from sched.load_word import ROLE_BITS, LoadWord
 from sched.queueing import queue_orders
 from sched.state import NodeRecord
 
@@ -41,6 +44,7 @@ class Engine:
         channel: Channel,
         transfer: TransferEngine,
         store: Store,
+        words: LoadWords,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -90,7 +94,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            self.load,
+            OwnLoad(config.node_id, self.record, words),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -156,9 +160,10 @@ class Engine:
             decode_step_s=self.costs.decode.estimate(len(decoding) + 1, sum(decoding)),
         )
 
-    def load(self) -> dict[str, Any]:
-        """The same, fresh, for a probe."""
-        return {"record": self.record().pack().hex()}
+    def word(self) -> LoadWord:
+        """The part of it that peers read one-sided."""
+        flags = sum(ROLE_BITS[role] for role in self._config.roles)
+        return LoadWord.of(self.record(), self.waiting_by_class(), flags)
 
     def waiting_by_class(self) -> dict[str, int]:
         """Requests that wait for blocks or a seat, their prefix, or KV from another node."""

@@ -34,6 +34,7 @@ from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
+from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
@@ -84,6 +85,7 @@ class Node:
         self.transfer = TransferEngine(
             self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
         )
+        self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
@@ -128,6 +130,7 @@ class Node:
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
             self.engine.start()
+            self.words.start(self.engine.word)
             self._phase("engine")
         self.loading = None
         log.info("ready after %s", self._phases.line())
@@ -141,6 +144,7 @@ class Node:
         if self.engine is not None:
             await self.engine.close()
         await self.gossip.close()
+        await self.words.close()
         await self.transfer.close()
         await self.channel.close()
         await self.store.close()
@@ -175,7 +179,9 @@ class Node:
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
             engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
         self._phase("weights")
-        return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+        return engine(
+            self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
+        )
 
     def _phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())
@@ -189,6 +195,7 @@ class Node:
             self.channel,
             self.gossip,
             self.store,
+            self.words,
             self.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,

@@ -38,7 +38,6 @@ PURE = (
     "engine.block_book",
     "engine.serving.clocks",
     "engine.serving.intervals",
-    "engine.serving.placed",
     "engine.kv.kv_ready",
     "engine.speculation.ngram",
     "engine.resolve",

@@ -77,6 +77,9 @@ class FlightLog:
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
 
+    def redirected(self, flight: Flight, reason: str) -> None:
+        self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
+
     def resumed(self) -> None:
         """A further attempt follows a failed one."""
         self._metrics.count_resumed()

@@ -1,4 +1,4 @@
-"""A placement with what it took to get there: the answers of the nodes that were asked, and the time. Pure."""
+"""A placement with what it took to get there: the answers of the nodes that were asked, and the time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from net.load_words import Claim
 from sched.placements.choice import Placement
 from sched.placements.view import Candidate
 
@@ -19,6 +20,7 @@ class ProbeAnswer:
     round_trip_s: float
     gossiped_wait_s: float | None  # None: gossip had told nothing yet
     gossip_age_s: float | None
+    claimed: int  # by all acceptors, ever; see sched/load_word.py
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -39,6 +41,18 @@ class Placed:
     probes: Sequence[ProbeAnswer]
     asked: int  # nodes; probes holds those that answered
     seconds: float  # from the request to the decision
+    claim: Claim | None = None  # the work announced to the prefill node
+    runners_up: int = 0  # choices given up because others had claimed the same node meanwhile
+
+    def promise(self, redirects_left: int) -> dict[str, Any]:
+        """What the prefill node is told: the claim that it stands for, and what was expected of it."""
+        estimates = self.placement.estimates
+        return {
+            "claim": 0 if self.claim is None else self.claim.amount,
+            "wait_s": estimates["wait_s"],
+            "ttft_s": estimates["ttft_s"],
+            "redirects_left": redirects_left,
+        }
 
     def explain(self) -> dict[str, Any]:
         """JSON-ready: the choice, every candidate with its estimates, and what the asked nodes answered."""
@@ -52,5 +66,7 @@ class Placed:
             "considered": placement.considered,
             "asked": self.asked,
             "probes": [probe.as_dict() for probe in self.probes],
+            "claim": None if self.claim is None else {"amount": self.claim.amount, "one_sided": self.claim.one_sided},
+            "runners_up": self.runners_up,
             "decision_s": self.seconds,
         }

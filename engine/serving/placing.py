@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,16 +18,18 @@ from cache.block import BlockGeometry, BlockKey
 from cache.store import Store
 from engine.request import Request
 from engine.serving import messages
+from engine.serving.claims import Claims, accepted
 from engine.serving.clocks import Clocks
 from engine.serving.measured_links import MeasuredLinks
 from engine.serving.placed import Placed, ProbeAnswer
 from net.channel import Channel, PeerLost, RemoteError
 from net.gossip import Gossip
-from net.http.frontend import Overloaded, Unavailable
+from net.load_words import LoadWords
 from net.shm import boot_id
+from sched.load_word import CLAIM_UNIT_S
 from sched.member import Member, Status
 from sched.placements.arrivals import ArrivalRate
-from sched.placements.choice import PlacementPolicy, Rejected
+from sched.placements.choice import PlacementPolicy
 from sched.placements.demand import Demand
 from sched.placements.view import Candidate, View
 from sched.state import NodeRecord
@@ -59,6 +62,7 @@ class Placer:
         channel: Channel,
         gossip: Gossip,
         store: Store,
+        words: LoadWords,
         geometry: BlockGeometry,
         prefix_caching: bool,
         max_waiting: int,
@@ -69,6 +73,8 @@ class Placer:
         self._channel = channel
         self._gossip = gossip
         self._store = store
+        self._words = words
+        self._claims = Claims(words)
         self._geometry = geometry
         self._prefix_caching = prefix_caching
         self._max_waiting = max_waiting
@@ -91,16 +97,20 @@ class Placer:
         for node in avoid:
             view.close(node)
         matched = np.array([float(answers[node].local_tokens) if node in answers else 0.0 for node in view.ids])
-        decision = self._policy.place(now, self._demand(request, pool_tokens), view, matched)
-        if isinstance(decision, Rejected):
-            if decision.retry_after_s is None:
-                raise Unavailable(decision.reason, retry_after_s=1.0)
-            raise Overloaded(decision.reason, decision.retry_after_s)
-        placed = Placed(decision, list(answers.values()), len(members), time.monotonic() - begun)
+        decide = partial(self._policy.place, now, self._demand(request, pool_tokens), view, matched)
+        decision = accepted(decide())
+        claimed = {node: answer.claimed for node, answer in answers.items()}
+        decision, claim, given_up = await self._claims.secure(decision, decide, view, now, claimed)
+        placed = Placed(decision, list(answers.values()), len(members), time.monotonic() - begun, claim, given_up)
         for charged in (known.view, self._known.view if self._known else known.view):
             charged.charge(now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
         self._gossip.view.charge(decision.prefill, decision.estimates["prefill_s"])
         return placed
+
+    async def release(self, placed: Placed) -> None:
+        """The work does not come after all."""
+        if placed.claim is not None:
+            await self._words.release(placed.claim)
 
     def _demand(self, request: Request, pool_tokens: int) -> Demand:
         return Demand(
@@ -184,9 +194,10 @@ class Placer:
         record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
         told = self._gossip.records.get(member.node_id)
         return ProbeAnswer(
-            candidate=Candidate.of(member, record),
+            candidate=Candidate.of(member, replace(record, work_s=record.work_s + reply["outstanding"] * CLAIM_UNIT_S)),
             local_tokens=reply["local_tokens"],
             round_trip_s=time.monotonic() - begun,
             gossiped_wait_s=None if told is None else told.work_s,
             gossip_age_s=None if told is None else told.age_s,
+            claimed=reply["claimed"],
         )
