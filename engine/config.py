@@ -237,6 +237,12 @@ class Config:
         unit="ratio",
         least=1.0,
     )
+    calibration_ms: int = flag(
+        500,
+        "scheduling",
+        "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
+        least=0,
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",

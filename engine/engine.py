@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from cache.block import BlockGeometry
@@ -11,6 +12,7 @@ from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
+from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.incoming import KV_REGION
@@ -121,6 +123,14 @@ class Engine:
         if draft is not None:
             speculator.on_forget = draft.forget
         return speculator
+
+    async def calibrate(self) -> int:
+        """Measure steps before `start`, for --calibration-ms at most; returns how many."""
+        config, size = self._config, self._config.block_size
+        free = self.pool.num_blocks
+        room = Room(free, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        seconds = config.calibration_ms / 1000
+        return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
 
     def start(self) -> None:
         self.publisher.start()

@@ -129,6 +129,8 @@ class Node:
         self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
+            log.info("calibrated by %d steps", await self.engine.calibrate())
+            self._phase("calibration")
             self.engine.start()
             self.words.start(self.engine.word)
             self._phase("engine")
