@@ -243,10 +243,33 @@ class Config:
     placement: str = flag(
         "mooncake",
         "scheduling",
-        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 of the paper",
-        ("mooncake", "random"),
+        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
+        "mooncake-central-greedy = over all nodes, as the paper's Conductor; or your own: FILE.py:NAME",
+        (
+            "mooncake",
+            "mooncake-central-greedy",
+            "dynamo-cost",
+            "power-of-two",
+            "local-cache",
+            "least-load",
+            "round-robin",
+            "random",
+        ),
+        file=True,
     )
-
+    kvcache_balancing_threshold: float = flag(
+        1.5,
+        "scheduling",
+        "how many times longer than the node's own prefix the pool's must be before placement considers to fetch it",
+        unit="ratio",
+        least=1.0,
+    )
+    calibration_ms: int = flag(
+        500,
+        "scheduling",
+        "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
+        least=0,
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",

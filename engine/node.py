@@ -32,6 +32,7 @@ from engine.resolve import disagreement, geometry
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.live import Live
+from engine.serving.placement_policy import placement_policy
 from engine.serving.placing import Placer
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
@@ -39,13 +40,12 @@ from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
+from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
-from sched.admission import Limits
 from sched.member import Member, presets
-from sched.placement import placements
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Node:
         self.transfer = TransferEngine(
             self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
         )
+        self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
@@ -120,6 +121,7 @@ class Node:
         self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
+        self._policy = placement_policy(config, self._rng)
         self.gossip = Gossip(self._member(), presets[config.net], self._rng, self._record, key)
         self._gossiping = False
         self._http: HttpServer | None = None
@@ -149,7 +151,10 @@ class Node:
         self._phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
+            log.info("calibrated by %d steps", await self.engine.calibrate())
+            self._phase("calibration")
             self.engine.start()
+            self.words.start(self.engine.word)
             self._phase("engine")
         self.loading = None
         log.info("ready after %s", self._phases.line())
@@ -165,6 +170,7 @@ class Node:
         if self.engine is not None:
             await self.engine.close()
         await self.gossip.close()
+        await self.words.close()
         await self.transfer.close()
         await self.channel.close()
         await self.store.close()
@@ -199,7 +205,9 @@ class Node:
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
             engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
         self._phase("weights")
-        return engine(self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.metrics)
+        return engine(
+            self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
+        )
 
     async def _app(self) -> Application:
         """The HTTP API; without a model, what can be asked of a store."""
@@ -220,8 +228,16 @@ class Node:
 
     def _acceptor(self, tokenizer: Tokenizer) -> Acceptor:
         config = self.config
-        policy = placements[config.placement](Limits(config.max_waiting_requests), self._rng)
-        placer = Placer(policy, self.channel, self.gossip, self.store, self.geometry, config.enable_prefix_caching)
+        placer = Placer(
+            self._policy,
+            self.channel,
+            self.gossip,
+            self.store,
+            self.words,
+            self.geometry,
+            config.enable_prefix_caching,
+            config.max_waiting_requests,
+        )
         return Acceptor(
             config.node_id,
             self.channel,
