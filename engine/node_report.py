@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import __version__
 from engine.flags import as_dict
+from engine.serving.recent import Recent
 from net.gossip import Gossip
 from net.transfer import TransferEngine
 from sched.member import Member
@@ -50,6 +51,12 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
     return here | identity | {"members": members}
 
 
+def store_members(node: Node) -> dict[str, Any]:
+    """For clients of the store (cache/remote.py): where the shares are, and what they keep."""
+    rows = [[member.node_id, *member.address, member.info["share"]] for member in node.gossip.members]
+    return {"members": rows, "block_bytes": node.geometry.block_bytes, "replicas": node.config.replicas}
+
+
 def state(node: Node) -> dict[str, Any]:
     """GET /debug/state."""
     return {
@@ -68,7 +75,7 @@ def state(node: Node) -> dict[str, Any]:
     }
 
 
-def live(node: Node, acceptor: Acceptor) -> dict[str, Any]:
+def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
     """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
     engine = node.engine
     record = None if engine is None else engine.record()
@@ -90,5 +97,5 @@ def live(node: Node, acceptor: Acceptor) -> dict[str, Any]:
         "tiers": None if node.share is None else node.share.stats(),
         "paths": [{key: row[key] for key in PATH_FIELDS} for row in node.transfer.snapshot()],
         "longest_stall_ms": 1000 * node.stalls.longest_s,
-        "recent": acceptor.recent.as_dict(),
+        "recent": (Recent(node.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(),
     }

@@ -25,6 +25,7 @@ USES = {
     "sched": set(),
     "net": set(),
     "net.gossip": {"sched"},
+    "net.load_words": {"sched"},
     "cache": {"net"},
     "engine": {"attention", "cache", "net", "sched"},
 }
@@ -51,7 +52,12 @@ PURE = (
     "cache.prefix",
     "cache.policy",
     "cache.homes",
+    "cache.routing",
+    "cache.heat",
+    "cache.repair",
     "net.wire",
+    "net.keyring",
+    "net.sealed_packets",
     "net.rails",
     "net.traffic",
     "net.rdma.send_queue",
@@ -73,6 +79,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.kv.cuda_memory",
     "engine.speculation.draft",
     "engine.checkpoint.gguf_weights",
     "engine.sampling.host_draw",

@@ -174,7 +174,7 @@ class PrefixLoader:
         begin = time.monotonic()
         try:
             offsets = [block * self._geometry.block_bytes for block in blocks]
-            result = await self._store.get(keys[: len(blocks)], self._region, offsets)
+            result = await self._store.get_into(keys[: len(blocks)], self._region, offsets)
             good = result.blocks
         finally:
             pool.unhold(blocks)
@@ -257,7 +257,7 @@ class Publisher:
             self._in_flight = count
             try:
                 offsets = [block_id * self._geometry.block_bytes for _, block_id in batch]
-                stored = await self._store.put([key for key, _ in batch], self._region, offsets)
+                stored = await self._store.put_from([key for key, _ in batch], self._region, offsets)
                 self._metrics.count_store_put(stored)
             except Exception:  # a lost home costs reuse, never correctness
                 log.warning("publishing %d blocks failed", len(batch), exc_info=True)

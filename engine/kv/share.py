@@ -20,5 +20,5 @@ def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> Local
     arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.block_bytes)
     ssd = None
     if config.ssd_path is not None:
-        ssd = SsdTier(Path(config.ssd_path), geometry.block_bytes, config.ssd_bytes, root)
+        ssd = SsdTier(Path(config.ssd_path), geometry.block_bytes, config.ssd_bytes, root, sync_ms=config.ssd_sync_ms)
     return LocalStore(arena, ssd, policies[config.eviction_policy]())
