@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from cache.block import BlockKey
+from cache.policy import Facts
 from cache.share import Deadlines, join_keys
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
@@ -74,9 +75,13 @@ class Client:
         """Ask to read the leading run of `keys`: slots, checksums, tiers, more, region, slot_bytes."""
         return await self._lease(home, "store.pin", keys, ticket)
 
-    async def reserve(self, home: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes."""
-        return await self._lease(home, "store.reserve", keys, ticket)
+    async def reserve(
+        self, home: str, keys: Sequence[BlockKey], facts: Sequence[Facts], ticket: Ticket
+    ) -> dict[str, Any]:
+        """Ask to write `keys`, of which `facts` are known (none: nothing): slots (or PRESENT) of a leading part,
+        region, slot_bytes."""
+        known = [(about.position, about.cost_s, about.service_class) for about in facts]
+        return await self._lease(home, "store.reserve", keys, ticket, {"facts": known})
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket) -> int:
         """All that was reserved is written; returns how many blocks that are."""
@@ -85,8 +90,11 @@ class Client:
         ticket.open = False
         return int(reply["stored"])
 
-    async def _lease(self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        reply = await self._call(home, kind, {"lease": ticket.number}, join_keys(keys), self._deadlines.control_s)
+    async def _lease(
+        self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket, more: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        body = {"lease": ticket.number, **(more or {})}
+        reply = await self._call(home, kind, body, join_keys(keys), self._deadlines.control_s)
         ticket.open = bool(reply["region"])
         return reply
 

@@ -5,7 +5,7 @@ reads or writes them. What a peer may touch is a lease, numbered by the peer:
 
     store.has      keys -> length of the leading run that is here
     store.pin      keys -> lease on the leading run, to read
-    store.reserve  keys -> lease on new slots, to write         ──> store.commit ends it
+    store.reserve  keys and their facts -> lease on new slots, to write    ──> store.commit ends it
     store.unpin    ends a lease of either kind, also one whose grant is still on its way
 
 Every lease ends: by its owner's word, when its owner goes or is lost, or at its deadline. Slots that were pinned are
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
+from cache.policy import PLAIN, Facts
 from cache.tiers import LocalStore, NoSpace
 from net.channel import Channel
 from net.errors import RemoteError
@@ -31,7 +32,7 @@ from net.transfer import TransferEngine
 log = logging.getLogger(__name__)
 
 PRESENT = -1
-"""Instead of a slot: the block is here already, or somebody is writing it."""
+"""Instead of a slot: the block is here already, or somebody is writing it, or admission refuses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,19 +136,20 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot or PRESENT; fewer entries than keys when room ends."""
         keys = split_keys(data)
+        facts = [Facts(*values) for values in body["facts"]] or [PLAIN] * len(keys)
         self._open(peer, body["lease"], writes=True)
-        answers = self._reserve_leading(keys)
+        answers = self._reserve_leading(keys, facts)
         if not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):
-            answers = self._reserve_leading(keys)
+            answers = self._reserve_leading(keys, facts)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
         return self._grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
 
-    def _reserve_leading(self, keys: list[BlockKey]) -> list[int]:
+    def _reserve_leading(self, keys: list[BlockKey], facts: list[Facts]) -> list[int]:
         answers: list[int] = []
-        for key in keys:
+        for key, about in zip(keys, facts, strict=True):
             try:
-                slot = self._local.reserve(key)
+                slot = self._local.reserve(key, about)
             except NoSpace:
                 break
             answers.append(PRESENT if slot is None else slot)
@@ -162,7 +164,8 @@ class Share:
         if not lease.writes or len(checksums) != len(lease.slots):
             self._give_back(lease.slots, writes=lease.writes)
             raise RemoteError(f"{len(checksums)} checksums for {len(lease.slots)} slots", "bad_request")
-        for key, slot, block_checksum in zip(lease.keys, lease.slots, checksums, strict=True):
+        # A prompt's last block first: of equals, the first to be evictable is the first to go.
+        for key, slot, block_checksum in reversed(list(zip(lease.keys, lease.slots, checksums, strict=True))):
             self._local.commit(key, slot, block_checksum)
         return {"stored": len(checksums)}
 

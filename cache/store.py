@@ -23,6 +23,7 @@ from cache.block import BlockKey
 from cache.client import HOME_ERRORS, Client, Shunned, Ticket
 from cache.homes import by_home
 from cache.layered import PinnedBlocks, pinned
+from cache.policy import Facts
 from cache.share import PRESENT, Deadlines, Share
 from cache.tiers import LocalStore
 from net.channel import Channel
@@ -57,6 +58,7 @@ class Job:
     keys: Sequence[BlockKey]
     region: Region
     offsets: Sequence[int]
+    facts: Sequence[Facts] = ()  # of a put: of every block, or none
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: int = 0
 
@@ -174,11 +176,16 @@ class Store:
 
     # --- put
 
-    async def put(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> int:
+    async def put(
+        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int], facts: Sequence[Facts] = ()
+    ) -> int:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A home that has no room or does not answer is passed over. Raises ValueError for offsets outside
-        the region."""
+        before. `facts`, of every block or none, are for the homes' policies. A home that has no room, does not want
+        them or does not answer is passed over. Raises ValueError for offsets outside the region."""
+        if facts and len(facts) != len(keys):
+            raise ValueError(f"{len(keys)} keys and facts of {len(facts)}")
         job = self._job(keys, region, offsets)
+        job.facts = facts
         await self._each_home(job, self._publish)
         self._counts.update(puts=1, put_blocks=job.stored, put_bytes=job.stored * self.block_bytes)
         return job.stored
@@ -187,7 +194,8 @@ class Store:
         while positions:
             batch = positions[: self._window]
             with self._client.ticket(home) as ticket:
-                reply = await self._client.reserve(home, [job.keys[position] for position in batch], ticket)
+                facts = [job.facts[position] for position in batch] if job.facts else []
+                reply = await self._client.reserve(home, [job.keys[position] for position in batch], facts, ticket)
                 answers = reply["slots"]
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
                 if granted:

@@ -236,8 +236,12 @@ class Config:
         least=0,
         auto=-1,
     )
-    eviction_policy: str = flag(
-        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    eviction: str = flag(
+        "lru",
+        "cache",
+        "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
+        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        file=True,
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 from cache.block import BlockGeometry
-from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
@@ -48,7 +47,7 @@ class Engine:
         self.region = loaded.region
         self._processes = loaded.processes
         store.attach(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policy_of(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.draft = loaded.draft
@@ -65,6 +64,7 @@ class Engine:
             queue_orders[config.queue_order](),
             self.speculator,
         )
+        self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)

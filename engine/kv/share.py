@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cache.arena import Arena
 from cache.block import BlockGeometry, BlockKey
-from cache.policy import policies
+from cache.policies import choose
 from cache.ssd import SsdTier
 from cache.tiers import LocalStore
 from engine.config import Config
@@ -21,4 +21,4 @@ def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> Local
     ssd = None
     if config.ssd_path is not None:
         ssd = SsdTier(Path(config.ssd_path), geometry.block_bytes, config.ssd_bytes, root)
-    return LocalStore(arena, ssd, policies[config.eviction_policy]())
+    return LocalStore(arena, ssd, choose(config.eviction))
