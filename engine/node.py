@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from cache.block import root_key
 from cache.store import Store
-from engine import __version__
+from engine import __version__, node_report
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
 from engine.config import ROLES, Config
-from engine.flags import UsageError, as_dict
+from engine.flags import UsageError
 from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
@@ -80,8 +80,8 @@ class Node:
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
-        self._stalls = StallMonitor(self.metrics.observe_stall)
-        self.channel = Channel(config.node_id, self._identity(), self._check_peer)
+        self.stalls = StallMonitor(self.metrics.observe_stall)
+        self.channel = Channel(config.node_id, self.identity(), self._check_peer)
         self.transfer = TransferEngine(
             self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
         )
@@ -95,24 +95,24 @@ class Node:
         self._phases = phases
         self._http_socket = http_socket
         self._rng = random.Random()
-        self._gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
+        self.gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
         self._gossiping = False
         self._http: HttpServer | None = None
-        self._loading: str | None = "starting"
+        self.loading: str | None = "starting"
 
     # --- life
 
     async def start(self) -> None:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
-        self._stalls.start()
+        self.stalls.start()
         if "rdma" in TRANSPORTS[config.transport]:
             await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
-        self._gossip.on_up(self._member_up)
-        self._gossip.on_down(self._member_down)
-        self.channel.on_lost(self._gossip.suspect)
-        await self._gossip.start(host, port)
+        self.gossip.on_up(self._member_up)
+        self.gossip.on_down(self._member_down)
+        self.channel.on_lost(self.gossip.suspect)
+        await self.gossip.start(host, port)
         self._gossiping = True
         self._phase("network")
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
@@ -129,7 +129,7 @@ class Node:
             self.engine = await self._load_engine()
             self.engine.start()
             self._phase("engine")
-        self._loading = None
+        self.loading = None
         log.info("ready after %s", self._phases.line())
 
     async def stop(self) -> None:
@@ -137,20 +137,20 @@ class Node:
         if self._http is not None:
             await self._http.close()
         if self._gossiping:
-            await self._gossip.leave()
+            await self.gossip.leave()
         if self.engine is not None:
             await self.engine.close()
-        await self._gossip.close()
+        await self.gossip.close()
         await self.transfer.close()
         await self.channel.close()
         await self.store.close()
-        await self._stalls.close()
+        await self.stalls.close()
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])
         try:
             await self.channel.connect(address)
-            await self._gossip.join(address)
+            await self.gossip.join(address)
         except (PeerRefused, JoinRefused) as error:
             raise UsageError(f"--join {self.config.join}: {error}") from None
         except (OSError, TimeoutError) as error:
@@ -169,7 +169,7 @@ class Node:
             self._phase("torch")
             return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
 
-        self._loading = "loading weights"
+        self.loading = "loading weights"
         # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
         # every team short once there are more of its threads than cores.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
@@ -185,7 +185,7 @@ class Node:
     def _acceptor(self, tokenizer: Tokenizer) -> Acceptor:
         config = self.config
         policy = placements[config.placement](Limits(config.max_waiting_requests), self._rng)
-        placer = Placer(policy, self.channel, self._gossip, self.store, self.geometry, config.enable_prefix_caching)
+        placer = Placer(policy, self.channel, self.gossip, self.store, self.geometry, config.enable_prefix_caching)
         return Acceptor(
             config.node_id,
             self.channel,
@@ -205,15 +205,15 @@ class Node:
             self.config.max_model_len,
             tokenizer,
             acceptor,
-            self.cluster,
-            self.state,
-            lambda: self._loading,
+            lambda: node_report.cluster(self.identity(), self.gossip, self.transfer),
+            lambda: node_report.state(self),
+            lambda: self.loading,
             self._metrics_text,
         )
 
     # --- who we are, who they are
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What nodes compare before they share KV."""
         return {
             "model": self.config.served_model_name,
@@ -232,7 +232,7 @@ class Node:
             address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
-            info=self._identity() | {"share": self.config.dram_bytes + self._ssd_bytes},
+            info=self.identity() | {"share": self.config.dram_bytes + self._ssd_bytes},
         )
 
     @property
@@ -246,7 +246,7 @@ class Node:
 
     def _homes(self) -> list[str]:
         """Members that pooled blocks live on: those with a share of the store."""
-        return [member.node_id for member in self._gossip.members if member.info["share"] > 0]
+        return [member.node_id for member in self.gossip.members if member.info["share"] > 0]
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)
@@ -260,56 +260,9 @@ class Node:
 
     async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""
-        roles = Counter(role for member in self._gossip.members for role in member.roles)
+        roles = Counter(role for member in self.gossip.members for role in member.roles)
         self.metrics.set_members({role: roles[role] for role in ROLES})
-        self.metrics.set_longest_stall(self._stalls.longest_s)
+        self.metrics.set_longest_stall(self.stalls.longest_s)
         if self.engine is not None:
             self.metrics.set_waiting(self.engine.waiting_by_class())
         return await asyncio.to_thread(self.metrics.text)
-
-    # --- what it says of itself
-
-    def ready_line(self) -> dict[str, Any]:
-        """Printed on stdout for whoever started this process."""
-        me = self._gossip.me
-        return {
-            "event": "ready",
-            "node_id": me.node_id,
-            "roles": list(me.roles),
-            "url": f"http://{me.http}",
-            "control": list(me.address),
-        }
-
-    def cluster(self) -> dict[str, Any]:
-        """GET /cluster: what a joiner must know, and the members with the transport in use to each."""
-        paths = {path["peer"]: path["transport"] for path in self.transfer.snapshot()}
-        members = [
-            {
-                "node_id": member.node_id,
-                "roles": list(member.roles),
-                "http": f"http://{member.http}",
-                "status": member.status.name.lower(),
-                "transport": paths.get(member.node_id),
-            }
-            for member in self._gossip.members
-        ]
-        me = self._gossip.me
-        here = {"node_id": me.node_id, "control": list(me.address), "http": f"http://{me.http}"}
-        return here | self._identity() | {"members": members}
-
-    def state(self) -> dict[str, Any]:
-        """GET /debug/state."""
-        return {
-            "node_id": self.config.node_id,
-            "loading": self._loading,
-            "config": as_dict(self.config),
-            "engine": None if self.engine is None else self.engine.state(),
-            "store": None if self.share is None else self.share.stats(),
-            "paths": self.transfer.snapshot(),
-            "event_loop": self._stalls.state(),
-            "gossip": self._gossip.counters,
-            "records": {
-                node: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}
-                for node, record in self._gossip.records.items()
-            },
-        }

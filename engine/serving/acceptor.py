@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -20,21 +19,20 @@ from cache.block import BlockKey, salted_root
 from engine.request import Request, SamplingParams
 from engine.serving import messages
 from engine.serving.flight import Flight, OutputText
+from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs
-from engine.serving.placing import Placer, explain
+from engine.serving.placing import Placer
 from engine.serving.timeline import Timeline
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerLost, RemoteError
 from net.http.frontend import Output, Overloaded, Unavailable
 from net.metrics import Metrics
-from sched.placement import Placement
 
 log = logging.getLogger("mooncake.acceptor")
 
 MAX_ATTEMPTS = 4
 RESUME_PATIENCE_S = 30.0
 RESUME_RETRY_S = 0.25
-KEPT_TIMELINES = 1000
 TIMED_OUT = [-1, None, None, "timed_out", None]
 """Comes among a flight's items at its deadline: one timer instead of one for every token."""
 
@@ -66,9 +64,8 @@ class Acceptor:
         self._max_model_len = max_model_len
         self._timeout_s = timeout_s
         self._rng = rng
-        self._metrics = metrics
+        self._log = FlightLog(node_id, metrics, placer)
         self._flights: dict[str, Flight] = {}  # by attempt id
-        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
@@ -81,17 +78,18 @@ class Acceptor:
         """Stream the answer. Raises ValueError, Overloaded or Unavailable before the first output; closing the
         iterator aborts the request on every node."""
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
-        self._remember(flight.timeline)
+        self._log.accepted(flight)
         reason = None
         try:
             async for output in self._outputs(flight):
                 reason = output.finish_reason
                 yield output
         except (Overloaded, Unavailable) as error:
-            self._metrics.count_rejected(type(error).__name__.lower())
+            self._log.rejected(error)
             raise
         finally:
-            self._forget(flight, reason)
+            self._abort_attempt(flight)
+            self._log.over(flight, reason)
 
     def _accept(
         self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
@@ -108,7 +106,6 @@ class Acceptor:
         params = replace(params, seed=seed, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
         timeline = Timeline(request_id, len(prompt))
         timeline.nodes["acceptor"] = self._node_id
-        timeline.add(time.time(), self._node_id, "accepted", service_class=service_class)
         return Flight(
             request_id,
             list(prompt),
@@ -136,12 +133,12 @@ class Acceptor:
     def _give_up_attempt(self, flight: Flight, reason: str) -> None:
         """Abort what is left of this attempt and make ready for the next one. Raises Unavailable after the last."""
         log.warning("request %s, attempt %d: %s", flight.request_id, flight.attempt, reason)
-        flight.timeline.add(time.time(), self._node_id, "attempt_failed", attempt=flight.attempt, reason=reason)
+        self._log.attempt_failed(flight, reason)
         self._abort_attempt(flight)
         flight.attempt += 1
         if flight.attempt >= MAX_ATTEMPTS:
             raise Unavailable(f"the request failed on {MAX_ATTEMPTS} placements, last: {reason}", retry_after_s=1.0)
-        self._metrics.count_resumed()
+        self._log.resumed()
 
     async def _start_or_wait(self, flight: Flight) -> None:
         """Start an attempt. A new request that finds no room is refused at once; one that already runs waits for it:
@@ -168,7 +165,7 @@ class Acceptor:
             service_class=flight.service_class,
         )
         placement = await self._placer.place(request)
-        self._note_placement(flight, placement)
+        self._log.placed(flight, placement)
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
@@ -186,7 +183,7 @@ class Acceptor:
                     "block_ids": reply["blocks"],
                     "first_missing": reply["first_missing"],
                 }
-                flight.timeline.add(time.time(), self._node_id, "reserved", on=placement.decode)
+                self._log.reserved(flight, placement)
             await self._channel.call(placement.prefill, messages.PREFILL, body | {"target": target}, data, left)
         except RemoteError as error:
             if error.code == "overloaded":
@@ -195,16 +192,6 @@ class Acceptor:
         except TimeoutError:
             raise Unavailable("the request waited for KV blocks until its deadline", retry_after_s=5.0) from None
 
-    def _note_placement(self, flight: Flight, placement: Placement) -> None:
-        timeline = flight.timeline
-        timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
-        timeline.placement = explain(placement)
-        timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
-        timeline.add(
-            time.time(), self._node_id, "placed", prefill=placement.prefill, decode=placement.decode,
-            attempt=flight.attempt,
-        )  # fmt: skip
-
     async def _attempt(self, flight: Flight, text: OutputText) -> AsyncGenerator[Output, None]:
         """Outputs until the end or AttemptFailed."""
         timer = asyncio.get_running_loop().call_later(self._left(flight), flight.items.put_nowait, TIMED_OUT)
@@ -212,9 +199,9 @@ class Acceptor:
             while True:
                 index, token, logprobs, finish, extra = await flight.items.get()
                 if extra:
-                    self._note_extra(flight, extra)
+                    self._log.told(flight, extra)
                 if finish == "timed_out":
-                    flight.timeline.add(time.time(), self._node_id, "timed_out")
+                    self._log.timed_out(flight)
                     yield text.end("abort")
                     return
                 if finish == "failed":
@@ -224,7 +211,7 @@ class Acceptor:
                     continue
                 if index != flight.num_output_tokens:  # a late item of an earlier attempt cannot come here: ids differ
                     raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
-                self._observe_token(flight)
+                self._log.token(flight)
                 flight.token_ids.append(token)
                 output = text.push(token, unpack_logprobs(logprobs), finish)
                 yield output
@@ -233,27 +220,8 @@ class Acceptor:
         finally:
             timer.cancel()
 
-    def _observe_token(self, flight: Flight) -> None:
-        now = time.monotonic()
-        if flight.num_output_tokens == 0:
-            flight.timeline.add(time.time(), self._node_id, "first_token")
-            flight.first_token = now
-            self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
-            self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
-            self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
-        else:
-            self._metrics.observe_itl(now - flight.last_token)
-        flight.last_token = now
-        self._metrics.count_generation_tokens(1)
-
     def _left(self, flight: Flight) -> float:
         return max(0.0, flight.deadline - time.monotonic())
-
-    def _note_extra(self, flight: Flight, extra: dict[str, Any]) -> None:
-        flight.timeline.extend(extra["events"])
-        self._placer.links.learn(extra["events"], flight.timeline.nodes["decode"])
-        if flight.num_output_tokens == 0:
-            flight.timeline.cached_tokens = extra["cached_tokens"]
 
     # --- messages and losses
 
@@ -280,35 +248,9 @@ class Acceptor:
                 # a lost node cannot be told and need not be: losing us ends the request there
                 self._channel.post(node, messages.ABORT, {"ids": [flight.attempt_id]})
 
-    def _forget(self, flight: Flight, reason: str | None) -> None:
-        """The request is over; `reason` is None when its client went away or it was refused."""
-        timeline = flight.timeline
-        timeline.output_tokens = flight.num_output_tokens
-        timeline.add(time.time(), self._node_id, "answered" if reason else "aborted")
-        self._abort_attempt(flight)
-        if flight.num_output_tokens:
-            decode_s = flight.last_token - flight.first_token
-            e2e_s = time.monotonic() - flight.accepted
-            self._metrics.finish_request(
-                reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
-            )
-            self._metrics.observe_decode(decode_s)
-            summary = timeline.summary()
-            for observe, value in (
-                (self._metrics.observe_queue, summary["queue_ms"]),
-                (self._metrics.observe_prefill, summary["prefill_ms"]),
-            ):
-                if value is not None:
-                    observe(max(0.0, value) / 1000)
-
-    def _remember(self, timeline: Timeline) -> None:
-        self._timelines[timeline.request_id] = timeline
-        while len(self._timelines) > KEPT_TIMELINES:
-            self._timelines.popitem(last=False)
-
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        timeline = self._timelines.get(request_id)
-        return None if timeline is None else timeline.as_dict()
+        """JSON-ready; None for a request that is not known, or not any more."""
+        return self._log.timeline(request_id)
 
     @property
     def num_flights(self) -> int:
