@@ -1,7 +1,7 @@
 """Admission: which blocks a full pool takes at the price of another. Pure, O(1).
 
-Eviction says who goes; admission whether the newcomer is worth it. It is asked only when something would be evicted: what
-fits is always taken. `wanted` reports every use and every offer of a key, `admits` decides on one offer.
+Eviction says who goes; admission whether the newcomer is worth it. It is asked only when something would be evicted:
+what fits is always taken. `wanted` reports every use and every offer of a key, `admits` decides on one offer.
 """
 
 from __future__ import annotations

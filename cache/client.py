@@ -76,7 +76,7 @@ class Client:
         return await self._lease(home, "store.pin", keys, ticket)
 
     async def reserve(
-        self, home: str, keys: Sequence[BlockKey], facts: Sequence[Facts], ticket: Ticket
+        self, home: str, keys: Sequence[BlockKey], ticket: Ticket, facts: Sequence[Facts] = ()
     ) -> dict[str, Any]:
         """Ask to write `keys`, of which `facts` are known (none: nothing): slots (or PRESENT) of a leading part,
         region, slot_bytes."""

@@ -4,8 +4,8 @@ A policy sees the life of every item (a block key of a pool or of the SSD tier):
 
     added ──> [pinned <──> unpinned, touched] ──> removed
 
-`added` makes it evictable, `touched` is a hit, `pinned` takes it out of reach while somebody uses it, `victim` names who
-goes next without removing it. The other policies and their table are in cache/policies/.
+`added` makes it evictable, `touched` is a hit, `pinned` takes it out of reach while somebody uses it, `victim` names
+who goes next without removing it. The other policies and their table are in cache/policies/.
 """
 
 from __future__ import annotations

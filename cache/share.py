@@ -136,7 +136,7 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot or PRESENT; fewer entries than keys when room ends."""
         keys = split_keys(data)
-        facts = [Facts(*values) for values in body["facts"]] or [PLAIN] * len(keys)
+        facts = [Facts(*values) for values in body.get("facts", ())] or [PLAIN] * len(keys)
         self._open(peer, body["lease"], writes=True)
         answers = self._reserve_leading(keys, facts)
         if not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):

@@ -195,7 +195,7 @@ class Store:
             batch = positions[: self._window]
             with self._client.ticket(home) as ticket:
                 facts = [job.facts[position] for position in batch] if job.facts else []
-                reply = await self._client.reserve(home, [job.keys[position] for position in batch], facts, ticket)
+                reply = await self._client.reserve(home, [job.keys[position] for position in batch], ticket, facts)
                 answers = reply["slots"]
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
                 if granted:

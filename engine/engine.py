@@ -12,6 +12,7 @@ from cache.store import Store
 from engine.batcher import Batcher
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.cache_policies import eviction
 from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.loading import LoadedModel
@@ -47,7 +48,7 @@ class Engine:
         self.region = loaded.region
         self._processes = loaded.processes
         store.attach(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policy_of(config))
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.draft = loaded.draft

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # run from anywhere, without installing
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from cache.admission import Admission, admissions
 from cache.admission import choose as choose_admission
@@ -28,10 +26,9 @@ from scripts.benchlib.results import Row, add_result_flags, write_result
 from scripts.benchlib.trace import TraceRow, read_trace
 from scripts.lab.belady import Belady
 from scripts.lab.generate import Labelled, as_interactive, chats, flood
-from scripts.lab.replay import Outcome, replay
+from scripts.lab.replay import replay
 from scripts.lab.targets import CAPACITIES, CEILINGS, TARGETS, TOLERANCE
 
-T = TypeVar("T")
 SHARES = {"interactive": 0.9}
 FLOOD = 1.0  # batch prompts per request of the trace
 
@@ -40,7 +37,9 @@ def find_traces(name: str | None) -> Path | None:
     """The directory of the released traces: as named, else shared/traces beside a parent of this checkout."""
     if name is not None:
         return Path(name)
-    return next((path for path in (p / "shared/traces" for p in ROOT.parents) if path.is_dir()), None)
+    return next(
+        (path for path in (p / "shared/traces" for p in Path(__file__).resolve().parents) if path.is_dir()), None
+    )
 
 
 def load(args: Namespace) -> dict[str, list[TraceRow]]:
@@ -70,36 +69,16 @@ class Progress:
             print(bar, end="", file=sys.stderr, flush=True)
 
 
-def run(
-    rows: Sequence[TraceRow],
-    capacity: int | None,
-    policy: EvictionPolicy,
-    admission: Admission | None = None,
-    class_of: Callable[[int], str] = lambda index: "",
-) -> Outcome:
-    return last(replay(rows, capacity, policy, admission, class_of))
-
-
-def last(values: Iterator[T]) -> T:
-    """Raises ValueError when there is none."""
-    found = None
-    for found in values:
-        pass
-    if found is None:
-        raise ValueError("the trace has no rows")
-    return found
-
-
 def evictions(
     name: str, rows: Sequence[TraceRow], names: Sequence[str], capacities: Sequence[int], progress: Progress
 ) -> list[Row]:
     """One number per policy and capacity, beside the ceiling and, where there is one, the reference."""
-    ceiling = run(rows, None, choose("lru")).total
+    ceiling = replay(rows, None, choose("lru")).total
     out = []
     for policy in [*names, "belady"]:
         for capacity in capacities:
             made = Belady(rows) if policy == "belady" else choose(policy)
-            total = run(rows, capacity, made).total
+            total = replay(rows, capacity, made).total
             limits = {"ceiling": ceiling.block_rate}
             if (target := reference(name, policy, capacity)) is not None:
                 limits["reference"] = target
@@ -120,7 +99,7 @@ def admitted(name: str, rows: Sequence[TraceRow], capacities: Sequence[int], pro
     out = []
     for admission in admissions:
         for capacity in capacities:
-            end = run(rows, capacity, choose("lru"), choose_admission(admission))
+            end = replay(rows, capacity, choose("lru"), choose_admission(admission))
             note = f"inserted {end.inserted}, refused {end.refused}"
             case = f"{name} | lru + {admission} | {capacity}"
             out.append(Row(case, "block hit rate", "share", round(end.total.block_rate, 4), {}, {}, note))
@@ -132,7 +111,7 @@ def flooded(name: str, rows: Sequence[TraceRow], capacity: int, progress: Progre
     """Chats with and without a batch flood; `ours` is what their block hit rate loses, in points."""
     chat = as_interactive(rows)
     both = flood(chat, seed=1, per_request=FLOOD)
-    alone = run(chat.rows, capacity, choose("lru")).total.block_rate
+    alone = replay(chat.rows, capacity, choose("lru")).total.block_rate
     ways: Mapping[str, tuple[EvictionPolicy, Admission | None]] = {
         "lru, no shares": (choose("lru"), None),
         "s3-fifo, no shares": (choose("s3-fifo"), None),
@@ -150,7 +129,7 @@ def flooded(name: str, rows: Sequence[TraceRow], capacity: int, progress: Progre
 def _flood_row(
     case: str, alone: float, both: Labelled, capacity: int, policy: EvictionPolicy, admission: Admission | None
 ) -> Row:
-    end = run(both.rows, capacity, policy, admission, both.class_of).by_class
+    end = replay(both.rows, capacity, policy, admission, both.class_of).by_class
     chat, batch = end["interactive"].block_rate, end["batch"].block_rate
     note = f"chats alone {alone:.4f}, flooded {chat:.4f}; batch {batch:.4f}"
     return Row(case, "chat hit rate lost", "points", round(100 * (alone - chat), 2), {}, {}, note)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import cast
 
 from cache.policy import PLAIN, Facts
 
@@ -120,4 +119,4 @@ class CostAware(Ranked):
         return (self._level + uses * facts.cost_s, self.tick)
 
     def evicting(self, rank: Rank) -> None:
-        self._level = cast(float, rank[0])
+        self._level = rank[0]

@@ -1,7 +1,7 @@
 """S3-FIFO (Yang et al., SOSP 2023): three queues. Pure, O(1) amortised.
 
-    new ──> small (a tenth) ──used twice──> main ──unused for a round──> gone
-              └──otherwise──> gone, its name to the ghost queue; who comes back from there goes to main at once
+new ──> small (a tenth) ──used twice──> main ──unused for a round──> gone
+          └──otherwise──> gone, its name to the ghost queue; who comes back from there goes to main at once
 """
 
 from __future__ import annotations

@@ -14,13 +14,33 @@ OTHERS = ""
 """The classes that no share names; they have what is left."""
 
 
+def parse(text: str) -> dict[str, float]:
+    """'interactive=0.6,batch=0.1' -> shares by class; 'none' -> {}. Raises ValueError."""
+    if text == "none":
+        return {}
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        try:
+            shares[name.strip()] = float(share)
+        except ValueError:
+            raise ValueError(f"{part!r} is not CLASS=SHARE; write interactive=0.6,batch=0.1 or none") from None
+    check(shares)
+    return shares
+
+
+def check(shares: Mapping[str, float]) -> None:
+    """Raises ValueError unless all are in (0, 1] and their sum at most 1."""
+    if any(not 0 < share <= 1 for share in shares.values()) or sum(shares.values()) > 1 + 1e-9:
+        raise ValueError(f"cache shares must be in (0, 1] and add up to 1 at most: {dict(shares)}")
+
+
 class Shares:
     """Wraps one policy per class. An item belongs to the class of the request that brought it."""
 
     def __init__(self, policy: Callable[[], EvictionPolicy], shares: Mapping[str, float]) -> None:
-        """shares: class -> part of the cache. Raises ValueError unless all are in (0, 1] and their sum at most 1."""
-        if any(not 0 < share <= 1 for share in shares.values()) or sum(shares.values()) > 1 + 1e-9:
-            raise ValueError(f"cache shares must be in (0, 1] and add up to 1 at most: {dict(shares)}")
+        """shares: class -> part of the cache. Raises ValueError for shares that cannot be."""
+        check(shares)
         self._shares = {**shares, OTHERS: max(0.0, 1 - sum(shares.values()))}
         self._policies = {name: policy() for name in self._shares}
         self._sizes = dict.fromkeys(self._shares, 0)  # items, pinned ones, too

@@ -1,14 +1,15 @@
 """One trace through one cache: the eviction and admission classes of cache/, driven as by a single node with a global
 cache, cold at the start.
 
-A request's hits are the leading run of its blocks that are cached (prefix hits). Then its blocks are touched or inserted
-from the last to the first, so that of equals a prompt's end goes before its beginning.
+A request's hits are the leading run of its blocks that are cached (prefix hits). Then its blocks are touched or
+inserted from the last to the first, so that of equals a prompt's end goes before its beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from cache.admission import Admission
 from cache.policy import EvictionPolicy, Facts
@@ -89,9 +90,8 @@ def replay(
     policy: EvictionPolicy,
     admission: Admission | None = None,
     class_of: Callable[[int], str] = lambda index: "",
-) -> Iterator[Outcome]:
-    """Yields the outcome so far after every row; the same object, and at the end it is whole. capacity: blocks,
-    None = no limit. class_of: service class of the row with that index."""
+) -> Outcome:
+    """capacity: blocks, None = no limit. class_of: service class of the row with that index."""
     here: set[int] = set()
     facts, outcome = FactsTable(), Outcome()
     for index, row in enumerate(rows):
@@ -113,9 +113,9 @@ def replay(
                     outcome.refused += 1
                     continue
                 policy.removed(victim)
-                here.discard(victim)  # type: ignore[arg-type]  # the policy's items are our blocks
+                here.remove(cast(int, victim))
                 outcome.evicted += 1
             policy.added(block, table[position])
             here.add(block)
             outcome.inserted += 1
-        yield outcome
+    return outcome
