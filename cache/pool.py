@@ -185,6 +185,10 @@ class BlockPool:
     def lookup(self, key: BlockKey) -> int | None:
         return self._index.block_of(key)
 
+    def keys(self) -> list[BlockKey]:
+        """Of all content that has one, in use or not."""
+        return [key for key, _ in self._index.pairs()]
+
     def key_of(self, block_id: int) -> BlockKey | None:
         return self._index.key_of(block_id)
 

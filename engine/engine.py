@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from cache.block import BlockGeometry
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
+from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
@@ -17,15 +19,18 @@ from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.loading import LoadedModel
 from engine.request import RequestState
+from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
+from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.batching import Tuning, batching_policies
 from sched.classes import CLASSES
 from sched.cost import TransferModel
+from sched.load_word import ROLE_BITS, LoadWord
 from sched.queueing import queue_orders
 from sched.state import NodeRecord
 
@@ -41,6 +46,7 @@ class Engine:
         channel: Channel,
         transfer: TransferEngine,
         store: Store,
+        words: LoadWords,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -91,7 +97,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            self.load,
+            OwnLoad(config.node_id, self.record, words),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -118,6 +124,14 @@ class Engine:
         if draft is not None:
             speculator.on_forget = draft.forget
         return speculator
+
+    async def calibrate(self) -> int:
+        """Measure steps before `start`, for --calibration-ms at most; returns how many."""
+        config, size = self._config, self._config.block_size
+        free = self.pool.num_blocks
+        room = Room(free, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        seconds = config.calibration_ms / 1000
+        return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
 
     def start(self) -> None:
         self.publisher.start()
@@ -157,9 +171,10 @@ class Engine:
             decode_step_s=self.costs.decode.estimate(len(decoding) + 1, sum(decoding)),
         )
 
-    def load(self) -> dict[str, Any]:
-        """The same, fresh, for a probe."""
-        return {"record": self.record().pack().hex()}
+    def word(self) -> LoadWord:
+        """The part of it that peers read one-sided."""
+        flags = sum(ROLE_BITS[role] for role in self._config.roles)
+        return LoadWord.of(self.record(), self.waiting_by_class(), flags)
 
     def waiting_by_class(self) -> dict[str, int]:
         """Requests that wait for blocks or a seat, their prefix, or KV from another node."""

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, get_type_hints
 
 from cache.policies.shares import parse as parse_shares
 from engine import __version__
-from engine.config import ROLES, Config
+from engine.config import NO_MODEL, ROLES, Config
 from sched.classes import CLASSES
 
 GROUPS = {
@@ -227,6 +227,8 @@ def _validated(config: Config) -> Config:
             raise UsageError(f"--role must be made of {', '.join(ROLES)}, or mixed, not {part!r}{hint}")
     if "mixed" in role:
         role = "mixed"
+    if config.model == NO_MODEL and role != "store":
+        raise UsageError(f"--model none keeps values and computes nothing: it needs --role store, not {role}")
     if config.host in ("0.0.0.0", "::"):
         raise UsageError(
             f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"

@@ -121,6 +121,10 @@ class Worker:
     def start(self) -> None:
         self._loop_task = asyncio.create_task(self._run())
 
+    async def before_start(self, work: Callable[[], int]) -> int:
+        """Run in the engine thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
     async def close(self) -> None:
         """Stop after the running step; unfinished requests are aborted."""
         tasks = [*self._loads, *([self._loop_task] if self._loop_task else [])]

@@ -175,7 +175,7 @@ class PrefixLoader:
         begin = time.monotonic()
         try:
             offsets = [block * self._geometry.block_bytes for block in blocks]
-            result = await self._store.get(keys[: len(blocks)], self._region, offsets)
+            result = await self._store.get_into(keys[: len(blocks)], self._region, offsets)
             good = result.blocks
         finally:
             pool.unhold(blocks)
@@ -259,7 +259,7 @@ class Publisher:
             try:
                 keys, blocks, facts = zip(*batch, strict=True)
                 offsets = [block_id * self._geometry.block_bytes for block_id in blocks]
-                stored = await self._store.put(keys, self._region, offsets, facts)
+                stored = await self._store.put_from(keys, self._region, offsets, facts)
                 self._metrics.count_store_put(stored)
             except Exception:  # a lost home costs reuse, never correctness
                 log.warning("publishing %d blocks failed", len(batch), exc_info=True)

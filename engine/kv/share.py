@@ -21,5 +21,6 @@ def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> Local
     arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.block_bytes)
     ssd = None
     if config.ssd_path is not None:
-        ssd = SsdTier(Path(config.ssd_path), geometry.block_bytes, config.ssd_bytes, root, eviction(config))
+        path, below = Path(config.ssd_path), eviction(config)
+        ssd = SsdTier(path, geometry.block_bytes, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms)
     return LocalStore(arena, ssd, *policies)
