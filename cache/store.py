@@ -28,7 +28,7 @@ from cache.tiers import LocalStore
 from net.channel import Channel
 from net.errors import RemoteError
 from net.memory import Region
-from net.transfer import Op, TransferEngine
+from net.transfer import BULK, Op, TransferEngine
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class Store:
         spans = self._spans(job, positions, slots, reply["slot_bytes"])
         sums = await self._checksums(job, positions)
         await self._transfer.submit(
-            home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
+            home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s, priority=BULK
         )
         stored = await self._client.commit(home, sums, ticket)
         job.stored += stored  # after the await: homes add to it in any order
