@@ -316,6 +316,12 @@ class Config:
         unit="bytes/s",
         least=0,
     )
+    tcp_connections: int = flag(
+        2,
+        "transfer",
+        "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
+        least=1,
+    )
     kv_transfer: str = flag(
         "push",
         "transfer",
