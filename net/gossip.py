@@ -71,7 +71,6 @@ class Gossip:
         self._transport = transport
         self._core = GossipCore(loop.time(), self._me, self._preset, self._rng, self._record)
         self._handle(Tick())
-        self._tick()
         return address
 
     async def join(self, address: Address, timeout_s: float = 10.0) -> None:
@@ -167,20 +166,28 @@ class Gossip:
     # --- the shell
 
     def _tick(self) -> None:
-        """Feed a Tick when it is due, never more often than every millisecond."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if now >= self.core.wake_at():
-            self._handle(Tick())
-        if self._transport is not None:
-            self._timer = loop.call_at(max(self.core.wake_at(), now + 0.001), self._tick)
+        """Feed a Tick; `_handle` sets the timer anew."""
+        self._timer = None
+        self._handle(Tick())
+
+    def _arm(self, now: float) -> None:
+        """Have the next Tick fed when it is due, never more often than every millisecond."""
+        due = max(self.core.wake_at(), now + 0.001)
+        if self._timer is not None and self._timer.when() <= due:
+            return  # an early Tick is harmless, and cheaper than a timer per datagram
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
     def _received(self, payload: bytes, source: Address) -> None:
         self._handle(Datagram(source, payload))
 
     def _handle(self, event: Event) -> None:
-        for effect in self.core.handle(asyncio.get_running_loop().time(), event):
+        now = asyncio.get_running_loop().time()
+        for effect in self.core.handle(now, event):
             self._carry_out(effect)
+        if self._transport is not None:
+            self._arm(now)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
