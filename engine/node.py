@@ -46,6 +46,7 @@ from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
 from sched.member import Member, presets
+from sched.rejection import rejections
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Node:
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self._phase("calibration")
             self.engine.start()
-            self.words.start(self.engine.word)
+            self.words.start(self.engine.load.word)
             self._phase("engine")
         self.loading = None
         log.info("ready after %s", self._phases.line())
@@ -238,6 +239,8 @@ class Node:
             self.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,
+            rejections[config.rejection](),
+            config.slo_scale,
         )
         return Acceptor(
             config.node_id,
@@ -325,7 +328,7 @@ class Node:
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
-        return self.engine.record() if self.engine is not None else NodeRecord()
+        return self.engine.load.record() if self.engine is not None else NodeRecord()
 
     async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""
@@ -333,5 +336,5 @@ class Node:
         self.metrics.set_members({role: roles[role] for role in ROLES})
         self.metrics.set_longest_stall(self.stalls.longest_s)
         if self.engine is not None:
-            self.metrics.set_waiting(self.engine.waiting_by_class())
+            self.metrics.set_waiting(self.engine.load.waiting_by_class())
         return await asyncio.to_thread(self.metrics.text)
