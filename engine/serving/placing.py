@@ -189,9 +189,8 @@ class Placer:
 
     def _answered(self, now: float, known: Known, answers: dict[str, ProbeAnswer], asked: bool) -> View:
         """A view of those that answered; of everybody when nobody was asked, with the strangers that did."""
-        fresh = [answer.candidate for answer in answers.values()]
-        if not asked:
-            fresh = [*self._aged(now, known), *fresh]
+        fresh, aged = [answer.candidate for answer in answers.values()], self._aged(now, known)
+        fresh = with_silent(fresh, aged) if asked else [*aged, *fresh]
         return View(now, fresh, self.links, self._max_waiting)
 
     def _aged(self, now: float, known: Known) -> list[Candidate]:
@@ -239,3 +238,10 @@ class Placer:
             gossip_age_s=None if told is None else told.age_s,
             claimed=reply["claimed"],
         )
+
+
+def with_silent(answered: Sequence[Candidate], gossiped: Sequence[Candidate]) -> list[Candidate]:
+    """Busy is not gone: where all nodes of a role were too slow to answer, what gossip told of them counts."""
+    heard = {role for candidate in answered for role in candidate.roles}
+    known = {candidate.node_id for candidate in answered}
+    return [*answered, *(c for c in gossiped if c.node_id not in known and not heard.issuperset(c.roles))]
