@@ -59,8 +59,26 @@ class Config(ModelConfig):
         least=0,
         auto=-1,
     )
-    eviction_policy: str = flag(
-        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    eviction: str = flag(
+        "lru",
+        "cache",
+        "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
+        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        file=True,
+    )
+    cache_admission: str = flag(
+        "always",
+        "cache",
+        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME",
+        ("always", "second-hit", "tinylfu", "class-aware"),
+        file=True,
+    )
+    cache_shares: str = flag(
+        "none",
+        "cache",
+        "parts of the KV arena and of DRAM that belong to a class and are lent while it does not use them: "
+        "interactive=0.6,batch=0.1",
+        unit="CLASS=SHARE,...",
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
@@ -107,6 +125,15 @@ class Config(ModelConfig):
         unit="ratio",
         least=1.0,
     )
+    rejection: str = flag(
+        "none",
+        "scheduling",
+        "who gets 429 beside full queues: nobody, by each stage's own load, early by both, or by both as predicted",
+        ("none", "stage-load", "early", "predicted"),
+    )
+    slo_scale: float = flag(
+        1.0, "scheduling", "multiplies the objectives of the service classes that --rejection judges by", least=0.001
+    )
     calibration_ms: int = flag(
         500,
         "scheduling",
@@ -133,6 +160,12 @@ class Config(ModelConfig):
         "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
         unit="bytes/s",
         least=0,
+    )
+    tcp_connections: int = flag(
+        2,
+        "transfer",
+        "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
+        least=1,
     )
     kv_transfer: str = flag(
         "push",

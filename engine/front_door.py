@@ -20,6 +20,7 @@ from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Frontend
 from net.http.server import HttpServer, create_app
+from sched.rejection import rejections
 
 if TYPE_CHECKING:
     from engine.node import Node
@@ -70,6 +71,8 @@ class FrontDoor:
             node.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,
+            rejections[config.rejection](),
+            config.slo_scale,
         )
         self._acceptor = Acceptor(
             config.node_id,
@@ -107,5 +110,5 @@ class FrontDoor:
         node.metrics.set_members({role: roles[role] for role in ROLES})
         node.metrics.set_longest_stall(node.stalls.longest_s)
         if node.engine is not None:
-            node.metrics.set_waiting(node.engine.waiting_by_class())
+            node.metrics.set_waiting(node.engine.load.waiting_by_class())
         return await asyncio.to_thread(node.metrics.text)
