@@ -14,6 +14,7 @@ from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
+from engine.kv.device_store import DeviceStore
 from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.load import EngineLoad
@@ -24,8 +25,9 @@ from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
 from net.load_words import LoadWords
+from net.memory import Region
 from net.metrics import Metrics
-from net.transfer import TransferEngine
+from net.staging import DeviceTransferEngine
 from sched.batching import Tuning, batching_policies
 from sched.cost import TransferModel
 from sched.queueing import queue_orders
@@ -41,7 +43,7 @@ class Engine:
         geometry: BlockGeometry,
         loaded: LoadedModel,
         channel: Channel,
-        transfer: TransferEngine,
+        transfer: DeviceTransferEngine,
         store: Store,
         words: LoadWords,
         metrics: Metrics,
@@ -50,7 +52,12 @@ class Engine:
         self._transfer = transfer
         self.region = loaded.region
         self._processes = loaded.processes
-        store.attach(self.region)
+        self._device_store: DeviceStore | None = None
+        if isinstance(self.region, Region):
+            store.attach(self.region)
+        else:
+            transfer.register(self.region)
+            self._device_store = DeviceStore(store, self.region, geometry.block_bytes)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
@@ -71,7 +78,7 @@ class Engine:
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
         self.load = EngineLoad(config, self.batcher, self.costs)
-        reused = store if config.enable_prefix_caching else None
+        reused = (self._device_store or store) if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
         loader = PrefixLoader(
             self.batcher,
@@ -82,8 +89,8 @@ class Engine:
             self.network,
             config.prefix_fetch,
             metrics,
-            # other ranks compute without waiting
-            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
+            # other ranks compute without waiting, and so do kernels that are queued already
+            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._device_store is None,
         )
         self.worker = Worker(
             self.batcher,
@@ -147,6 +154,8 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
+        if self._device_store is not None:
+            await self._device_store.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)

@@ -19,6 +19,7 @@ from cache.pool import BlockPool, OutOfBlocks
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
+from engine.kv.device_store import DeviceStore
 from engine.kv.layered_load import LayeredLoad, LayerGate
 from engine.request import Request
 from engine.serving.intervals import Intervals
@@ -37,7 +38,7 @@ class PrefixLoader:
     def __init__(
         self,
         batcher: Batcher,
-        store: Store | None,
+        store: Store | DeviceStore | None,
         region: str,
         geometry: BlockGeometry,
         costs: StepCosts,
@@ -113,7 +114,7 @@ class PrefixLoader:
         begun: asyncio.Future[bool],
     ) -> bool:
         """`begun`: whether all blocks are pinned, so that only a failure can keep them from coming."""
-        assert self._store is not None
+        assert isinstance(self._store, Store), "a device's blocks are not loaded by layer"
         geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
         layer_bytes, last = geometry.layer_bytes * len(blocks), begin
         parts = [(layer * geometry.layer_bytes, geometry.layer_bytes) for layer in range(geometry.num_layers)]
@@ -205,7 +206,7 @@ class Publisher:
     """Writes newly full blocks behind to their homes in the pooled store, oldest first, in batches."""
 
     def __init__(
-        self, store: Store | None, pool: BlockPool, region: str, geometry: BlockGeometry, metrics: Metrics
+        self, store: Store | DeviceStore | None, pool: BlockPool, region: str, geometry: BlockGeometry, metrics: Metrics
     ) -> None:
         self._store = store
         self._metrics = metrics
