@@ -6,8 +6,8 @@
 
 A node of the embedded model is started --rounds times: from the start of its process to its ready line, and to the
 first token of the first request. The first start converts weights and compiles kernels where that has not been done; it
-is shown apart, the others are warm. The same for --tensor-parallel-size 2 (gloo on this host, the cores shared out), with
-the time to first token of a 512-token prompt and the time per token of one stream on each node.
+is shown apart, the others are warm. The same for --tensor-parallel-size 2 (gloo on this host, the cores shared out),
+with the time to first token of a 512-token prompt and the time per token of one stream on each node.
 """
 
 from __future__ import annotations
