@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int MIN_RUN = 256;         // keys: below this, merging costs more than a second thread gains
+constexpr int MIN_RUN = 64;          // keys: below this, merging costs more than a second thread gains
 constexpr int ITEMS_PER_THREAD = 4;  // so that a long row does not leave the other threads waiting
 
 struct Plan {
@@ -23,7 +23,7 @@ Plan plan_items(const Attend &a) {
     keys += a.ctx_lens[s] - begin_of(s);
     most += (a.ctx_lens[s] - begin_of(s) + MIN_RUN - 1) / MIN_RUN;
   }
-  const int step = most >= 2 * a.threads || a.threads == 1 ? a.kv.num_kv_heads : 1;  // heads of an item
+  const int step = most >= a.threads ? a.kv.num_kv_heads : 1;  // heads of an item
   const int64_t wanted = std::max(1, a.threads * ITEMS_PER_THREAD * step / a.kv.num_kv_heads);
   const int64_t length = a.threads == 1 ? INT32_MAX : std::max<int64_t>(MIN_RUN, keys / wanted);
   Plan plan;

@@ -15,7 +15,7 @@
 
 #ifdef __AMX_BF16__
 
-constexpr int PASS = 8;  // tiles of keys whose weights are computed together, while the next ones come from memory
+constexpr int PASS = 4;  // tiles of keys whose weights are computed together, while the next ones come from memory
 
 // r[v] lane l, of HEADS vectors that hold 16 keys x HEADS: becomes r[head] lane key.
 template <int HEADS> static inline void by_head(Vec *r) {
@@ -159,7 +159,7 @@ template <int HEADS, int PARTS> class TileKernel {
 #pragma GCC unroll 1
     for (int j = 0; j < 16; j++, tile += a.kv.token)
 #pragma GCC unroll 4
-      for (int i = 0; i < PARTS; i++) _mm_prefetch((const char *)(tile + 32 * i), _MM_HINT_T0);
+      for (int i = 0; i < PARTS; i++) _mm_prefetch((const char *)(tile + 32 * i), _MM_HINT_T1);
   }
 
   void scores(const Bf16 *k, const State &state, float *to) const {
@@ -261,11 +261,16 @@ template <int HEADS, int PARTS> class TileKernel {
   }
 
   void end(const Item &item, int head, int pass, const State &state, Partial *partials) const {
+    const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int at = (head - item.head) * a.group() + pass * HEADS;
     for (int h = 0; h < std::min(HEADS, a.group() - pass * HEADS); h++) {
       Partial &partial = partials[at + h];
       partial.max = state.max[h];
-      for (int i = 0; i < SIZE; i++) partial.o[i] = state.o[i / 32][2 * h + i % 2][i % 32 / 2];
+      for (int i = 0; i < PARTS; i++) {
+        const Vec even = load(state.o[i][2 * h]), odd = load(state.o[i][2 * h + 1]);
+        store(partial.o + 32 * i, __builtin_shuffle(even, odd, lane / 2 + lane % 2 * 16));
+        store(partial.o + 32 * i + 16, __builtin_shuffle(even, odd, 8 + lane / 2 + lane % 2 * 16));
+      }
       for (int j = 0; j < 16; j++) partial.o[SIZE + j] = j % HEADS == h ? state.total[j] : 0;
     }
   }
