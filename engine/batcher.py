@@ -14,7 +14,7 @@ from cache.pool import BlockPool
 from engine.block_book import BlockBook
 from engine.request import Request, RequestState
 from engine.seats import Seats
-from engine.speculative import Speculator
+from engine.speculation.speculative import Speculator
 from engine.step import Committed, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.queueing import FCFS, QueueOrder

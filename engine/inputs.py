@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 
 TABLE_ALIGN = 16
 """Block tables are padded to a multiple of this many entries, so that kernels may load them in vectors."""

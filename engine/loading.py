@@ -11,19 +11,19 @@ import torch
 
 from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.weight_cache import WeightCache
+from engine.checkpoint.weights import load
 from engine.config import Config
-from engine.draft import DraftModel
 from engine.flags import UsageError
-from engine.incoming import KV_REGION
-from engine.model import Model
-from engine.model_source import ModelSource
-from engine.ops import choose_ops
-from engine.parallel import Ranks, Shard
-from engine.rank_processes import RankProcesses
+from engine.kv.incoming import KV_REGION
+from engine.model.decoder import Model
+from engine.model.ops import choose_ops
+from engine.model.parallel import Ranks, Shard
+from engine.model.rank_processes import RankProcesses
 from engine.resolve import geometry as geometry_of
 from engine.runner import Runner
-from engine.weight_cache import WeightCache
-from engine.weights import load
+from engine.speculation.draft import DraftModel
 from net.memory import Region
 
 

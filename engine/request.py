@@ -17,7 +17,7 @@ import numpy as np
 
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
-from engine.intervals import Intervals
+from engine.serving.intervals import Intervals
 from sched.classes import STANDARD
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from engine.inputs import InputBuilder, Row
-from engine.logit_rules import SamplingRow
-from engine.model import Model
-from engine.sampler import Sampled, sample
+from engine.model.decoder import Model
+from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.sampler import Sampled, sample
 
 __all__ = ["Row", "Runner", "StepTime"]
 

@@ -13,50 +13,39 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from net.cluster_key import ClusterKey
 from net.connection import Connection, Receiver
 from net.errors import PeerLost, PeerRefused
+from net.peer import Address, Peer
+from net.sealed_stream import SealedStream
 from net.wire import Header
 
 log = logging.getLogger("mooncake.net")
-
-Address = tuple[str, int]
 
 CONNECT_S = 10.0  # TCP connection and hellos
 CLOSE_S = 1.0  # to send what is queued when closing
 ANY_HOST = ("", "0.0.0.0", "::")
 
 
-@dataclass(slots=True)
-class Peer:
-    """What this node knows of another."""
-
-    peer_id: str
-    address: Address | None = None
-    instance: str = ""
-    hello: dict[str, Any] = field(default_factory=dict)
-    connections: list[Connection] = field(default_factory=list)  # every purpose, oldest first
-    dialing: asyncio.Task[None] | None = None
-    waiters: list[asyncio.Future[Connection]] = field(default_factory=list)
-    lost_because: str = ""
-
-    def control(self) -> Connection | None:
-        """The connection our messages go out on."""
-        return next((one for one in self.connections if one.purpose == "control"), None)
-
-
 class Links:
     """The connections of the node `node_id`. `check` sees a peer's hello and gives a reason to refuse it, or None."""
 
-    def __init__(self, node_id: str, hello: dict[str, Any], check: Callable[[dict[str, Any]], str | None]) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        hello: dict[str, Any],
+        check: Callable[[dict[str, Any]], str | None],
+        cluster_key: ClusterKey | None = None,
+    ) -> None:
         self.node_id = node_id
         self.instance = secrets.token_hex(8)
         self.address: Address | None = None
         self._hello = hello
         self._check = check
+        self._cluster_key = cluster_key
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._everyone: set[Connection] = set()  # also those still shaking hands
@@ -170,7 +159,7 @@ class Links:
         for peer in self._peers.values():
             if peer.dialing is not None:
                 peer.dialing.cancel()
-            _fail(peer, PeerLost("this node is closing"))
+            peer.fail(PeerLost("this node is closing"))
             peer.connections.clear()
         ending = list(self._everyone)
         for connection in ending:
@@ -195,7 +184,7 @@ class Links:
         try:
             await self.dial(peer.peer_id, "control")
         except (PeerLost, PeerRefused) as error:
-            _fail(peer, error)
+            peer.fail(error)
         finally:
             peer.dialing = None
 
@@ -219,6 +208,10 @@ class Links:
         return connection, None
 
     # --- net.connection.Greeter
+
+    def sealing(self, dialed: bool) -> SealedStream | None:
+        key = self._cluster_key
+        return None if key is None else SealedStream(key.ring(), dialed, secrets.token_bytes(32))
 
     def greeting(self, purpose: str) -> Header:
         host, port = self.address or ("", 0)
@@ -260,10 +253,7 @@ class Links:
         peer.connections.append(connection)
         receiver = self._acceptors[connection.purpose](connection)
         if connection.purpose == "control":
-            for waiter in peer.waiters:
-                if not waiter.done():
-                    waiter.set_result(connection)
-            peer.waiters.clear()
+            peer.answer(connection)
         return receiver
 
     def ended(self, connection: Connection, reason: str | None) -> None:
@@ -281,13 +271,6 @@ class Links:
         peer = self._peers.get(connection.peer_id)
         if peer is not None and connection in peer.connections:
             peer.connections.remove(connection)
-
-
-def _fail(peer: Peer, error: Exception) -> None:
-    for waiter in peer.waiters:
-        if not waiter.done():
-            waiter.set_exception(error)
-    peer.waiters.clear()
 
 
 def _tell(callbacks: list[Callable[[str], None]], peer_id: str) -> None:

@@ -41,10 +41,8 @@ class GossipCore:
             return self._receive(now, event)
         effects = self._followed(self.membership.handle(now, event))
         if isinstance(event, Tick) and now >= self._exchange.next_at:
-            me = self.membership.me
-            self.view.publish(now, me.incarnation, self._record())
-            peers = [member for member in self.membership.alive() if member.node_id != me.node_id]
-            effects += self._exchange.tick(now, peers)
+            self.view.publish(now, self.membership.me.incarnation, self._record())
+            effects += self._exchange.tick(now, self.membership.others())
         return effects
 
     def _receive(self, now: float, event: Datagram) -> list[Effect]:

@@ -50,10 +50,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
+from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
-from engine.model_error import ModelError
-from engine.model_source import describe
-from engine.tokenizer import Tokenizer
+from engine.model.model_error import ModelError
+from engine.text.tokenizer import Tokenizer
 from scripts.benchlib.client import Unreachable
 from scripts.benchlib.datasets import natural, positive
 from scripts.benchlib.results import add_result_flags, commit, write_result

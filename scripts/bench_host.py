@@ -35,7 +35,7 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.inputs import InputBuilder, Inputs
 from engine.request import Request, SamplingParams
-from engine.sampler import sample
+from engine.sampling.sampler import sample
 from engine.worker import row_of
 
 PARTS = ("schedule", "rows", "inputs", "sample", "commit")

@@ -22,7 +22,7 @@ from benchlib.results import Row, add_result_flags, report
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout's engine/, installed or not
 
 from attention.cpu_build import Unavailable, require
-from engine.ops_cpu import FEATURES
+from engine.model.ops_cpu import FEATURES
 from ops_bench.products import product_rows
 from ops_bench.steps import step_rows
 

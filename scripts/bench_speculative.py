@@ -32,17 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout'
 import attention
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine import weights
 from engine.batcher import Batcher
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
 from engine.costs import StepCosts
-from engine.draft import DraftModel
-from engine.model import Model
-from engine.model_source import describe
-from engine.ops import choose_ops
+from engine.model.decoder import Model
+from engine.model.ops import choose_ops
 from engine.request import Request, SamplingParams
 from engine.runner import Runner
-from engine.speculative import Speculator, accepted
-from engine.tokenizer import Tokenizer
+from engine.speculation.draft import DraftModel
+from engine.speculation.speculative import Speculator, accepted
+from engine.text.tokenizer import Tokenizer
 from engine.worker import row_of
 
 BLOCK_SIZE = 16

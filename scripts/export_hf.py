@@ -22,15 +22,15 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
+from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.safetensors_weights import layer_names, whole_names
+from engine.checkpoint.weights import load
 from engine.config import EMBEDDED_MODEL
-from engine.gguf_file import GGUFFile
-from engine.gguf_tokenizer import special_tokens
-from engine.model_config import ModelConfig
-from engine.model_error import ModelError
-from engine.model_source import describe
-from engine.safetensors_weights import layer_names, whole_names
-from engine.tokenizer import Tokenizer
-from engine.weights import load
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
+from engine.text.gguf_tokenizer import special_tokens
+from engine.text.tokenizer import Tokenizer
 
 
 def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:

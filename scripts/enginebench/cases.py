@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from scripts.benchlib.client import Outcome
 from scripts.benchlib.latency import tpot_s
 from scripts.benchlib.workload import Spec, with_arrivals

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.model_config import ModelConfig
+from engine.model.model_config import ModelConfig
 from scripts.enginebench.cases import Case
 
 if TYPE_CHECKING:

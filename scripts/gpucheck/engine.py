@@ -15,10 +15,10 @@ from attention.interface import RaggedBatch
 from attention.triton_backend import TritonBackend
 from attention_bench.cases import LLAMA_8B, Case, batch_of
 from attention_bench.timing import copy_rate, gemm_rate
-from engine.graphs import GraphedModel
-from engine.model import Model
-from engine.model_config import ModelConfig
-from engine.ops_triton import TritonOps
+from engine.model.decoder import Model
+from engine.model.graphs import GraphedModel
+from engine.model.model_config import ModelConfig
+from engine.model.ops_triton import TritonOps
 from gpucheck.checks import Check, failed, skipped
 
 CONFIG = ModelConfig(
@@ -43,7 +43,7 @@ REPEATS = 10
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """As engine/weights.py has them for this family; that module needs packages that a bare GPU machine lacks."""
+    """As engine/checkpoint/weights.py has them for this family; that needs packages a bare GPU machine lacks."""
     hidden, wide = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     layer: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden)}

@@ -7,7 +7,7 @@ import time
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.model_config import ModelConfig
+from engine.model.model_config import ModelConfig
 
 SHORT, LONG = 8, 40
 """New tokens of the two runs whose difference is LONG - SHORT decode steps, prefill and start-up cancelled."""

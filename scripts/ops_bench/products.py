@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from attention import cpu_build
 from benchlib.results import Row
-from engine.huge_pages import HugePages
-from engine.ops import Linear
-from engine.ops_cpu import FEATURES, CpuOps
+from engine.model.huge_pages import HugePages
+from engine.model.ops import Linear
+from engine.model.ops_cpu import FEATURES, CpuOps
 
 HIDDEN, INNER, QKV, VOCAB = 576, 1536, 960, 49152
 SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}

@@ -9,16 +9,16 @@ import torch
 
 from attention import choose
 from benchlib.results import Row as Result
-from engine import weights
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
 from engine.inputs import Row
-from engine.model import Model
-from engine.model_source import describe
-from engine.ops import Ops, TorchOps
-from engine.ops_cpu import CpuOps
+from engine.model.decoder import Model
+from engine.model.ops import Ops, TorchOps
+from engine.model.ops_cpu import CpuOps
 from engine.request import SamplingParams
 from engine.runner import Runner
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 from ops_bench.products import shortest
 
 BLOCK_SIZE = 16

@@ -22,12 +22,12 @@ from attention.copy import gather_blocks, scatter_blocks
 from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, Tiles, find_tiles
 from attention.triton_backend import TritonBackend
-from engine.graphs import Bucket, StaticStep
+from engine.checkpoint.weights import shapes
 from engine.inputs import Row, build_inputs
-from engine.model import Model
-from engine.model_config import ModelConfig
-from engine.ops_triton import TritonOps
-from engine.weights import shapes
+from engine.model.decoder import Model
+from engine.model.graphs import Bucket, StaticStep
+from engine.model.model_config import ModelConfig
+from engine.model.ops_triton import TritonOps
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 

@@ -55,8 +55,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags that make a node serve a tiny random model with the embedded model's tokenizer."""
-    from engine.model_source import describe
-    from engine.tokenizer import Tokenizer
+    from engine.checkpoint.model_source import describe
+    from engine.text.tokenizer import Tokenizer
 
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(TINY))
@@ -66,8 +66,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def embedded_tokenizer() -> Any:
-    from engine.model_source import describe
-    from engine.tokenizer import Tokenizer
+    from engine.checkpoint.model_source import describe
+    from engine.text.tokenizer import Tokenizer
 
     return Tokenizer.load(describe("smollm2-135m-instruct"))
 
@@ -79,7 +79,7 @@ def transformers_greedy() -> Callable[[list[int], int], list[int]]:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    from engine.model_source import describe
+    from engine.checkpoint.model_source import describe
 
     path = str(describe("smollm2-135m-instruct").path)
     with torch.device("meta"):

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attention import choose
-from engine import weights
-from engine.model import Model
-from engine.model_source import ModelSource, describe
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import ModelSource, describe
+from engine.model.decoder import Model
 from engine.runner import Runner
 from tests.e2e.conftest import Start, complete, settled
 from tests.e2e.test_start import run

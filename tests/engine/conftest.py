@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine import weights
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
-from engine.model_source import describe
-from engine.token_bytes import BYTE_OF
-from engine.tokenizer import Tokenizer
+from engine.text.token_bytes import BYTE_OF
+from engine.text.tokenizer import Tokenizer
 
 TINY = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_size": 64, "mlp": 512, "layers": 2}
 TINY_TOKENS = ["<|bos|>", "<|eos|>", *BYTE_OF, "he", "ll", "llo", "hello", "Ġhe"]

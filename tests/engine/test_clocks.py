@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.clocks import Clocks
+from engine.serving.clocks import Clocks
 
 
 @given(st.floats(-100, 100), st.lists(st.tuples(st.floats(0, 0.1), st.floats(0, 0.1)), min_size=1, max_size=20))

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.draft_source import check_draft, draft_source
+from engine.checkpoint.model_source import describe
 from engine.flags import UsageError, parse
-from engine.model_source import describe
-from engine.tokenizer import Tokenizer
+from engine.speculation.draft_source import check_draft, draft_source
+from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import TINY_TOKENS
 
 

@@ -15,11 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import attention
-from engine.model import Model
+from engine.checkpoint.safetensors_weights import our_name
+from engine.model.decoder import Model
 from engine.request import SamplingParams
 from engine.runner import Row, Runner
-from engine.safetensors_weights import our_name
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 
 NEW_TOKENS = 20
 BLOCK_SIZE = 16

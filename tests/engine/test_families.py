@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.model_config import ModelConfig
+from engine.model.model_config import ModelConfig
 from engine.runner import Row, Runner
 from tests.engine.test_model import TOLERANCE, blocks_for, greedy, their_greedy, tokens
 from tests.engine.tiny_families import FAMILIES, ours, save

@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from attention import choose
-from engine import weights
-from engine.model import Model
-from engine.model_config import ModelConfig
-from engine.model_error import ModelError
-from engine.model_source import describe
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
+from engine.model.decoder import Model
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
 from engine.runner import Row, Runner
 from tests.engine.test_families import their_logits
 from tests.engine.test_model import TOLERANCE, blocks_for, tokens

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention import choose
-from engine.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes
 from engine.inputs import Inputs, Row, build_inputs
-from engine.model import Model
+from engine.model.decoder import Model
+from engine.model.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from engine.model_error import ModelError
-from engine.tokenizer import IncrementalDecoder, Tokenizer
+from engine.model.model_error import ModelError
+from engine.text.tokenizer import IncrementalDecoder, Tokenizer
 
 IN_VOCABULARY = st.characters(max_codepoint=0x3FFFF, codec="utf-8", exclude_characters="\x04\x06\x13\x14\x16\x1d")
 """SmolLM2's vocabulary lacks 21 bytes: these control characters and what begins characters of unassigned planes."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.intervals import Intervals, efficiency, length, shared, union
+from engine.serving.intervals import Intervals, efficiency, length, shared, union
 
 TICKS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (float(pair[0]), float(pair[0] + pair[1]))),

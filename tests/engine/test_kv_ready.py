@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.block import BlockGeometry
-from engine.kv_ready import OVERLAPS, KvReady, KvTarget
+from engine.kv.kv_ready import OVERLAPS, KvReady, KvTarget
 
 GEOMETRY = BlockGeometry(3, 1, 2, 4, "float32")
 

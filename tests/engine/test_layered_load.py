@@ -13,9 +13,9 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.layered_load import LayerGate
+from engine.kv.layered_load import LayerGate
+from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, SamplingParams
-from engine.reuse import PrefixLoader, Publisher
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 from sched.cost import TransferModel
@@ -167,7 +167,7 @@ async def test_a_request_in_company_waits_for_the_whole_prefix_before_it_starts(
         gets.append(len(keys))
         raise ConnectionError("this test ends here")
 
-    store.get = get
+    store.get_into = get
     worker.add(request())
     await until(lambda: gets)
     await until(lambda: sum(e.request.request_id == "r" for e in got) == 4)  # computed, as nothing came

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cache.block import BlockGeometry, root_key
-from engine.messages import pack_request, unpack_request
 from engine.request import Request, SamplingParams
+from engine.serving.messages import pack_request, unpack_request
 from sched.classes import CLASSES
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))

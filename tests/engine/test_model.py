@@ -6,11 +6,11 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from attention import choose
-from engine.model import Model
+from engine.model.decoder import Model
+from engine.model.rope import Rope
 from engine.request import SamplingParams
-from engine.rope import Rope
 from engine.runner import Row, Runner
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 
 GEOMETRIES = [(kv * group, kv, size) for kv, group in ((3, 1), (2, 3), (1, 8)) for size in (32, 64, 80, 128)]

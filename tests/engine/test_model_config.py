@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.gguf_config import from_gguf
-from engine.gguf_file import GGUFFile
-from engine.hf_config import from_hf
-from engine.model_error import ModelError
-from engine.model_source import describe
-from engine.rope_scaling import llama3_divisors
-from engine.weights import shapes
+from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.weights import shapes
+from engine.model.gguf_config import from_gguf
+from engine.model.hf_config import from_hf
+from engine.model.model_error import ModelError
+from engine.model.rope_scaling import llama3_divisors
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -282,7 +282,8 @@ def test_without_the_wheel_the_remedy_is_named(monkeypatch):
 
 
 def test_describing_needs_no_torch():
-    code = "import sys, engine.tokenizer as t, engine.model_source as s; t.Tokenizer.load(s.describe(sys.argv[1]))"
+    code = "import sys, engine.text.tokenizer as t, engine.checkpoint.model_source as s"
+    code += "; t.Tokenizer.load(s.describe(sys.argv[1]))"
     code += "; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code, "smollm2-135m-instruct"], capture_output=True, text=True, check=True

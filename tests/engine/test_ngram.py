@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.ngram import NgramIndex
+from engine.speculation.ngram import NgramIndex
 
 
 def by_scanning(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention.cpu_build import Unavailable
-from engine.huge_pages import HugePages
-from engine.ops import Linear, TorchOps, choose_ops
-from engine.ops_cpu import CpuOps
+from engine.model.huge_pages import HugePages
+from engine.model.ops import Linear, TorchOps, choose_ops
+from engine.model.ops_cpu import CpuOps
 
 try:
     CpuOps()

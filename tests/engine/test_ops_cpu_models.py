@@ -8,14 +8,14 @@ from torch import Tensor
 
 from attention import choose
 from attention.cpu_build import Unavailable
-from engine import weights
-from engine.model import Model
-from engine.model_source import describe
-from engine.ops import TorchOps
-from engine.ops_cpu import CpuOps
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
+from engine.model.decoder import Model
+from engine.model.ops import TorchOps
+from engine.model.ops_cpu import CpuOps
 from engine.request import SamplingParams
 from engine.runner import Row, Runner
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 from tests.engine.test_model import blocks_for, tokens
 from tests.engine.tiny_families import empty_pool, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from attention import choose
-from engine import weights
-from engine.model import Model
-from engine.model_config import ModelConfig
-from engine.model_source import ModelSource, describe
-from engine.parallel import ProcessRanks, Shard
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import ModelSource, describe
+from engine.model.decoder import Model
+from engine.model.model_config import ModelConfig
+from engine.model.parallel import ProcessRanks, Shard
 from engine.runner import Row, Runner
 from tests.engine.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_families import FAMILIES, empty_pool, ours, save

@@ -1,6 +1,6 @@
 import sys
 
-from engine.progress import Progress
+from engine.checkpoint.progress import Progress
 
 
 def test_a_log_gets_ten_lines_at_most(caplog):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine.request import SamplingParams
-from engine.sampler import SamplingRow, _floors, probabilities, sample
-from engine.speculative import accepted
+from engine.sampling.sampler import SamplingRow, _floors, probabilities, sample
+from engine.speculation.speculative import accepted
 
 torch.set_num_threads(1)
 VOCAB, RUNS, SEED = 4, 3000, 20261121

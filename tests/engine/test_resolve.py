@@ -9,7 +9,7 @@ import pytest
 from engine.config import Config
 from engine.flags import UsageError, parse
 from engine.machine import Gpu, Machine, survey
-from engine.model_config import ModelConfig
+from engine.model.model_config import ModelConfig
 from engine.resolve import GiB, disagreement, geometry, resolve
 
 MODEL = ModelConfig(

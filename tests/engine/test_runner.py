@@ -10,7 +10,7 @@ from attention.reference import tokens_of
 from engine.inputs import InputBuilder
 from engine.request import SamplingParams
 from engine.runner import Row, Runner
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
 GREEDY = SamplingParams(temperature=0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.logit_rules import apply_rules
 from engine.request import SamplingParams
-from engine.sampler import SamplingRow, _floors, draw, sample, uniform
+from engine.sampling.logit_rules import apply_rules
+from engine.sampling.sampler import SamplingRow, _floors, draw, sample, uniform
 
 torch.set_num_threads(1)
 

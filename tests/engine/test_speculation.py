@@ -13,10 +13,10 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.draft import DraftModel
+from engine.kv.reuse import Publisher
 from engine.request import Request, SamplingParams
-from engine.reuse import Publisher
-from engine.speculative import Speculator, VerifyCost
+from engine.speculation.draft import DraftModel
+from engine.speculation.speculative import Speculator, VerifyCost
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny

@@ -11,7 +11,7 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.request import Request, SamplingParams
-from engine.speculative import Acceptance, Speculator, VerifyCost, accepted, goodput_lengths
+from engine.speculation.speculative import Acceptance, Speculator, VerifyCost, accepted, goodput_lengths
 from engine.step import ScheduledRow, Step
 
 COST = VerifyCost(0.01, 0.0, 0.0, 0.001)

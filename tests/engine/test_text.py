@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import StopStrings
+from engine.text.output import StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

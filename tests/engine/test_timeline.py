@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.timeline import Timeline
+from engine.serving.timeline import Timeline
 
 
 def told() -> Timeline:

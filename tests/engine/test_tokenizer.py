@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from engine.gguf_file import GGUFFile
-from engine.gguf_tokenizer import build
-from engine.model_error import ModelError
-from engine.model_source import describe
-from engine.token_bytes import BYTE_OF
-from engine.tokenizer import Tokenizer
+from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.model_source import describe
+from engine.model.model_error import ModelError
+from engine.text.gguf_tokenizer import build
+from engine.text.token_bytes import BYTE_OF
+from engine.text.tokenizer import Tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
 TEXTS = [

@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from engine import loading, weights
+from engine import loading
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.weight_cache import STALE_S, WeightCache
 from engine.config import Config
-from engine.model_source import describe
-from engine.parallel import Shard
-from engine.weight_cache import STALE_S, WeightCache
+from engine.model.parallel import Shard
 
 torch.set_num_threads(1)
 

@@ -13,11 +13,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine import weights
-from engine.gguf_weights import half_split
-from engine.model_error import ModelError
-from engine.model_source import describe
-from engine.weights import shapes
+from engine.checkpoint import weights
+from engine.checkpoint.gguf_weights import half_split
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.weights import shapes
+from engine.model.model_error import ModelError
 
 torch.set_num_threads(1)
 

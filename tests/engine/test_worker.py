@@ -10,9 +10,9 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
+from engine.kv.reuse import Publisher
 from engine.request import Request, SamplingParams
-from engine.reuse import Publisher
-from engine.sampler import Sampled
+from engine.sampling.sampler import Sampled
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention import choose
-from engine import weights
-from engine.model import Model
-from engine.model_source import ModelSource, describe
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import ModelSource, describe
+from engine.model.decoder import Model
 from engine.runner import Runner
 from tests.engine.tiny_llama import BLOCK_SIZE
 

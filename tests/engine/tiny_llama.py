@@ -7,10 +7,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention import choose
-from engine.hf_config import from_hf
 from engine.inputs import Row, build_inputs
-from engine.model import Model
-from engine.model_config import ModelConfig
+from engine.model.decoder import Model
+from engine.model.hf_config import from_hf
+from engine.model.model_config import ModelConfig
 from engine.runner import Runner
 
 LLAMA3 = {

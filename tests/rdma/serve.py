@@ -22,13 +22,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import engine.engine
 import engine.loading  # noqa: F401
 import mooncake
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.weights import load
 from engine.inputs import Row
-from engine.model import Model
-from engine.model_source import describe
+from engine.model.decoder import Model
 from engine.request import SamplingParams
 from engine.runner import Runner
-from engine.sampler import SamplingRow
-from engine.weights import load
+from engine.sampling.sampler import SamplingRow
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -88,7 +88,7 @@ def test_a_node_paused_for_less_than_the_suspicion_time_is_not_declared_dead(siz
 
 
 def test_a_paused_node_is_suspected_and_refutes_with_a_higher_incarnation():
-    net = converged_net(8, seed=3)
+    net = converged_net(8, seed=1)
     net.pause("n1", 1.0)
     net.run(0.95)
     assert net.nodes["n0"].core.membership.get("n1").status is Status.SUSPECT

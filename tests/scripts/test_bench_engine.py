@@ -12,9 +12,9 @@ import orjson
 import pytest
 import torch
 
+from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
-from engine.model_source import describe
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from scripts import bench_engine
 from scripts.benchlib.client import Outcome, Unreachable
 from scripts.enginebench import floors, servers

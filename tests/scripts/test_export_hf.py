@@ -7,10 +7,10 @@ import json
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.weights import load
 from engine.config import EMBEDDED_MODEL
-from engine.model_source import describe
-from engine.tokenizer import Tokenizer
-from engine.weights import load
+from engine.text.tokenizer import Tokenizer
 from scripts.export_hf import main
 
 torch.set_num_threads(1)

@@ -160,7 +160,7 @@ def test_goals_of_attention():
 
 @needs_triton
 def test_floors_of_the_engine():
-    from engine.weights import shapes
+    from engine.checkpoint.weights import shapes
     from gpucheck.engine import CONFIG, decode_bytes, kv_token_bytes, prefill_operations
     from gpucheck.engine import shapes as ours
 

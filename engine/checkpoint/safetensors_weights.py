@@ -1,0 +1,102 @@
+"""SafetensorsWeights: tensors of a Hugging Face directory, one file or shards, under our names, mapped lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
+
+whole_names = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "lm_head"}
+
+layer_names = {
+    "input_layernorm.weight": "attn_norm",
+    "self_attn.q_proj.weight": "q",
+    "self_attn.k_proj.weight": "k",
+    "self_attn.v_proj.weight": "v",
+    "self_attn.o_proj.weight": "o",
+    "post_attention_layernorm.weight": "mlp_norm",
+    "mlp.gate_proj.weight": "gate",
+    "mlp.up_proj.weight": "up",
+    "mlp.down_proj.weight": "down",
+    "self_attn.q_proj.bias": "q_bias",
+    "self_attn.k_proj.bias": "k_bias",
+    "self_attn.v_proj.bias": "v_bias",
+    "self_attn.o_proj.bias": "o_bias",
+    "self_attn.q_norm.weight": "q_norm",
+    "self_attn.k_norm.weight": "k_norm",
+    "mlp.gate.weight": "router",
+    "block_sparse_moe.gate.weight": "router",
+}
+
+gemma_names = layer_names | {
+    "post_attention_layernorm.weight": "attn_post_norm",
+    "pre_feedforward_layernorm.weight": "mlp_norm",
+    "post_feedforward_layernorm.weight": "mlp_post_norm",
+}
+"""The same name is another norm where a layer has four."""
+
+expert_names = {
+    "gate_proj.weight": "gate",
+    "up_proj.weight": "up",
+    "down_proj.weight": "down",
+    "w1.weight": "gate",
+    "w3.weight": "up",
+    "w2.weight": "down",
+}
+"""Behind mlp.experts.E. (Qwen) or block_sparse_moe.experts.E. (Mixtral)."""
+
+COMPUTED = ".rotary_emb.inv_freq"
+"""Old checkpoints carry the RoPE frequencies per layer; they follow from the configuration."""
+
+
+class SafetensorsWeights:
+    """A weights.Reader; a context manager."""
+
+    def __init__(self, files: Sequence[Path], config: ModelConfig) -> None:
+        self._stack = ExitStack()
+        names = gemma_names if config.post_norms else layer_names
+        self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
+        for path in files:
+            try:
+                file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            except (SafetensorError, OSError) as error:
+                self._stack.close()
+                raise ModelError(f"{path} is not a whole safetensors file ({error}): fetch it again") from None
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                if not name.endswith(COMPUTED):
+                    self._where[our_name(name, names)] = (file, name)
+
+    def __enter__(self) -> SafetensorsWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {ours: tuple(file.get_slice(name).get_shape()) for ours, (file, name) in self._where.items()}
+
+    def read(self, name: str) -> Tensor:
+        """As stored. The tensor owns its memory: the file may be closed or replaced afterwards."""
+        file, theirs = self._where[name]
+        tensor: Tensor = file.get_tensor(theirs)
+        return tensor.clone()
+
+
+def our_name(name: str, names: Mapping[str, str] = layer_names) -> str:
+    """`model.layers.3.self_attn.q_proj.weight` -> `layers.3.q`, `model.layers.3.mlp.experts.7.up_proj.weight` ->
+    `layers.3.experts.7.up`; a name we do not know stays as it is."""
+    if not name.startswith("model.layers."):
+        return whole_names.get(name, name)
+    _, _, layer, part = name.split(".", 3)
+    if part in names:
+        return f"layers.{layer}.{names[part]}"
+    _, experts, inner = part.partition(".experts.")
+    expert, _, matrix = inner.partition(".")
+    return f"layers.{layer}.experts.{expert}.{expert_names[matrix]}" if experts and matrix in expert_names else name

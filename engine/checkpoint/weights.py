@@ -1,0 +1,212 @@
+"""load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed.
+
+    embed                      [vocab_size, hidden]
+    layers.{i}.attn_norm       [hidden]
+    layers.{i}.q               [num_heads * head_size, hidden]
+    layers.{i}.k, .v           [num_kv_heads * head_size, hidden]
+    layers.{i}.o               [hidden, num_heads * head_size]
+    layers.{i}.mlp_norm        [hidden]
+    layers.{i}.gate, .up       [intermediate, hidden]
+    layers.{i}.down            [hidden, intermediate]
+    norm                       [hidden]
+    lm_head                    [vocab_size, hidden]; absent when tied to embed
+
+and, where the configuration says so:
+
+    layers.{i}.q_bias, .k_bias, .v_bias, .o_bias      [out]
+    layers.{i}.q_norm, .k_norm                        [head_size]
+    layers.{i}.attn_post_norm, .mlp_post_norm         [hidden]
+    layers.{i}.router                                 [num_experts, hidden]
+    layers.{i}.experts.{e}.gate, .up, .down           as the MLP's, with expert_size for intermediate
+
+Rows of q and k are in the half-split RoPE order of Hugging Face, whatever the file has.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.gguf_weights import GGUFWeights
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.safetensors_weights import SafetensorsWeights
+from engine.checkpoint.weight_cache import WeightCache
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
+from engine.model.parallel import Shard
+
+EMBED_STD = 0.02
+"""Of dummy embeddings; other dummy matrices have std 1 / sqrt(in), which keeps activations near 1 at any size."""
+
+
+class Reader(Protocol):
+    """Where tensors come from. `read` is called from several threads, each name once."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every weight the source has, by our name; weights without one of our names keep their own."""
+
+    def read(self, name: str) -> Tensor:
+        """The tensor on the CPU, in any floating type."""
+
+
+def load(
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+    shard: Shard | None = None,
+    cache: WeightCache | None = None,
+) -> dict[str, Tensor]:
+    """All weights in `dtype` on `device`, contiguous; with `shard`, one rank's parts of them.
+
+    `progress(done, total)` counts bytes in `dtype`, of whole weights, and is called from the calling thread. What is
+    converted from GGUF is kept in `cache` (by one that has no shard). Raises ModelError when a weight is missing,
+    unknown, misshapen or unreadable."""
+    if cache is None or source.format != "gguf":
+        return _load(source, _open(source), dtype, device, progress, shard)
+    entry = cache.entry(source.path, dtype)
+    if (kept := cache.load(entry)) is not None:
+        return _load(source, KeptWeights(kept), dtype, device, progress, shard)
+    weights = _load(source, _open(source), dtype, device, progress, shard)
+    if shard is None and cache.entry(source.path, dtype) == entry:  # else somebody replaced the file meanwhile
+        cache.save(entry, weights)
+    return weights
+
+
+def _load(
+    source: ModelSource,
+    opened: AbstractContextManager[Reader],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None,
+    shard: Shard | None,
+) -> dict[str, Tensor]:
+    wanted = shapes(source.config)
+    with opened as reader:
+        _check(source, wanted, reader.shapes())
+
+        def read(name: str) -> Tensor:
+            whole = reader.read(name)
+            part = whole if shard is None else shard.cut(name, whole).clone()  # frees the rest of `whole`
+            return part.to(device=device, dtype=dtype).contiguous()
+
+        weights: dict[str, Tensor] = {}
+        done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
+            for name, tensor in zip(wanted, threads.map(read, wanted), strict=True):
+                weights[name] = tensor
+                done += dtype.itemsize * math.prod(wanted[name])
+                if progress is not None:
+                    progress(done, total)
+    if shard is not None and source.config.tie_word_embeddings:
+        weights["lm_head"] = shard.cut("lm_head", weights["embed"])
+    return weights
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight of a model, in the order of the forward pass."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "q": (q, hidden),
+        "k": (kv, hidden),
+        "v": (kv, hidden),
+        "o": (hidden, q),
+        "mlp_norm": (hidden,),
+    }
+    biased = (*("qkv" if config.qkv_bias else ""), *("o" if config.o_bias else ""))
+    layer |= {f"{name}_bias": layer[name][:1] for name in biased}
+    if config.qk_norm:
+        layer |= {"q_norm": (config.head_size,), "k_norm": (config.head_size,)}
+    if config.post_norms:
+        layer |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    dense = _mlp("", hidden, config.intermediate_size)
+    sparse: dict[str, tuple[int, ...]] = {"router": (config.num_experts, hidden)}
+    for expert in range(config.num_experts):
+        sparse |= _mlp(f"experts.{expert}.", hidden, config.expert_size)
+    layers = {
+        f"layers.{i}.{name}": shape
+        for i in range(config.num_layers)
+        for name, shape in (layer | (sparse if config.has_experts(i) else dense)).items()
+    }
+    head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
+    return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
+
+
+class KeptWeights:
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> KeptWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
+    return {prefix + "gate": (size, hidden), prefix + "up": (size, hidden), prefix + "down": (hidden, size)}
+
+
+class DummyWeights:
+    """Normal numbers that depend on the seed and the tensor's name only; norms are neutral, biases zeros."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self._shapes = shapes(config)
+        self._norm = torch.zeros if config.norm_plus_one else torch.ones
+        self._seed = seed
+
+    def __enter__(self) -> DummyWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith("_bias") else self._norm(shape)
+        digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        std = EMBED_STD if name == "embed" else shape[1] ** -0.5
+        return torch.randn(shape, generator=random) * std
+
+
+def _open(source: ModelSource) -> AbstractContextManager[Reader]:
+    if source.format == "dummy":
+        return DummyWeights(source.config, source.seed)
+    if source.format == "gguf":
+        return GGUFWeights(source.path, source.config)
+    return SafetensorsWeights(source.files, source.config)
+
+
+def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """A weight we do not know would be left out of the mathematics: as wrong as one that is missing."""
+    if missing := [name for name in wanted if name not in found]:
+        raise ModelError(f"{source.name} lacks {len(missing)} weights: {', '.join(missing[:3])} ...")
+    unknown = [name for name in found if name not in wanted and not (name == "lm_head" and "lm_head" not in wanted)]
+    if unknown:
+        raise ModelError(f"{source.name} has {len(unknown)} weights of another architecture: {', '.join(unknown[:3])}")
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ModelError(f"{source.name}: {name} has shape {list(found[name])}, the config says {list(shape)}")

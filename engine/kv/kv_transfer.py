@@ -1,0 +1,112 @@
+"""One prompt's KV on its way from the prefill node to the decode node, while the rest of it is computed.
+
+What may leave is decided by kv_ready.py, who moves the bytes by a Mover: push.py writes them into the
+decode node's slots, pull.py has the decode node read them. One batch is in flight at a time and it is bounded;
+meanwhile what gets ready gathers, so that a slow network gets fewer, larger batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache.pool import BlockPool
+from engine.kv.kv_ready import KvReady, Piece
+from engine.serving.intervals import Intervals
+from net.spans import Span
+from net.transfer import Completion
+
+BATCH_BYTES = 32 << 20
+
+
+class Mover(Protocol):
+    """Gets bytes of this node's KV arena into the decode node's."""
+
+    async def move(self, spans: Sequence[Span]) -> Completion:
+        """Returns when all of (local offset, remote offset, length) have landed. When it raises, none of them is read
+        or written any more, unless the decode node is lost or will never go on with the request."""
+
+
+@dataclass(slots=True)
+class KvReport:
+    """What has been moved so far."""
+
+    nbytes: int = 0
+    batches: int = 0
+    seconds: float = 0.0  # sum of the batches' durations
+    transport: str = ""
+    intervals: Intervals = field(default_factory=Intervals)  # of the batches, monotonic seconds and bytes
+
+
+class KvTransfer:
+    """One request's. All methods run on the event loop; blocks with bytes still to move are held in `pool`."""
+
+    def __init__(self, node: str, mover: Mover, ready: KvReady, pool: BlockPool) -> None:
+        """node: the decode node."""
+        self.node = node
+        self.report = KvReport()
+        self._mover = mover
+        self._ready = ready
+        self._pool = pool
+        self._waiting: deque[Piece] = deque()
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._sender = asyncio.create_task(self._send())
+
+    def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
+        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""
+        if self._closed:
+            return
+        pieces = self._ready.layer_done(block_ids, layer, start, end)
+        self._pool.hold([piece.block_id for piece in pieces])
+        self._waiting.extend(pieces)
+        self._wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            while not self._waiting:
+                if self._closed:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            batch = self._next_batch()
+            begin = time.monotonic()
+            try:
+                done = await self._mover.move([(piece.local, piece.remote, piece.nbytes) for piece in batch])
+            finally:
+                self._pool.unhold([piece.block_id for piece in batch])
+            self.report.intervals.add(begin, time.monotonic(), done.nbytes)
+            self.report.nbytes += done.nbytes
+            self.report.seconds += done.seconds
+            self.report.batches += 1
+            self.report.transport = done.transport
+
+    def _next_batch(self) -> list[Piece]:
+        batch = [self._waiting.popleft()]
+        room = BATCH_BYTES - batch[0].nbytes
+        while self._waiting and self._waiting[0].nbytes <= room:
+            room -= self._waiting[0].nbytes
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def finish(self) -> KvReport:
+        """All layers were handed in: wait until they have landed. Raises what the mover raised."""
+        self._closed = True
+        self._wake.set()
+        await self._sender
+        return self.report
+
+    async def stop(self) -> None:
+        """Give up: nothing more is moved once this returns (the fence that lets the decode node reuse its slots)."""
+        self._closed = True
+        self._drop_waiting()
+        self._wake.set()
+        await asyncio.gather(self._sender, return_exceptions=True)
+
+    def _drop_waiting(self) -> None:
+        self._pool.unhold([piece.block_id for piece in self._waiting])
+        self._waiting.clear()

@@ -1,0 +1,268 @@
+"""Reuse of KV beyond this node's engine arena: prefixes are loaded from the pooled store, new blocks published to it.
+
+Both directions hold their blocks with transfer references while bytes move, so neither an abort nor an eviction can
+give a block away under a transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from cache.block import BlockGeometry, BlockKey
+from cache.layered import PinnedBlocks
+from cache.policy import Facts
+from cache.pool import BlockPool, OutOfBlocks
+from cache.store import Store
+from engine.batcher import Batcher
+from engine.costs import StepCosts
+from engine.kv.layered_load import LayeredLoad, LayerGate
+from engine.request import Request
+from engine.serving.intervals import Intervals
+from net.metrics import Metrics
+from sched.cost import TransferModel
+
+log = logging.getLogger("mooncake.engine")
+
+PUBLISH_BATCH_BLOCKS = 32
+MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
+
+
+class PrefixLoader:
+    """Fetches what the store has of a request's prefix into the engine arena, when that beats computing it."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        store: Store | None,
+        region: str,
+        geometry: BlockGeometry,
+        costs: StepCosts,
+        network: TransferModel,
+        policy: str,
+        metrics: Metrics,
+        by_layer: bool = False,
+    ) -> None:
+        """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer."""
+        self._by_layer = by_layer
+        self._batcher = batcher
+        self._store = store
+        self._region = region
+        self._geometry = geometry
+        self._costs = costs
+        self._network = network
+        self._policy = policy  # auto | always | never
+        self._metrics = metrics
+
+    async def load(self, request: Request) -> LayeredLoad | None:
+        """Extend the request's prefix. Whatever cannot be had is simply computed later. A load that is returned goes
+        on beside the request's first step, which has to wait for each of its layers."""
+        size = self._geometry.block_size
+        local = self._batcher.blocks.adopt_prefix(request)
+        keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
+        if self._store is None or not keys or self._policy == "never":
+            return None
+        found = await self._store.lookup(keys)
+        if not found or request.finished or not self._pays(local * size, found * size):
+            return None
+        # A step that waits for layers keeps everybody in it waiting.
+        if self._by_layer and len(self._batcher.requests) == 1:
+            load = await self._start(request, keys[:found])
+            if load is not None or request.finished:
+                return load
+        await self._fetch(request, keys[:found])
+        return None
+
+    def _pays(self, context: int, num_tokens: int) -> bool:
+        """Algorithm 1's comparison for one node: move the blocks or compute them."""
+        if self._policy == "always":
+            return True
+        fetch = self._network.estimate(num_tokens * self._geometry.token_bytes)
+        return fetch < self._costs.prefill.estimate(num_tokens, context)
+
+    async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
+        """Begin to read all of `keys` layer by layer; None when they cannot be had that way."""
+        pool, first = self._batcher.pool, len(request.block_ids)
+        if pool.num_free < len(keys):
+            return None
+        blocks, gate = pool.allocate(len(keys)), LayerGate()
+        pool.hold(blocks)
+        begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._read_layers(request, keys, blocks, gate, begun))
+        started = False
+        try:
+            started = await begun and not request.finished
+        finally:
+            if not started:
+                task.cancel()
+                pool.release(blocks)
+        if not started:
+            return None
+        self._batcher.blocks.adopt_arriving(request, blocks)
+        return LayeredLoad(first, blocks, gate, task)
+
+    async def _read_layers(
+        self,
+        request: Request,
+        keys: Sequence[BlockKey],
+        blocks: Sequence[int],
+        gate: LayerGate,
+        begun: asyncio.Future[bool],
+    ) -> bool:
+        """`begun`: whether all blocks are pinned, so that only a failure can keep them from coming."""
+        assert self._store is not None
+        geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
+        layer_bytes, last = geometry.layer_bytes * len(blocks), begin
+        parts = [(layer * geometry.layer_bytes, geometry.layer_bytes) for layer in range(geometry.num_layers)]
+
+        def landed(layer: int) -> None:
+            nonlocal last
+            gate.landed(layer)
+            now = time.monotonic()
+            intervals.add(last, now, layer_bytes)
+            last = now
+
+        try:
+            async with self._store.pinned(keys) as pinned:
+                if not begun.done():
+                    begun.set_result(pinned is not None)
+                if pinned is None:
+                    return False
+                last = begin = time.monotonic()
+                offsets = [block * geometry.block_bytes for block in blocks]
+                whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
+        finally:
+            gate.open()
+            self._batcher.pool.unhold(blocks)
+            if not begun.done():
+                begun.set_result(False)
+        if whole:
+            self._account(request, pinned, len(blocks), time.monotonic() - begin, intervals)
+        return whole
+
+    def _account(
+        self, request: Request, pinned: PinnedBlocks, num_blocks: int, seconds: float, intervals: Intervals
+    ) -> None:
+        nbytes = num_blocks * self._geometry.block_bytes
+        self._metrics.count_store_get(pinned.tiers, 0)
+        for transport, count in pinned.transports.items():
+            self._metrics.count_transfer("read", transport, count, seconds)
+        self._network.observe(nbytes, seconds)
+        now = time.monotonic()
+        detail = {
+            "blocks": num_blocks,
+            "bytes": nbytes,
+            "seconds": seconds,
+            "sources": pinned.sources,
+            "tiers": pinned.tiers,
+            "transports": dict(pinned.transports),
+            "intervals": intervals.before(now),
+        }
+        request.log.append((now, "prefix_fetched", detail))
+
+    async def _fetch(self, request: Request, keys: Sequence[BlockKey]) -> None:
+        assert self._store is not None
+        pool = self._batcher.pool
+        try:
+            blocks = pool.allocate(min(len(keys), pool.num_free))
+        except OutOfBlocks:
+            return
+        pool.hold(blocks)
+        good = 0
+        begin = time.monotonic()
+        try:
+            offsets = [block * self._geometry.block_bytes for block in blocks]
+            result = await self._store.get_into(keys[: len(blocks)], self._region, offsets)
+            good = result.blocks
+        finally:
+            pool.unhold(blocks)
+            if request.finished:
+                good = 0
+            pool.release(blocks[good:])
+        seconds = time.monotonic() - begin
+        self._metrics.count_store_get(result.tiers, len(blocks) - good)
+        for transport, count in result.transports.items():
+            self._metrics.count_transfer("read", transport, count * self._geometry.block_bytes, seconds)
+        if result.nbytes:
+            self._network.observe(result.nbytes, seconds)
+        if good:
+            self._batcher.blocks.adopt_loaded(request, blocks[:good])
+            detail = {
+                "blocks": good,
+                "bytes": result.nbytes,
+                "seconds": seconds,
+                "sources": result.sources,
+                "tiers": result.tiers,
+                "transports": {t: n * self._geometry.block_bytes for t, n in result.transports.items()},
+            }
+            request.log.append((time.monotonic(), "prefix_fetched", detail))
+
+
+class Publisher:
+    """Writes newly full blocks behind to their homes in the pooled store, oldest first, in batches."""
+
+    def __init__(
+        self, store: Store | None, pool: BlockPool, region: str, geometry: BlockGeometry, metrics: Metrics
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._pool = pool
+        self._region = region
+        self._geometry = geometry
+        self._backlog: deque[tuple[BlockKey, int, Facts]] = deque()
+        self._wake = asyncio.Event()
+        self._in_flight = 0
+        self._task: asyncio.Task[None] | None = None
+        self.num_dropped = 0
+
+    def start(self) -> None:
+        if self._store is not None:
+            self._task = asyncio.create_task(self._run())
+
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """Queue full blocks (key, block id, facts); they are held until written or given up."""
+        if self._task is None or not named:
+            return
+        room = MAX_PUBLISH_BACKLOG_BLOCKS - len(self._backlog)
+        self.num_dropped += max(0, len(named) - room)
+        taken = named[: max(0, room)]
+        self._pool.hold([block_id for _, block_id, _ in taken])
+        self._backlog.extend(taken)
+        self._wake.set()
+
+    @property
+    def backlog(self) -> int:
+        """Blocks that are not written yet."""
+        return len(self._backlog) + self._in_flight
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._pool.unhold([block_id for _, block_id, _ in self._backlog])
+        self._backlog.clear()
+
+    async def _run(self) -> None:
+        assert self._store is not None
+        while True:
+            if not self._backlog:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            count = min(PUBLISH_BATCH_BLOCKS, len(self._backlog))
+            batch = [self._backlog.popleft() for _ in range(count)]
+            self._in_flight = count
+            try:
+                keys, blocks, facts = zip(*batch, strict=True)
+                offsets = [block_id * self._geometry.block_bytes for block_id in blocks]
+                stored = await self._store.put_from(keys, self._region, offsets, facts)
+                self._metrics.count_store_put(stored)
+            except Exception:  # a lost home costs reuse, never correctness
+                log.warning("publishing %d blocks failed", len(batch), exc_info=True)
+            finally:
+                self._in_flight = 0
+                self._pool.unhold([block_id for _, block_id, _ in batch])

@@ -1,0 +1,251 @@
+"""One config-driven decoder for the Llama, Mistral, Qwen and Gemma families.
+
+T is the step's tokens of all requests, H the hidden size. Products are fused where inputs are shared: q, k and v in one
+matrix, gate and up in one, so a dense layer is four matrix products.
+
+    x += o( attention( rope(q), rope(k), v ) )      q, k, v = qkv( norm(x) )
+    x += down( act(gate) * up )                     gate, up = gate_up( norm(x) )
+
+An addition and the norm that follows it are one operation, so a layer ends with the next layer's norm. What families
+add is optional and named in ModelConfig: biases, norms of q and k, windows and soft caps, norms before the additions,
+experts in place of the MLP (moe.py). Under tensor parallelism every rank has some heads and some columns of
+each MLP; the two results that are added to x are summed over the ranks (engine/model/parallel.py).
+
+The order of casts follows transformers, so that bfloat16 rounds at the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention.interface import AttentionBackend, RaggedBatch
+from engine.model.model_config import ModelConfig
+from engine.model.moe import Experts
+from engine.model.ops import Linear, Ops, Tail, TorchOps
+from engine.model.parallel import Alone, Ranks
+from engine.model.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Called with x [T, H]; returns [T, H]."""
+
+    gate_up: Linear  # Ops.gated_linear of [2 * intermediate, H]
+    down: Linear  # [H, intermediate]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one decoder layer; the shapes of products are [out, in]. None: the model has no such norm."""
+
+    attn_norm: Tensor  # [H]
+    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]
+    q_norm: Tensor | None  # [head_size], of every head
+    k_norm: Tensor | None
+    o: Linear  # [H, num_heads * head_size]
+    attn_post_norm: Tensor | None  # [H]
+    mlp_norm: Tensor  # [H]
+    mlp: Mlp | Experts
+    mlp_post_norm: Tensor | None  # [H]
+    window: int  # tokens a row sees, itself included; 0 = all
+
+
+@dataclass(slots=True)
+class Step:
+    """What every layer of one step needs."""
+
+    batch: RaggedBatch
+    plan: Any  # the attention backend's
+    angles: tuple[Tensor, Tensor]  # cos, sin [T, head_size / 2] float32
+    local_angles: tuple[Tensor, Tensor]  # of layers with a window
+
+
+class Model:
+    """Weights on a device and the forward pass over a ragged batch."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        backend: AttentionBackend,
+        device: str = "cpu",
+        ops: Ops | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. The dict is emptied while read,
+        so that fusing never holds two copies of a model. Raises ValueError naming a missing or left-over weight.
+
+        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
+        self.config, self.backend, self.device = config, backend, torch.device(device)
+        self.ops: Ops = ops or TorchOps()
+        self.ranks: Ranks = ranks or Alone()
+        self.alone = isinstance(self.ranks, Alone)
+        embedding = self._take(weights, "embed")
+        self.dtype = embedding.dtype
+        # Rounded to the dtype, as the model was trained with it.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self.embedding = self.ops.vocabulary(embedding)
+        tied = config.tie_word_embeddings
+        self.head = self.embedding if tied else self.ops.vocabulary(self._take(weights, "lm_head"))
+        self.norm = self._norm(weights, "norm")
+        self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
+        nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
+        self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
+        if weights:
+            raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
+        self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
+        self.local_rope = self.rope
+        if config.local_rope_theta:
+            self.local_rope = Rope(config.head_size, config.local_rope_theta, None, self.device)
+
+    # --- weights
+
+    def _take(self, weights: dict[str, Tensor], *names: str) -> Tensor:
+        """The named weights stacked along the output axis, on the device."""
+        missing = [name for name in names if name not in weights]
+        if missing:
+            raise ValueError(f"the weights lack {', '.join(missing)}; the checkpoint does not match its configuration")
+        parts = [weights.pop(name).to(self.device) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _norm(self, weights: dict[str, Tensor], name: str) -> Tensor:
+        weight = self._take(weights, name)
+        return weight.float() + 1 if self.config.norm_plus_one else weight
+
+    def _layer(self, weights: dict[str, Tensor], index: int) -> Layer:
+        config, at = self.config, f"layers.{index}."
+
+        def linear(*names: str, bias: bool = False) -> Linear:
+            biases = self._take(weights, *(at + name + "_bias" for name in names)) if bias else None
+            return self.ops.linear(self._take(weights, *(at + name for name in names)), biases)
+
+        def norm(name: str) -> Tensor:
+            return self._norm(weights, at + name)
+
+        return Layer(
+            attn_norm=norm("attn_norm"),
+            qkv=linear("q", "k", "v", bias=config.qkv_bias),
+            q_norm=norm("q_norm") if config.qk_norm else None,
+            k_norm=norm("k_norm") if config.qk_norm else None,
+            o=linear("o", bias=config.o_bias),
+            attn_post_norm=norm("attn_post_norm") if config.post_norms else None,
+            mlp_norm=norm("mlp_norm"),
+            mlp=self._experts(weights, at) if config.has_experts(index) else self._mlp(weights, at),
+            mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
+            window=config.window(index),
+        )
+
+    def _mlp(self, weights: dict[str, Tensor], at: str) -> Mlp:
+        return Mlp(
+            gate_up=self.ops.gated_linear(self._take(weights, at + "gate", at + "up"), self.config.activation),
+            down=self.ops.linear(self._take(weights, at + "down")),
+        )
+
+    def _experts(self, weights: dict[str, Tensor], at: str) -> Experts:
+        each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
+        return Experts(
+            router=self.ops.linear(self._take(weights, at + "router")),
+            gate_up=self.ops.grouped_linear(
+                torch.stack([self._take(weights, name + "gate", name + "up") for name in each])
+            ),
+            down=self.ops.grouped_linear(torch.stack([self._take(weights, name + "down") for name in each])),
+            gate={"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation],
+            num_experts=self.config.num_experts,
+            experts_per_token=self.config.experts_per_token,
+            normalize=self.config.normalize_experts,
+        )
+
+    def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
+        """What follows attention in this layer, up to and with the next one's q, k and v."""
+        ops, eps, mlp = self.ops, self.config.rms_norm_eps, layer.mlp
+        if isinstance(mlp, Mlp) and self.alone and not self.config.post_norms:
+            return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
+
+        def tail(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            delta = self._post_norm(self.ranks.sum(layer.o(attended)), layer.attn_post_norm)
+            x, normed = ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
+            delta = self._post_norm(self.ranks.sum(mlp(normed)), layer.mlp_post_norm)
+            x, normed = ops.add_rms_norm(x, delta, next_norm, eps)
+            return x, normed if following is None else following(normed)
+
+        return tail
+
+    # --- forward
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        batch: RaggedBatch,
+        kv_pool: Tensor,
+        rows: Tensor,
+        on_layer: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Compute one step: its KV goes into the pool, logits [R, vocab_size] float32 of the asked rows come back.
+
+        token_ids [T] int64; kv_pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size];
+        rows [R] int64, R may be 0. on_layer(l) is called, in order, once layer l's KV of this step is in the pool, on
+        every rank (on a GPU: once its write is queued on the current stream). before_layer(l) is called before layer l
+        reads the pool, and may wait for what is to be read there; the other ranks do not wait.
+        """
+        angles = self.rope.angles(batch.positions)
+        local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
+        step = Step(batch, self.backend.plan(batch), angles, local)
+        x = self.embedding.embed(token_ids)
+        if self.embedding_scale != 1:
+            x = x * self.embedding_scale
+        first = self.layers[0]
+        projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
+            if before_layer is not None:
+                before_layer(index)
+            attended = self._attention(projected, layer, kv_pool[:, index], step)
+            if on_layer is not None and self.alone:
+                on_layer(index)
+            if self.alone and layer is self.layers[-1]:
+                attended, x = attended[rows], x[rows]  # nobody asks for what the others become
+            x, projected = tail(attended, x)
+            if on_layer is not None and not self.alone:
+                on_layer(index)  # the sums over the ranks say that all have written
+        normed = projected  # by the norm before the head
+        logits = self.head.logits(normed if self.alone else normed[rows])
+        logits = self.ranks.gather(logits)[:, : self.config.vocab_size]
+        return soft_cap(logits, self.config.logit_soft_cap)
+
+    def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
+        """Attention [T, num_heads * head_size] of what layer.qkv gave; this step's k and v go into the pool."""
+        config, heads = self.config, self.config.num_heads
+        qkv = qkv.view(len(qkv), -1, config.head_size)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k, _ = qkv.split((heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+            q.copy_(self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps))
+            k.copy_(self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps))
+        cos, sin = step.local_angles if layer.window else step.angles
+        q = self.backend.rotate_and_write_kv(qkv, heads, cos, sin, kv, step.batch, step.plan)
+        out = self.backend.attend(
+            q,
+            kv,
+            step.batch,
+            step.plan,
+            config.attention_scale,
+            window=layer.window,
+            soft_cap=config.attention_soft_cap,
+        )
+        return out.flatten(1)
+
+    def _post_norm(self, delta: Tensor, weight: Tensor | None) -> Tensor:
+        return delta if weight is None else self.ops.rms_norm(delta, weight, self.config.rms_norm_eps)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap): x where it is small, never beyond the cap; cap 0.0 leaves x as it is."""
+    return cap * (x / cap).tanh() if cap else x

@@ -1,0 +1,211 @@
+"""CUDA graphs: a small step is one launch instead of some ten per layer.
+
+A graph replays recorded kernels on recorded addresses, so a step is copied into static tensors of one of a few shapes,
+its *bucket*, padded with rows that have no effect:
+
+    decodes      0 .. d of the step, then padding: slot -1 (nothing is written), ctx_len 0 (no key is read)
+    chunks       the step's prefill requests, then requests of no rows
+    chunk rows   the step's, then rows that belong to no request: slot -1
+
+Results are the same as without: rows are independent of each other, and of padding rows nobody asks the logits. The
+Triton backend cuts its work on the device, so one recording serves any lengths. A step that fits no bucket (a long
+prompt, more logits than requests), or one that has to tell of its layers, runs as it always did.
+
+All buckets are recorded once, at the start, largest first and in one memory pool: the activations of the smaller ones
+lie where those of the largest lay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention.interface import RaggedBatch
+from engine.model.decoder import Model
+from engine.model.parallel import Alone
+
+MIXED_DECODES = (0, 8, 32, 128)
+MIXED_ROWS = (16, 64, 256)
+"""Small mixed steps: beyond some 256 rows the products are long enough to hide the launches."""
+
+MIXED_CHUNKS = 4
+WARM_UPS = 2
+"""Runs before the recording: they compile kernels and let cuBLAS take its workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of a recorded step."""
+
+    decodes: int
+    chunks: int = 0  # prefill requests
+    chunk_rows: int = 0  # of all of them
+
+    @property
+    def num_requests(self) -> int:
+        return self.decodes + self.chunks
+
+    @property
+    def num_rows(self) -> int:
+        return self.decodes + self.chunk_rows
+
+    def holds(self, batch: RaggedBatch, num_wanted: int) -> bool:
+        """Whether `batch` fits, with one row of logits per request at most."""
+        chunks = batch.num_requests - batch.num_decodes
+        rows = sum(batch.q_lens) - batch.num_decodes
+        fits = batch.num_decodes <= self.decodes and chunks <= self.chunks and rows <= self.chunk_rows
+        return fits and num_wanted <= self.num_requests
+
+
+def decode_sizes(most: int) -> list[int]:
+    """1, 2, 4, 8, then every multiple of 8 up to 64, of 16 up to 256, of 64 beyond; `most` is always one of them."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max(most, 256) + 1, 64)]
+    return [*(size for size in sizes if size < most), most]
+
+
+def buckets(max_num_seqs: int) -> list[Bucket]:
+    """For steps of at most `max_num_seqs` requests, in the order of what they cost."""
+    decodes = [Bucket(size) for size in decode_sizes(max_num_seqs)]
+    counts = sorted({min(count, max_num_seqs) for count in MIXED_DECODES})
+    mixed = [Bucket(count, MIXED_CHUNKS, rows) for count in counts for rows in MIXED_ROWS]
+    return decodes + sorted(mixed, key=lambda bucket: bucket.num_rows)
+
+
+class StaticStep:
+    """The tensors that a bucket's graph reads, and how a step gets into them. Works on any device."""
+
+    def __init__(self, bucket: Bucket, max_blocks: int, block_size: int, device: torch.device) -> None:
+        requests, rows = bucket.num_requests, bucket.num_rows
+        self.bucket = bucket
+        self.token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(requests, dtype=torch.int64, device=device)
+        self.batch = RaggedBatch(
+            cu_q=torch.zeros(requests + 1, dtype=torch.int32, device=device),
+            ctx_lens=torch.zeros(requests, dtype=torch.int32, device=device),
+            block_tables=torch.zeros(requests, max_blocks, dtype=torch.int32, device=device),
+            slot_mapping=torch.full((rows,), -1, dtype=torch.int64, device=device),
+            positions=torch.zeros(rows, dtype=torch.int64, device=device),
+            num_decodes=bucket.decodes,
+            block_size=block_size,
+            q_lens=[1] * bucket.decodes + [0] * bucket.chunks,
+            kv_lens=[0] * requests,
+        )
+        # A decode owns one row each, padding or not; this part of cu_q never changes.
+        decodes = bucket.decodes
+        self.batch.cu_q[: decodes + 1] = torch.arange(decodes + 1, dtype=torch.int32, device=device)
+        self.batch.cu_q[decodes + 1 :] = decodes
+
+    def load(self, token_ids: Tensor, batch: RaggedBatch, rows: Tensor) -> None:
+        """Copy a step in; `bucket` must hold it. Queues copies only: nothing waits for the device.
+
+        Whatever lies behind the copied part is padding already, or made so again: of a padding row only the slot, the
+        context length and the number of rows have an effect."""
+        mine, decodes, shift = self.batch, batch.num_decodes, self.bucket.decodes - batch.num_decodes
+        num_rows, requests = len(token_ids), batch.num_requests
+        mine.slot_mapping.fill_(-1)
+        mine.ctx_lens.zero_()
+        self._copy(self.token_ids, token_ids, decodes, shift)
+        self._copy(mine.positions, batch.positions, decodes, shift)
+        self._copy(mine.slot_mapping, batch.slot_mapping, decodes, shift)
+        self._copy(mine.ctx_lens, batch.ctx_lens, decodes, shift)
+        width = batch.block_tables.shape[1]
+        self._copy(mine.block_tables[:, :width], batch.block_tables, decodes, shift)
+        mine.q_lens = self._padded(batch.q_lens, decodes, padding_decode=1)
+        mine.kv_lens = self._padded(batch.kv_lens, decodes, padding_decode=0)
+        if not self.bucket.chunks:
+            self.rows[: len(rows)].copy_(rows)
+            return
+        # Rows of chunks begin `shift` later than in the step; requests without rows end where the last one ends.
+        first, end = self.bucket.decodes + 1, self.bucket.decodes + 1 + requests - decodes
+        torch.add(batch.cu_q[decodes + 1 :], shift, out=mine.cu_q[first:end])
+        mine.cu_q[end:].fill_(num_rows + shift)
+        torch.add(rows, rows.ge(decodes), alpha=shift, out=self.rows[: len(rows)])
+
+    def _copy(self, target: Tensor, source: Tensor, decodes: int, shift: int) -> None:
+        target[:decodes].copy_(source[:decodes], non_blocking=True)
+        if len(source) > decodes:
+            target[decodes + shift : len(source) + shift].copy_(source[decodes:], non_blocking=True)
+
+    def _padded(self, lens: Sequence[int], decodes: int, padding_decode: int) -> list[int]:
+        """The host's numbers in the same order as the tensors."""
+        padding = [padding_decode] * (self.bucket.decodes - decodes)
+        return [
+            *lens[:decodes],
+            *padding,
+            *lens[decodes:],
+            *[0] * (self.bucket.num_requests - len(lens) - len(padding)),
+        ]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A bucket's graph between what it reads and what it writes."""
+
+    step: StaticStep
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # [requests, vocab_size] float32
+
+
+class GraphedModel:
+    """Model.forward for one KV pool, by replaying a graph where one fits. CUDA with the Triton backend only."""
+
+    def __init__(
+        self, model: Model, kv_pool: Tensor, block_size: int, *, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        """Records every bucket: call it when nothing else uses the GPU. Raises ValueError where graphs cannot work."""
+        if kv_pool.device.type != "cuda" or model.backend.name != "triton":
+            raise ValueError("CUDA graphs need --device cuda and --attention-backend triton")
+        if model.config.num_experts or not isinstance(model.ranks, Alone):
+            raise ValueError("CUDA graphs are for dense models on one GPU: experts are counted on the host")
+        self.model, self.kv_pool = model, kv_pool
+        self._max_blocks = -(-max_model_len // (16 * block_size)) * 16
+        self._block_size = block_size
+        self._pool = torch.cuda.graph_pool_handle()
+        ordered = buckets(max_num_seqs)
+        recorded = {bucket: self._record(bucket) for bucket in sorted(ordered, key=lambda bucket: -bucket.num_rows)}
+        self.recorded = [recorded[bucket] for bucket in ordered]
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        batch: RaggedBatch,
+        kv_pool: Tensor,
+        rows: Tensor,
+        on_layer: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """As Model.forward. The logits of a replayed step hold until the next call."""
+        recorded = None if on_layer is not None or before_layer is not None else self.find(batch, len(rows))
+        if recorded is None:
+            return self.model.forward(token_ids, batch, kv_pool, rows, on_layer, before_layer)
+        if kv_pool.data_ptr() != self.kv_pool.data_ptr():
+            raise ValueError("the graphs were recorded over another KV pool")
+        recorded.step.load(token_ids, batch, rows)
+        recorded.graph.replay()
+        return recorded.logits[: len(rows)]
+
+    def find(self, batch: RaggedBatch, num_wanted: int) -> Recorded | None:
+        """The cheapest recording that holds the step."""
+        if batch.block_tables.shape[1] > self._max_blocks:
+            return None
+        return next((one for one in self.recorded if one.step.bucket.holds(batch, num_wanted)), None)
+
+    def _record(self, bucket: Bucket) -> Recorded:
+        step = StaticStep(bucket, self._max_blocks, self._block_size, self.kv_pool.device)
+
+        def run() -> Tensor:
+            return self.model.forward(step.token_ids, step.batch, self.kv_pool, step.rows)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = run()
+        return Recorded(step, graph, logits)

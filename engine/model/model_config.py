@@ -1,0 +1,146 @@
+"""ModelConfig: the shape of a decoder, whatever file it was read from (hf_config.py, gguf_config.py).
+
+Model families differ by these fields and by nothing else: the Llama, Mistral, Qwen and Gemma families, dense or mixture
+of experts, are one forward pass (engine/model/decoder.py). No torch: a store node needs the geometry and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.model.model_error import ModelError
+from engine.model.rope_scaling import problem
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes in elements, lengths in tokens."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    """How most of the checkpoint's weights are stored: a torch dtype name, or a GGUF type such as "q4_1"."""
+
+    # --- positions
+    rope_theta: float = 10_000.0
+    rope_scaling: dict[str, Any] | None = None
+    """None, or config.json's rope parameters with "rope_type" and the keys that SCALINGS lists for it."""
+    local_rope_theta: float = 0.0
+    """Of layers with a window, unscaled, where they have their own (Gemma 3); 0 = as the others."""
+
+    # --- attention
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    """Every head of q and k is normalised before the rotary embedding."""
+    windows: tuple[int, ...] = ()
+    """Per layer, the tokens a row sees, itself included; 0 = all. Empty: all of them in every layer."""
+    query_scale_size: int = 0
+    """Scores are multiplied with query_scale_size**-0.5; 0 = the head size."""
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    """Scores and logits become cap * tanh(x / cap); 0 = as they are."""
+
+    # --- norms and multi-layer perceptrons
+    rms_norm_eps: float = 1e-5
+    norm_plus_one: bool = False
+    """Norm weights are stored as their distance from one, and multiplied before rounding (Gemma)."""
+    post_norms: bool = False
+    """What attention and MLP give is normalised once more before it is added (Gemma)."""
+    embedding_scale: float = 1.0
+    activation: str = "silu"
+
+    # --- mixture of experts
+    num_experts: int = 0
+    """0 = a dense MLP in every layer."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """intermediate_size of one expert."""
+    normalize_experts: bool = True
+    """The weights of a token's experts sum to one; otherwise they are their share among all experts."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers that have an MLP in spite of num_experts."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
+            check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, must be positive")
+        check(self.vocab_size >= 1, f"vocab_size is {self.vocab_size}, must be positive")
+        check(
+            self.num_heads % self.num_kv_heads == 0,
+            f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly",
+        )
+        check(self.head_size % 2 == 0, f"head size {self.head_size} is odd: RoPE rotates pairs")
+        if self.rope_scaling is not None:
+            wrong = problem(self.rope_scaling)
+            check(wrong is None, str(wrong))
+        check(len(self.windows) in (0, self.num_layers), f"{len(self.windows)} windows for {self.num_layers} layers")
+        check(all(window >= 0 for window in self.windows), f"sliding_window is {min(self.windows, default=0)}")
+        check(self.activation in ACTIVATIONS, f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.num_experts:
+            check(
+                1 <= self.experts_per_token <= self.num_experts,
+                f"num_experts_per_tok is {self.experts_per_token}, the model has {self.num_experts} experts",
+            )
+            check(self.expert_size >= 1, f"moe_intermediate_size is {self.expert_size}, must be positive")
+
+    def window(self, layer: int) -> int:
+        """Tokens that a row of this layer sees, itself included; 0 = all."""
+        return self.windows[layer] if self.windows else 0
+
+    def has_experts(self, layer: int) -> bool:
+        return self.num_experts > 0 and layer not in self.dense_layers
+
+    def indivisible(self, ranks: int) -> str | None:
+        """Why tensor parallelism cannot split this model over so many ranks; None if it can."""
+        sizes = {"attention heads": self.num_heads}
+        if any(not self.has_experts(layer) for layer in range(self.num_layers)):
+            sizes["MLP columns"] = self.intermediate_size
+        if self.num_experts:
+            sizes["columns of an expert"] = self.expert_size
+        for what, size in sizes.items():
+            if size % ranks:
+                return f"the model's {size} {what} do not divide by {ranks}"
+        if self.num_kv_heads % ranks and ranks % self.num_kv_heads:
+            return f"the model's {self.num_kv_heads} KV heads can neither be split nor repeated over {ranks}"
+        return None
+
+    @property
+    def attention_scale(self) -> float:
+        return float((self.query_scale_size or self.head_size) ** -0.5)
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights, norms and biases left out."""
+        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_size
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        experts = self.num_experts * self.hidden_size * (3 * self.expert_size + 1)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        sparse = sum(self.has_experts(layer) for layer in range(self.num_layers))
+        return self.num_layers * attention + sparse * experts + (self.num_layers - sparse) * mlp + embeddings
+
+
+def check(ok: bool, message: str) -> None:
+    """Raises ModelError with `message` unless ok."""
+    if not ok:
+        raise ModelError(message)
+
+
+def token_ids(*values: Any) -> tuple[int, ...]:
+    """All ids of numbers and lists of them, in order, each once."""
+    ids: dict[int, None] = {}
+    for value in values:
+        if value is not None:
+            ids.update(dict.fromkeys([value] if isinstance(value, int) else value))
+    return tuple(ids)

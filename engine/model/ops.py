@@ -1,0 +1,171 @@
+"""The small operations between attention and the matrix products, one class per kind of hardware.
+
+A model calls these and knows no hardware; an implementation may fuse, prepack and reuse the memory of its arguments
+where the docstring allows it. TorchOps runs anywhere and rounds where transformers' Llama does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+log = logging.getLogger(__name__)
+
+Linear = Callable[[Tensor], Tensor]
+"""x [T, in] -> [T, out]"""
+
+Tail = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer [T, H], what the next layer begins with).
+The memory of both arguments may be reused."""
+
+
+class Vocabulary(Protocol):
+    """A matrix with one row per token: the embedding, the head, or both when they are tied."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Rows [T, H] of token_ids [T] int64."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [R, H] -> [R, vocab_size] float32."""
+
+
+class Ops(Protocol):
+    """What a decoder layer needs besides attention. T is the step's tokens, H the hidden size."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """x [T, in] -> x weight^T + bias [T, out], for a weight [out, in] that is prepared here, once."""
+
+    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+        """x [T, in] -> act(gate) * up [T, I] with (gate, up) = x weight^T, for a weight [2 I, in], gate's rows first.
+        activation: silu, or gelu_tanh for gelu in its tanh approximation."""
+
+    def vocabulary(self, weight: Tensor) -> Vocabulary:
+        """For a weight [vocab_size, H]."""
+
+    def tail(
+        self,
+        o: Linear,
+        norm: Tensor,
+        gate_up: Linear,
+        down: Linear,
+        next_norm: Tensor,
+        eps: float,
+        following: Linear | None = None,
+    ) -> Tail:
+        """What follows attention in a plain layer; o, down and following from `linear`, gate_up from `gated_linear`.
+
+        x += o(attended)      x += down(gate_up(rms_norm(x, norm)))      following(rms_norm(x, next_norm))
+
+        `following` is the next layer's first product; None ends with the norm, for the head.
+        """
+
+    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """(x [T, in], ends [E] int32) -> [T, out] for weight [E, out, in]: row t is multiplied with the weight of the
+        group that ends[g - 1] <= t < ends[g] puts it in; groups may be empty, the last one ends at T."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """weight * x / sqrt(mean(x^2) + eps) over the last axis, the mean in float32.
+
+        A weight of x's dtype is multiplied with the rounded quotient (Llama); a float32 weight for a narrower x with
+        the float32 quotient, and the product is rounded (Gemma)."""
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(x + delta, its rms_norm); x and delta [T, H], whose memory may be reused for the results."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for gate_up [T, 2 I], gate in the first half of a row -> [T, I]."""
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        """The same with gelu in its tanh approximation."""
+
+
+class TorchVocabulary:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.weight)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).float()
+
+
+class TorchOps:
+    """Eager torch, any device and float type."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return lambda x: F.linear(x, weight, bias)
+
+    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+        gate = {"silu": self.silu_mul, "gelu_tanh": self.gelu_tanh_mul}[activation]
+        return lambda x: gate(F.linear(x, weight))
+
+    def vocabulary(self, weight: Tensor) -> Vocabulary:
+        return TorchVocabulary(weight)
+
+    def tail(
+        self,
+        o: Linear,
+        norm: Tensor,
+        gate_up: Linear,
+        down: Linear,
+        next_norm: Tensor,
+        eps: float,
+        following: Linear | None = None,
+    ) -> Tail:
+        def run(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            x, normed = self.add_rms_norm(x, o(attended), norm, eps)
+            x, normed = self.add_rms_norm(x, down(gate_up(normed)), next_norm, eps)
+            return x, normed if following is None else following(normed)
+
+        return run
+
+    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        pad = -weight.shape[2] % (16 // weight.itemsize)  # torch wants rows of whole 16 bytes
+        if pad:
+            weight = F.pad(weight, (0, pad))
+        by_input = weight.transpose(1, 2)  # [E, in, out], a view
+        return lambda x, ends: F.grouped_mm(F.pad(x, (0, pad)) if pad else x, by_input, offs=ends)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        wide = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return weight * wide.to(x.dtype) if weight.dtype == x.dtype else (wide * weight).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x = x + delta
+        return x, self.rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+
+
+def choose_ops(backend: str, device: str, dtype: torch.dtype) -> Ops:
+    """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
+
+    TritonOps beside the attention backend `triton`; CpuOps beside `cpu`, for bfloat16, where the CPU has AMX; else
+    TorchOps. The log says which and why.
+    """
+    if backend == "triton":
+        from engine.model.ops_triton import TritonOps
+
+        return TritonOps()
+    if backend == "cpu" and device == "cpu" and dtype == torch.bfloat16:
+        from attention.cpu_build import Unavailable
+        from engine.model.ops_cpu import CpuOps
+
+        try:
+            return CpuOps()
+        except Unavailable as reason:
+            log.warning("torch computes the products, slower than our kernels would: %s", reason)
+    return TorchOps()

@@ -1,0 +1,281 @@
+"""The operations of a bfloat16 model on a CPU with AMX: kernels of engine/model/cpu/ops.cpp, called through ctypes.
+
+A weight is packed once, in the order in which the tiles read it (cpu/gemm.h), and only the packed copy is kept:
+it serves one row and thousands, and the vocabulary's serves the embedding too. Sums are float32 and each result is
+rounded once, so a fused operation is closer to the exact value than the chain of TorchOps it stands for.
+
+Tensors of another dtype than bfloat16 take the operations of TorchOps, whose class this one extends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attention import cpu_build
+from engine.model.huge_pages import HugePages
+from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
+
+SOURCE = Path(__file__).with_name("cpu") / "ops.cpp"
+FEATURES = (*cpu_build.AVX512_BF16, *cpu_build.AMX_BF16)
+FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # false alarms from g++'s own intrinsics
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+"""`Activation` of engine/model/cpu/ops.cpp."""
+
+BLOCK = 32
+"""Outputs of a packed block, and inputs of a step: both axes of a weight are padded to multiples of this."""
+
+
+class PackedWeight(ctypes.Structure):
+    """`Weight` of engine/model/cpu/gemm.h."""
+
+    _fields_ = [
+        ("packed", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+    ]
+
+
+class PackedTail(ctypes.Structure):
+    """`Tail` of engine/model/cpu/ops.cpp."""
+
+    _fields_ = [
+        ("o", PackedWeight),
+        ("gate_up", PackedWeight),
+        ("down", PackedWeight),
+        ("norm", ctypes.c_void_p),
+        ("next_norm", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("activation", ctypes.c_int32),
+        ("next", PackedWeight),
+    ]
+
+
+P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+SIGNATURES: dict[str, list[type]] = {
+    "pack": [P, I64, I64, I32, P, I32],
+    "rows_of": [P, P, I64, P, I32],
+    "linear": [P, P, I64, I64, P, I32, I32],
+    "gated_linear": [P, P, I64, I64, P, I64, I32, I32],
+    "rms_norm": [P, I64, P, P, ctypes.c_float, I64, I64, P, I32],
+    "act_mul": [P, I64, I64, P, I32, I32],
+    "tail": [P, P, P, P, P, I64, I32],
+}
+
+
+class Packed:
+    """A weight [n, k] bfloat16 in the kernels' order; `gated` weaves its halves. Owns the memory `struct` points to."""
+
+    def __init__(self, ops: CpuOps, weight: Tensor, bias: Tensor | None = None, gated: bool = False) -> None:
+        kernels = ops.kernels
+        self.kernels, self.outputs, self.k = kernels, len(weight), weight.shape[1]
+        self.half = self.outputs // 2
+        n = -(-self.half // 16) * BLOCK if gated else self.outputs
+        self.memory = ops.memory.take(-(-n // BLOCK), -(-self.k // BLOCK), BLOCK * BLOCK)
+        weight = weight.contiguous()
+        kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads())
+        self.bias = None if bias is None else F.pad(bias.float(), (0, -len(bias) % BLOCK))
+        self.struct = PackedWeight(
+            self.memory.data_ptr(), None if self.bias is None else self.bias.data_ptr(), n, self.k
+        )
+        self.address = ctypes.addressof(self.struct)
+
+    def readable(self, x: Tensor) -> Tensor:
+        """x [T, k] as the kernels read it: rows of whole steps, their elements adjacent."""
+        if self.k % BLOCK:
+            return F.pad(x, (0, -self.k % BLOCK))
+        return x if x.stride(1) == 1 else x.contiguous()
+
+
+class CpuLinear(Packed):
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.bfloat16)
+
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        x = self.readable(x)
+        rows = len(x)
+        y = torch.empty(rows, self.outputs, dtype=dtype)
+        self.kernels.linear(
+            self.address, x.data_ptr(), x.stride(0), rows, y.data_ptr(), dtype == torch.float32, torch.get_num_threads()
+        )
+        return y
+
+
+class CpuVocabulary(CpuLinear):
+    def embed(self, token_ids: Tensor) -> Tensor:
+        rows = torch.empty(len(token_ids), self.k, dtype=torch.bfloat16)
+        ids = token_ids.contiguous()
+        if self.kernels.rows_of(self.address, ids.data_ptr(), len(ids), rows.data_ptr(), torch.get_num_threads()):
+            raise IndexError(f"token ids must lie in 0 .. {self.outputs - 1}")
+        return rows
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32)
+
+
+class CpuGatedLinear(Packed):
+    def __init__(self, ops: CpuOps, weight: Tensor, activation: str) -> None:
+        super().__init__(ops, weight, gated=True)
+        self.activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.readable(x)
+        rows = len(x)
+        y = torch.empty(rows, self.half, dtype=torch.bfloat16)
+        self.kernels.gated_linear(
+            self.address,
+            x.data_ptr(),
+            x.stride(0),
+            rows,
+            y.data_ptr(),
+            self.half,
+            self.activation,
+            torch.get_num_threads(),
+        )
+        return y
+
+
+class CpuTail:
+    """What follows attention in a layer, in one call."""
+
+    def __init__(
+        self,
+        o: CpuLinear,
+        norm: Tensor,
+        gate_up: CpuGatedLinear,
+        down: CpuLinear,
+        next_norm: Tensor,
+        eps: float,
+        following: CpuLinear | None,
+    ) -> None:
+        self.kernel, self.outputs = o.kernels.tail, following.outputs if following else 0
+        self.parts = (o, norm, gate_up, down, next_norm, following)  # own what the struct points to
+        next_struct = following.struct if following else PackedWeight()
+        norms = norm.data_ptr(), next_norm.data_ptr()
+        self.struct = PackedTail(o.struct, gate_up.struct, down.struct, *norms, eps, gate_up.activation, next_struct)
+        self.address = ctypes.addressof(self.struct)
+
+    def __call__(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        attended, x = attended.contiguous(), x.contiguous()
+        rows, normed = len(x), torch.empty_like(x)
+        y = torch.empty(rows, self.outputs, dtype=torch.bfloat16) if self.outputs else normed
+        self.kernel(
+            self.address,
+            attended.data_ptr(),
+            x.data_ptr(),
+            normed.data_ptr(),
+            y.data_ptr(),
+            rows,
+            torch.get_num_threads(),
+        )
+        return x, y
+
+
+class CpuOps(TorchOps):
+    """Raises Unavailable where the CPU, the compiler or Linux does not offer what the kernels need."""
+
+    def __init__(self) -> None:
+        self.kernels = cpu_build.load("ops", [SOURCE], FEATURES, FLAGS)
+        self.memory = HugePages()
+        for name, types in SIGNATURES.items():
+            function = getattr(self.kernels, name)
+            function.argtypes = types
+        if self.kernels.amx_request() != 0:
+            raise cpu_build.Unavailable("Linux refuses this process the AMX tiles")
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return CpuLinear(self, weight, bias) if ours(weight) else super().linear(weight, bias)
+
+    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+        return CpuGatedLinear(self, weight, activation) if ours(weight) else super().gated_linear(weight, activation)
+
+    def vocabulary(self, weight: Tensor) -> Vocabulary:
+        return CpuVocabulary(self, weight) if ours(weight) else super().vocabulary(weight)
+
+    def tail(
+        self,
+        o: Linear,
+        norm: Tensor,
+        gate_up: Linear,
+        down: Linear,
+        next_norm: Tensor,
+        eps: float,
+        following: Linear | None = None,
+    ) -> Tail:
+        if isinstance(o, CpuLinear) and isinstance(gate_up, CpuGatedLinear) and isinstance(down, CpuLinear):
+            whole = not any(width % BLOCK for width in (o.k, gate_up.k, down.k))
+            if whole and ours(norm) and ours(next_norm) and (following is None or isinstance(following, CpuLinear)):
+                return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps, following)
+        return super().tail(o, norm, gate_up, down, next_norm, eps, following)
+
+    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        if not ours(weight):
+            return super().grouped_linear(weight)
+        groups = [CpuLinear(self, part) for part in weight]
+
+        def run(x: Tensor, ends: Tensor) -> Tensor:
+            y, begin = torch.empty(len(x), groups[0].outputs, dtype=x.dtype), 0
+            for group, end in zip(groups, ends.tolist(), strict=True):
+                if end > begin:
+                    y[begin:end] = group(x[begin:end])
+                begin = end
+            return y
+
+        return run
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if not (ours(x) and ours(weight)):
+            return super().rms_norm(x, weight, eps)
+        return self._norm(x.contiguous(), None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if not (ours(x) and ours(weight)):
+            return super().add_rms_norm(x, delta, weight, eps)
+        x = x.contiguous()
+        return x, self._norm(x, delta.contiguous(), weight, eps)
+
+    def _norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """x is contiguous; delta is added to it in place."""
+        y, width = torch.empty_like(x), x.shape[-1]
+        self.kernels.rms_norm(
+            x.data_ptr(),
+            width,
+            None if delta is None else delta.data_ptr(),
+            weight.contiguous().data_ptr(),
+            eps,
+            x.numel() // width,
+            width,
+            y.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return y
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._act_mul(gate_up, "silu") if ours(gate_up) else super().silu_mul(gate_up)
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        return self._act_mul(gate_up, "gelu_tanh") if ours(gate_up) else super().gelu_tanh_mul(gate_up)
+
+    def _act_mul(self, gate_up: Tensor, activation: str) -> Tensor:
+        gate_up, width = gate_up.contiguous(), gate_up.shape[-1] // 2
+        y = torch.empty(*gate_up.shape[:-1], width, dtype=gate_up.dtype)
+        self.kernels.act_mul(
+            gate_up.data_ptr(),
+            y.numel() // width,
+            width,
+            y.data_ptr(),
+            ACTIVATIONS[activation],
+            torch.get_num_threads(),
+        )
+        return y
+
+
+def ours(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16

@@ -1,0 +1,136 @@
+"""Tensor parallelism: which part of a model is whose, and the collectives of a forward pass.
+
+Rank r of n computes num_heads / n heads and 1 / n of every MLP's columns (of every expert's, too), Megatron's split:
+
+    qkv, gate, up     rows of the weight [out, in]        no communication
+    o, down           columns of the weight               partial results, summed over the ranks
+    lm_head           rows, padded to a multiple of n     logits, gathered on rank 0
+    embed, norms, router                                  whole on every rank
+
+KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours hold the same one.
+A KV block stays whole, [num_layers, 2, num_kv_heads, block_size, head_size]: ranks write their heads of it. They share
+the arena's memory, so for transfers, the pool and other nodes nothing changes; two ranks with the same KV head write
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.model.model_config import ModelConfig
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+"""Ranks run the same step side by side; one that is this late will never come."""
+
+BY_OUTPUT = ("q", "gate", "up", "q_bias")
+BY_KV_HEAD = ("k", "v", "k_bias", "v_bias")
+BY_INPUT = ("o", "down")
+
+
+class Ranks(Protocol):
+    """The collectives of a forward pass; every rank calls them in the same order."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x [T, H] summed over the ranks; its memory may be reused."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        """part [R, columns], equal on all ranks -> [R, ranks * columns] on rank 0; the others get their part back."""
+
+
+class Alone:
+    """One process has the whole model."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, part: Tensor) -> Tensor:
+        return part
+
+
+class ProcessRanks:
+    """Gloo on CPUs, NCCL on GPUs (the latter has not run yet: no machine with several GPUs was at hand).
+
+    Blocks until all ranks have come. Raises RuntimeError, here and in the collectives, when one is gone or
+    COLLECTIVE_TIMEOUT has passed; the ranks are out of step then and must all end.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
+        """`store`: a torch.distributed.Store in which the ranks find each other."""
+        self.rank, self.size = rank, size
+        self._group: Any
+        if device.type == "cuda":
+            self._group = dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host, whose own name may lead nowhere
+            self._group = dist.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
+        self.sum(torch.zeros(1, device=device))  # all are connected once this returns: the store is not needed any more
+
+    def sum(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._group.gather([parts] if parts else [], [part], options).wait()
+        return torch.cat(parts, dim=-1) if parts else part
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of the model `whole`, which `size` divides (ModelConfig.indivisible)."""
+
+    whole: ModelConfig
+    rank: int
+    size: int
+
+    @property
+    def config(self) -> ModelConfig:
+        """What this rank's Model is made with. Its head is its own: a tied one is cut from the embedding."""
+        return replace(
+            self.whole,
+            num_heads=self.whole.num_heads // self.size,
+            num_kv_heads=self._num_kv_heads,
+            intermediate_size=max(1, self.whole.intermediate_size // self.size),
+            expert_size=self.whole.expert_size // self.size,
+            tie_word_embeddings=False,
+        )
+
+    @property
+    def _num_kv_heads(self) -> int:
+        return max(1, self.whole.num_kv_heads // self.size)
+
+    @property
+    def kv_heads(self) -> slice:
+        """This rank's heads of a KV block."""
+        first = self.rank * self.whole.num_kv_heads // self.size
+        return slice(first, first + self._num_kv_heads)
+
+    def cut(self, name: str, tensor: Tensor) -> Tensor:
+        """This rank's part of the whole model's weight `name` (engine/checkpoint/weights.py)."""
+        kind = name.rpartition(".")[2]
+        if kind in BY_OUTPUT:
+            return tensor.tensor_split(self.size, dim=0)[self.rank]
+        if kind in BY_KV_HEAD:
+            rows = len(tensor) // self.whole.num_kv_heads
+            return tensor[self.kv_heads.start * rows : self.kv_heads.stop * rows]
+        if kind in BY_INPUT:
+            return tensor.tensor_split(self.size, dim=1)[self.rank]
+        if kind == "lm_head":
+            rows = -(-len(tensor) // self.size)
+            part = tensor[self.rank * rows : (self.rank + 1) * rows]
+            return F.pad(part, (0, 0, 0, rows - len(part))) if len(part) < rows else part
+        if kind == "o_bias":
+            return tensor if self.rank == 0 else torch.zeros_like(tensor)  # summed once
+        return tensor

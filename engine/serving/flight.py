@@ -1,0 +1,83 @@
+"""One accepted request on its way: what has become of it so far, and its output as text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.block import BlockKey
+from engine.request import SamplingParams, TokenLogprobs
+from engine.serving.timeline import Timeline
+from engine.text.output import StopStrings
+from engine.text.tokenizer import IncrementalDecoder, Tokenizer
+from net.http.frontend import LogprobItem, Output
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One accepted request and what has become of it so far."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    service_class: str
+    root: BlockKey
+    timeline: Timeline
+    deadline: float  # monotonic seconds
+    accepted: float  # monotonic seconds
+    first_token: float = 0.0
+    last_token: float = 0.0
+    attempt: int = 0
+    redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
+    avoid: set[str] = field(default_factory=set)  # nodes that did
+    items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
+    watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
+    nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
+
+    @property
+    def attempt_id(self) -> str:
+        """Name on the engine nodes: clients of two acceptors may choose the same request id."""
+        return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+class OutputText:
+    """Turns a flight's tokens into Outputs: detokenised, cut at stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, flight: Flight) -> None:
+        self._flight = flight
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._stops = StopStrings(flight.sampling.stop)
+
+    def push(self, token: int, logprobs: TokenLogprobs | None, finish: str | None) -> Output:
+        """The output for one token. The token that ended generation (EOS, stop token) has no text."""
+        delta = "" if finish == "stop" else self._decoder.push([token])
+        if finish is not None:
+            delta += self._decoder.flush()
+        text, stop = self._stops.feed(delta)
+        if stop is not None:
+            finish = "stop"
+        elif finish is not None:
+            text += self._stops.flush()
+        item = None if logprobs is None else [LogprobItem(token, logprobs.logprob, logprobs.top)]
+        return self._output(text, [token], item, finish, stop)
+
+    def end(self, finish: str) -> Output:
+        return self._output(self._decoder.flush() + self._stops.flush(), [], None, finish, None)
+
+    def _output(self, text: str, ids: list[int], items: Any, finish: Any, stop: str | None) -> Output:
+        flight = self._flight
+        return Output(
+            text=text,
+            token_ids=ids,
+            logprobs=items,
+            finish_reason=finish,
+            num_prompt_tokens=flight.num_prompt_tokens,
+            num_cached_tokens=flight.timeline.cached_tokens,
+            stop_reason=stop,
+        )

@@ -1,0 +1,114 @@
+"""What is noted of requests on their way: their timelines, kept for a while after they end, and the metrics.
+
+The acceptor calls one method for each thing that happens; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from engine.serving.flight import Flight
+from engine.serving.placed import Placed
+from engine.serving.placing import Placer
+from engine.serving.recent import Recent
+from engine.serving.timeline import Timeline
+from net.metrics import Metrics
+
+KEPT_TIMELINES = 1000
+
+
+class FlightLog:
+    """Timelines and metrics of the requests that `node_id` accepted."""
+
+    def __init__(self, node_id: str, metrics: Metrics, placer: Placer) -> None:
+        """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
+        self.recent = Recent(placer.block_size)
+        self._node_id = node_id
+        self._metrics = metrics
+        self._placer = placer
+        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        timeline = self._timelines.get(request_id)
+        return None if timeline is None else timeline.as_dict()
+
+    # --- in the order of a request's life
+
+    def accepted(self, flight: Flight) -> None:
+        self._timelines[flight.request_id] = flight.timeline
+        while len(self._timelines) > KEPT_TIMELINES:
+            self._timelines.popitem(last=False)
+        self._add(flight, "accepted", service_class=flight.service_class)
+
+    def rejected(self, error: Exception) -> None:
+        self._metrics.count_rejected(type(error).__name__.lower())
+
+    def placed(self, flight: Flight, placed: Placed) -> None:
+        timeline, placement = flight.timeline, placed.placement
+        timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
+        timeline.placement = placed.explain()
+        timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
+        self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
+
+    def reserved(self, flight: Flight, decode: str) -> None:
+        self._add(flight, "reserved", on=decode)
+
+    def told(self, flight: Flight, extra: dict[str, Any]) -> None:
+        """What an engine node says beside the first and the last token."""
+        flight.timeline.extend(extra["events"])
+        self._placer.links.learn(extra["events"], flight.timeline.nodes["decode"])
+        if flight.num_output_tokens == 0:
+            flight.timeline.cached_tokens = extra["cached_tokens"]
+
+    def token(self, flight: Flight) -> None:
+        """Before it joins the flight's tokens."""
+        now = time.monotonic()
+        if flight.num_output_tokens == 0:
+            self._add(flight, "first_token")
+            flight.first_token = now
+            self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
+            self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
+            self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
+        else:
+            self._metrics.observe_itl(now - flight.last_token)
+        flight.last_token = now
+        self._metrics.count_generation_tokens(1)
+
+    def attempt_failed(self, flight: Flight, reason: str) -> None:
+        self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
+
+    def redirected(self, flight: Flight, reason: str) -> None:
+        self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
+
+    def resumed(self) -> None:
+        """A further attempt follows a failed one."""
+        self._metrics.count_resumed()
+
+    def timed_out(self, flight: Flight) -> None:
+        self._add(flight, "timed_out")
+
+    def over(self, flight: Flight, reason: str | None) -> None:
+        """`reason` is None when the client went away or the request was refused."""
+        flight.timeline.output_tokens = flight.num_output_tokens
+        self._add(flight, "answered" if reason else "aborted")
+        if not flight.num_output_tokens:
+            return
+        decode_s = flight.last_token - flight.first_token
+        e2e_s = time.monotonic() - flight.accepted
+        self._metrics.finish_request(
+            reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
+        )
+        self._metrics.observe_decode(decode_s)
+        self.recent.add(flight.timeline, flight.service_class, reason, time.time())
+        summary = flight.timeline.summary()
+        for observe, value in (
+            (self._metrics.observe_queue, summary["queue_ms"]),
+            (self._metrics.observe_prefill, summary["prefill_ms"]),
+        ):
+            if value is not None:
+                observe(max(0.0, value) / 1000)
+
+    def _add(self, flight: Flight, event: str, **detail: Any) -> None:
+        flight.timeline.add(time.time(), self._node_id, event, **detail)

@@ -1,0 +1,66 @@
+"""What acceptor and engine nodes say to each other about requests, and its form on the wire."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from engine.request import Request, SamplingParams, TokenLogprobs
+
+# acceptor -> engine nodes
+PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
+RESERVE = "engine.reserve"  # to the decode node: take blocks for this request
+PREFILL = "engine.prefill"  # to the prefill node: compute it, push its KV to these blocks
+ABORT = "engine.abort"
+# prefill node -> decode node
+PULL = "engine.kv.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
+HANDOVER = "engine.handover"  # all KV has landed, this is the first token
+# decode node -> prefill node
+FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
+# engine nodes -> acceptor
+TOKENS = "engine.tokens"
+
+
+def pack_request(request: Request, age_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
+    """(body, data): the token ids travel as raw uint32. `age_s`: since it was accepted; clocks differ, ages do not."""
+    body = {
+        "id": request.request_id,
+        "num_prompt_tokens": request.num_prompt_tokens,
+        "sampling": request.sampling.to_wire(),
+        "class": request.service_class,
+        "root": request.root.hex(),
+        "age_s": age_s,
+    }
+    return body, [array("I", request.token_ids).tobytes()]
+
+
+def unpack_request(body: dict[str, Any], data: memoryview, now: float) -> Request:
+    """`arrival` is on this node's clock, so that queue orders and preemption count the age since acceptance."""
+    tokens = array("I")
+    tokens.frombytes(data)
+    return Request(
+        request_id=body["id"],
+        token_ids=tokens.tolist(),
+        num_prompt_tokens=body["num_prompt_tokens"],
+        sampling=SamplingParams.from_wire(body["sampling"]),
+        arrival=now - body["age_s"],
+        root=bytes.fromhex(body["root"]),
+        service_class=body["class"],
+        first_output_index=len(tokens) - body["num_prompt_tokens"],
+    )
+
+
+def pack_logprobs(logprobs: TokenLogprobs | None) -> list[Any] | None:
+    return None if logprobs is None else [logprobs.logprob, logprobs.top]
+
+
+def unpack_logprobs(wire: Sequence[Any] | None) -> TokenLogprobs | None:
+    return None if wire is None else TokenLogprobs(wire[0], [(int(t), float(p)) for t, p in wire[1]])
+
+
+def pack_events(request: Request, node: str) -> list[dict[str, Any]]:
+    """The request's log on this node as timeline events; the monotonic clock becomes unix seconds."""
+    offset = time.time() - time.monotonic()
+    return [{"t": t + offset, "node": node, "event": event, "detail": detail} for t, event, detail in request.log]

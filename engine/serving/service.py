@@ -1,0 +1,288 @@
+"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence.
+
+Who moves KV into whose blocks, and when those blocks may be used again, is decided here:
+
+- a decode node holds reserved blocks with transfer references until the prefill node says that all KV has landed
+  (handover), answers that it will move no more (fence), or is lost (its connection is gone, so nothing can land);
+  its own reads into them (pull) end before;
+- every request belongs to its acceptor: when that is lost, its requests end here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from cache.block import KEY_BYTES, BlockGeometry
+from engine.kv.incoming import KV_REGION, Incoming, Reservation
+from engine.kv.kv_ready import KvReady, KvTarget
+from engine.kv.kv_transfer import KvTransfer, Mover
+from engine.kv.pull import PullOffer
+from engine.kv.push import Push
+from engine.request import Request
+from engine.serving import messages
+from engine.serving.intervals import Intervals
+from engine.serving.messages import pack_events, pack_logprobs, unpack_request
+from engine.serving.own_load import OwnLoad
+from engine.worker import Emission, Worker
+from net.channel import Channel, RemoteError
+from net.metrics import Metrics
+from net.transfer import TransferEngine
+
+log = logging.getLogger("mooncake.engine")
+
+MOVE_TIMEOUT_S = 30.0  # of one batch
+MAX_FENCED_IDS = 4096
+
+
+class EngineService:
+    """Answers the engine messages of `channel` with `worker`."""
+
+    def __init__(
+        self,
+        node_id: str,
+        channel: Channel,
+        transfer: TransferEngine,
+        worker: Worker,
+        geometry: BlockGeometry,
+        max_waiting: int,
+        own_load: OwnLoad,
+        metrics: Metrics,
+        kv_transfer: str = "push",
+        kv_overlap: str = "layer",
+    ) -> None:
+        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes."""
+        self._node_id = node_id
+        self._channel = channel
+        self._transfer = transfer
+        self._worker = worker
+        self._geometry = geometry
+        self._max_waiting = max_waiting
+        self._own_load = own_load
+        self._metrics = metrics
+        self._kv_transfer = kv_transfer
+        self._kv_overlap = kv_overlap
+        self._acceptors: dict[str, str] = {}  # request id -> node
+        self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
+        self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
+        self._incoming = Incoming(
+            channel, transfer, worker, geometry, max_waiting, metrics, lambda request_id: request_id in self._fenced
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        channel.handle(messages.PROBE, self._on_probe)
+        channel.handle(messages.RESERVE, self._on_reserve)
+        channel.handle(messages.PREFILL, self._on_prefill)
+        channel.handle(messages.HANDOVER, self._on_handover)
+        channel.handle(messages.ABORT, self._on_abort)
+        channel.handle(messages.FENCE, self._on_fence)
+        channel.on_lost(self.peer_lost)
+        channel.on_closed(self.peer_lost)
+
+    # --- questions
+
+    async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
+        matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
+        return await self._own_load.answer() | {"local_tokens": len(matched) * self._geometry.block_size}
+
+    # --- decode side
+
+    async def _on_reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        request = unpack_request(body, data, time.monotonic())
+        self._incoming.check_room()
+        self._acceptors[request.request_id] = peer
+        return await self._incoming.reserve(request, body["prefill_node"])
+
+    async def _on_handover(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        self._incoming.arrive(body["id"], body["first_token"])
+
+    async def _give_up(self, reservation: Reservation) -> None:
+        await self._incoming.give_up(reservation)
+        self.blocks_freed()
+
+    # --- prefill side
+
+    async def _on_prefill(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        request = unpack_request(body, data, time.monotonic())
+        if request.request_id in self._fenced:
+            raise RemoteError("the request was cancelled before it started", code="gone")
+        self._own_load.keep(body["promise"])
+        if len(self._worker.batcher.waiting) >= self._max_waiting:
+            raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
+        transfer = None
+        if body["target"] is not None:
+            target = KvTarget(**body["target"])
+            ready = KvReady(self._geometry, target, request.num_tokens, self._kv_overlap)
+            transfer = KvTransfer(
+                target.node, self._mover(request.request_id, target), ready, self._worker.batcher.pool
+            )
+            request.handover = True
+        self._acceptors[request.request_id] = peer
+        self._worker.add(request, transfer)
+
+    def _mover(self, request_id: str, target: KvTarget) -> Mover:
+        if self._kv_transfer == "pull":
+            return PullOffer(self._channel, KV_REGION, request_id, target, MOVE_TIMEOUT_S)
+        return Push(self._transfer, KV_REGION, target, MOVE_TIMEOUT_S)
+
+    async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
+        """After the last layer: wait until all KV has landed, then let the decode node go on."""
+        begin = time.monotonic()
+        try:
+            report = await transfer.finish()
+            if self._kv_transfer == "push":  # a pull is counted where it is done
+                self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
+            detail = {
+                "how": self._kv_transfer,
+                "overlap": self._kv_overlap,
+                "bytes": report.nbytes,
+                "batches": report.batches,
+                "transport": report.transport,
+                "seconds": report.seconds,
+                "exposed_seconds": time.monotonic() - begin,  # from the end of the prefill until all had landed
+                "intervals": report.intervals.before(time.monotonic()),
+            }
+            request.log.append((time.monotonic(), "kv_moved", detail))
+            await self._channel.call(
+                transfer.node,
+                messages.HANDOVER,
+                {"id": request.request_id, "first_token": request.token_ids[-1]},
+            )
+        except Exception as error:
+            await transfer.stop()
+            self._send(acceptor, [[request.request_id, -1, None, None, "failed", self._extra(request, str(error))]])
+            self._metrics.count_transfer_failure(transfer.report.transport or "none")
+            log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
+        else:
+            # Only now does the acceptor stop watching this node.
+            self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", self._extra(request)]])
+        finally:
+            self._leaving.pop(request.request_id, None)
+
+    async def _on_fence(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        await self._cancel(body["id"])
+        return {}
+
+    async def _cancel(self, request_id: str) -> None:
+        """After this, nothing of the request is computed or moved here."""
+        self._fenced[request_id] = None
+        while len(self._fenced) > MAX_FENCED_IDS:
+            self._fenced.popitem(last=False)
+        self._worker.abort(request_id)
+        transfer = self._worker.take_transfer(request_id) or self._leaving.get(request_id)
+        if transfer is not None:
+            await transfer.stop()
+
+    async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
+        """A request ended before its KV was wanted elsewhere."""
+        self._leaving[request_id] = transfer
+        await transfer.stop()
+        self._leaving.pop(request_id, None)
+
+    # --- ends
+
+    async def _on_abort(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        for request_id in body["ids"]:
+            self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        self._acceptors.pop(request_id, None)
+        reservation = self._incoming.take(request_id)
+        if reservation is not None:
+            self._worker.abort(request_id)
+            self._spawn(self._give_up(reservation))
+        else:
+            self._spawn(self._cancel(request_id))
+        self.blocks_freed()
+
+    def peer_lost(self, node: str) -> None:
+        """`node` is gone: what it accepted ends here, what it was sending will not come."""
+        for request_id in [r for r, acceptor in self._acceptors.items() if acceptor == node]:
+            self._end(request_id)
+        for request in self._incoming.of_node(node):
+            acceptor = self._acceptors.get(request.request_id)
+            self._end(request.request_id)
+            if acceptor is not None:
+                note = self._extra(request, f"prefill node {node} was lost")
+                self._send(acceptor, [[request.request_id, -1, None, None, "failed", note]])
+
+    def blocks_freed(self) -> None:
+        """Let a waiting reservation or request try again."""
+        self._incoming.blocks_freed()
+        self._worker.wake()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._incoming.close()
+
+    # --- tokens to their acceptors
+
+    def on_emissions(self, emissions: Sequence[Emission]) -> None:
+        """Called by the worker once per step: one message per acceptor."""
+        items: defaultdict[str, list[list[Any]]] = defaultdict(list)
+        for emission in emissions:
+            request = emission.request
+            acceptor = self._acceptors.get(request.request_id)
+            reason = request.finish_reason
+            ends = request.finished and not emission.num_behind
+            transfer = self._worker.take_transfer(request.request_id) if ends else None
+            if acceptor is None:
+                if transfer is not None:
+                    self._spawn(self._stop_transfer(request.request_id, transfer))
+                continue
+            items[acceptor].append(self._item(emission))
+            if reason == "handover" and transfer is not None:
+                self._leaving[request.request_id] = transfer
+                self._spawn(self._hand_over(request, transfer, acceptor))
+            elif transfer is not None:
+                self._spawn(self._stop_transfer(request.request_id, transfer))
+            if ends:
+                del self._acceptors[request.request_id]
+        for acceptor, batch in items.items():
+            self._send(acceptor, batch)
+        self.blocks_freed()
+
+    def _item(self, emission: Emission) -> list[Any]:
+        """[id, index, token, logprobs, finish, extra]; `extra` comes with the first and the last token."""
+        request = emission.request
+        behind = emission.num_behind
+        finish = None if behind or request.finish_reason == "handover" else request.finish_reason
+        index = request.num_output_tokens - 1 - behind
+        extra = None
+        if emission.error or finish or request.first_output_index == index:
+            extra = self._extra(request, emission.error)
+        if emission.error:
+            return [request.request_id, -1, None, None, "failed", extra]
+        return [request.request_id, index, emission.token_id, pack_logprobs(emission.logprobs), finish, extra]
+
+    def _extra(self, request: Request, error: str | None = None) -> dict[str, Any]:
+        if request.steps:
+            now = time.monotonic()
+            request.log.append((now, "computed", {"intervals": request.steps.before(now)}))
+            request.steps = Intervals()
+        events = pack_events(request, self._node_id)
+        request.log.clear()
+        return {"cached_tokens": request.num_cached, "events": events, "error": error}
+
+    def _send(self, acceptor: str, items: list[list[Any]]) -> None:
+        self._channel.post(acceptor, messages.TOKENS, {"items": items})
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def held(self) -> dict[str, int]:
+        """What is still held for requests; all zero on an idle node."""
+        return {
+            "requests": len(self._worker.batcher.requests),
+            "incoming": len(self._incoming),
+            "leaving": len(self._leaving),
+            "acceptors": len(self._acceptors),
+        }

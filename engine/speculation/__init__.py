@@ -1,0 +1,1 @@
+"""Speculative decoding: who guesses, and which guesses hold."""

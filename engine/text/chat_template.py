@@ -1,0 +1,91 @@
+"""ChatTemplate: messages -> prompt text, through the model's jinja2 template in a sandbox.
+
+Templates come with the model and messages from clients, so neither is trusted: the sandbox lets a template change
+nothing outside its own variables, and whatever goes wrong while rendering is the client's ValueError.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from engine.model.model_error import ModelError
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One compiled template. `variables` are what templates expect beside the messages: bos_token, eos_token, ..."""
+
+    def __init__(self, template: str, variables: Mapping[str, str]) -> None:
+        env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+        )
+        env.filters["tojson"] = _tojson
+        env.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self._variables = dict(variables)
+        try:
+            self._template = env.from_string(template)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the model's chat template is not valid jinja2: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        """The prompt's text, special tokens spelt out. `kwargs` (tools, enable_thinking, ...) reach the template.
+        Raises ValueError for messages that are malformed or that the template refuses."""
+        context = {**self._variables, "tools": None, "documents": None, **kwargs}
+        context |= {"messages": checked(messages), "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(context)
+        except Exception as error:  # a template evaluates expressions on what the client sent: any type can come out
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+
+
+def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates know them: content a string (text parts joined by newlines, as vLLM does) or None."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError("messages must be a non-empty list")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{index}] must be an object with a string 'role'")
+    return [{**message, "content": _text(message.get("content"), index)} for index, message in enumerate(messages)]
+
+
+def _text(content: Any, index: int) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise ValueError(f"messages[{index}].content must be a string or a list of parts")
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(f"messages[{index}].content holds a part of type {kind!r}; this model reads text only")
+    return "\n".join(part["text"] for part in content)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON: jinja2's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,174 @@
+"""Tokenizer: text <-> token ids, chat messages -> token ids, and tokens -> text as they arrive.
+
+From tokenizer.json and its neighbours in a Hugging Face directory, or from GGUF metadata. Without torch.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.model_source import ModelSource, embedded_model, read_json
+from engine.config import EMBEDDED_MODEL
+from engine.model.model_error import ModelError
+from engine.text import gguf_tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.token_bytes import TokenBytes
+
+
+class Tokenizer:
+    """Immutable after construction; safe to call from several threads."""
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """`special_tokens`: texts of bos_token, eos_token, ...; `eos_token_ids`: what ends a generation, beside
+        the tokenizer's own eos_token."""
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        special = dict(special_tokens or {})
+        self._template = ChatTemplate(chat_template, special) if chat_template else None
+        own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own_eos is None else [own_eos])]))
+        self.bytes_of = TokenBytes(core)
+
+    @classmethod
+    def load(cls, source: ModelSource, tokenizer: str = "auto") -> Tokenizer:
+        """The model's own tokenizer, or the one in `tokenizer`: a directory, a tokenizer.json, a .gguf file, or the
+        embedded model's name. Raises ModelError."""
+        path = _locate(source, tokenizer)
+        parts = _from_gguf(path) if path.suffix == ".gguf" else _from_directory(path)
+        loaded = cls(*parts, source.config.eos_token_ids)
+        if (largest := max(loaded._core.get_vocab().values(), default=-1)) >= source.config.vocab_size:
+            raise ModelError(
+                f"the tokenizer in {path} has token ids up to {largest}, but {source.name} has a vocabulary of "
+                f"{source.config.vocab_size}: it belongs to another model, check --tokenizer"
+            )
+        return loaded
+
+    def save(self, path: Path) -> None:
+        """Write the vocabulary and its rules as tokenizer.json; the chat template is not part of it."""
+        self._core.save(str(path))
+
+    def disagreement(self, other: Tokenizer) -> str | None:
+        """What `other` has different in its vocabulary, None if every id means the same token."""
+        own, theirs = self._core.get_vocab(), other._core.get_vocab()
+        different = sum(theirs.get(token) != number for token, number in own.items())
+        if not different and len(own) == len(theirs):
+            return None
+        return f"{len(theirs)} tokens, of which {len(own) - different} are among the model's {len(own)}"
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that have a text; the model's logits may have more rows (padding)."""
+        return int(self._core.get_vocab_size())
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. `add_special_tokens` lets the tokenizer's post-processor add BOS where the model wants one.
+        Control tokens spelt out in `text` become control tokens. ValueError for text that is not Unicode (lone
+        surrogates)."""
+        try:
+            # Unlike `encode`, it lets other Python threads run meanwhile, and computes no offsets.
+            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
+        except TypeError:  # how the Rust library refuses a str that has no UTF-8 form
+            raise ValueError("the text is not valid Unicode") from None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out; ValueError for numbers that
+        cannot be ids."""
+        try:
+            return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        except OverflowError:
+            raise ValueError("token ids must be between 0 and 2^32 - 1") from None
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    ) -> list[int]:
+        """Messages through the model's template, then encoded; the template itself writes BOS. ValueError for
+        messages that are malformed or refused.
+
+        The rendered text is tokenised with control tokens parsed, as vLLM and transformers do: a client that writes
+        "<|im_end|>" into a message ends the turn there, and can forge roles inside its own conversation. A gateway
+        that mixes text of different trust in one conversation has to remove such strings itself."""
+        if self._template is None:
+            raise ValueError("this model has no chat template: use /v1/completions")
+        return self.encode(self._template.render(messages, add_generation_prompt, **kwargs), add_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the output; for logprobs. Empty for ids without a token."""
+        return self.bytes_of[token_id]
+
+    def token_str(self, token_id: int) -> str:
+        """`token_bytes` as text; a part of a character shows as U+FFFD."""
+        return self.bytes_of[token_id].decode("utf-8", "replace")
+
+
+class IncrementalDecoder:
+    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens (only
+    for SentencePiece bytes that are not UTF-8, the number of U+FFFD can differ)."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._bytes = tokenizer.bytes_of
+        self._skipped = self._bytes.special_ids if skip_special_tokens else frozenset[int]()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = self._bytes.strips_first_space
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """What these tokens add. The bytes of a character that is not complete yet are held back."""
+        data = b"".join(self._bytes[token] for token in token_ids if token not in self._skipped)
+        if self._strip and data:
+            data, self._strip = data.removeprefix(b" "), False
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for an incomplete character, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _locate(source: ModelSource, tokenizer: str) -> Path:
+    """A .gguf file, or the directory of a tokenizer.json."""
+    if tokenizer == EMBEDDED_MODEL:
+        return embedded_model()
+    path = source.path if tokenizer == "auto" else Path(tokenizer).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    directory = path.parent if path.name == "tokenizer.json" else path
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelError(f"no tokenizer.json in {directory}: name a directory that has one with --tokenizer")
+    return directory
+
+
+def _from_gguf(path: Path) -> tuple[tokenizers.Tokenizer, str | None, dict[str, str]]:
+    with GGUFFile(path) as file:
+        template = file.metadata.get("tokenizer.chat_template")
+        return gguf_tokenizer.build(file), template, gguf_tokenizer.special_tokens(file.metadata)
+
+
+def _from_directory(directory: Path) -> tuple[tokenizers.Tokenizer, str | None, dict[str, str]]:
+    try:
+        core = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception as error:  # the Rust library raises plain Exception
+        raise ModelError(f"{directory / 'tokenizer.json'} is not a tokenizer: {error}") from None
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    texts = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
+    }
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    jinja = directory / "chat_template.jinja"
+    return core, jinja.read_text(encoding="utf-8") if jinja.is_file() else template, texts
