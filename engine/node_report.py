@@ -61,7 +61,7 @@ def state(node: Node) -> dict[str, Any]:
     """GET /debug/state."""
     return {
         "node_id": node.config.node_id,
-        "loading": node.loading,
+        "loading": node.unready,
         "config": as_dict(node.config),
         "engine": None if node.engine is None else node.engine.state(),
         "store": None if node.share is None else node.share.stats(),
@@ -81,7 +81,7 @@ def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
     record = None if engine is None else engine.load.record()
     return {
         "version": __version__,
-        "loading": node.loading,
+        "loading": node.unready,
         "load": None
         if record is None
         else {

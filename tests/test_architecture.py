@@ -110,7 +110,16 @@ MAY_TORCH = (
 # ... these inside a function, for the roles that run a model ...
 LAZY_TORCH = ("engine.machine",)
 # ... and these are all that a store node imports at start.
-STORE_NODE = ("mooncake", "engine.node", "engine.node_report", "engine.text.tokenizer", "cache", "net", "sched")
+STORE_NODE = (
+    "mooncake",
+    "engine.node",
+    "engine.node_report",
+    "engine.front_door",
+    "engine.text.tokenizer",
+    "cache",
+    "net",
+    "sched",
+)
 
 
 def modules() -> dict[str, Path]:

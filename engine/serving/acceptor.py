@@ -38,6 +38,12 @@ RESUME_RETRY_S = 0.25
 TIMED_OUT = [-1, None, None, "timed_out", None]
 """Comes among a flight's items at its deadline: one timer instead of one for every token."""
 
+CLOSING = [-1, None, None, "closing", None]
+"""Comes among them when this node goes before the request ends."""
+
+CLOSING_REASON = "this node is shutting down"
+DRAIN_POLL_S = 0.02
+
 
 class AttemptFailed(Exception):
     """A node of this attempt failed; the request can be placed again."""
@@ -72,6 +78,7 @@ class Acceptor:
         self._rng = rng
         self._log = FlightLog(node_id, metrics, placer)
         self._flights: dict[str, Flight] = {}  # by attempt id
+        self._closing = False
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
@@ -83,6 +90,8 @@ class Acceptor:
     ) -> AsyncGenerator[Output, None]:
         """Stream the answer. Raises ValueError, Overloaded or Unavailable before the first output; closing the
         iterator aborts the request on every node."""
+        if self._closing:
+            raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
         self._log.accepted(flight)
         reason = None
@@ -161,7 +170,8 @@ class Acceptor:
                 return await self._start(flight)
             except (Overloaded, Unavailable):
                 self._abort_attempt(flight)
-                if flight.attempt == flight.redirects or time.monotonic() > min(patience, flight.deadline):
+                new = flight.attempt == flight.redirects
+                if new or self._closing or time.monotonic() > min(patience, flight.deadline):
                     raise
                 await asyncio.sleep(RESUME_RETRY_S)
 
@@ -223,6 +233,8 @@ class Acceptor:
                     self._log.timed_out(flight)
                     yield text.end("abort")
                     return
+                if finish == "closing":
+                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
                 if finish == "refused":  # by its decode node: --rejection stage-load
                     raise Overloaded(extra["error"], retry_after_s=1.0)
                 if finish == "failed":
@@ -262,6 +274,20 @@ class Acceptor:
                 flight.items.put_nowait([-1, None, None, "failed", note])
 
     # --- ends
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more, and wait for what was accepted. What is left after the timeout, or when this is
+        cancelled, fails."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._flights:  # noqa: ASYNC110 - once in a node's life
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.warning("%d requests are not finished after %g s and fail", len(self._flights), timeout_s)
+        finally:
+            for flight in self._flights.values():
+                flight.items.put_nowait(CLOSING)
 
     def _abort_attempt(self, flight: Flight) -> None:
         if self._flights.pop(flight.attempt_id, None) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_a_laptop():
         "rdma_devices",
         "speculative_length",
     }
-    assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
+    assert {field.name for field in fields(Config) if getattr(config, field.name) == "auto"} == policies
 
 
 def test_resolving_twice_changes_nothing():
