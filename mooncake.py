@@ -5,6 +5,7 @@
     python mooncake.py --role prefill --port 8000                  the first node of a cluster
     python mooncake.py --role decode  --port 8001 --join HOST:8000
     python mooncake.py --role store   --port 8002 --join HOST:8000
+    python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
@@ -32,8 +33,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
-from engine.checkpoint.model_source import ModelSource, describe
-from engine.config import Config
+from engine.checkpoint.model_source import ModelSource, describe, no_model
+from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
@@ -74,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         phases = Phases(BEGUN)
         phases.end("imports", time.monotonic())
-        source = describe(config.model, config.load_format, config.seed)
+        if config.model == NO_MODEL:
+            source = no_model(config.value_bytes, config.block_size)
+        else:
+            source = describe(config.model, config.load_format, config.seed)
         return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)

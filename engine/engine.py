@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from cache.block import BlockGeometry
-from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
+from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.cache_policies import eviction
 from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.loading import LoadedModel
 from engine.request import RequestState
+from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
+from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.batching import Tuning, batching_policies
 from sched.classes import CLASSES
 from sched.cost import TransferModel
+from sched.load_word import ROLE_BITS, LoadWord
 from sched.queueing import queue_orders
 from sched.state import NodeRecord
 
@@ -41,6 +46,7 @@ class Engine:
         channel: Channel,
         transfer: TransferEngine,
         store: Store,
+        words: LoadWords,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -48,7 +54,7 @@ class Engine:
         self.region = loaded.region
         self._processes = loaded.processes
         store.attach(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.draft = loaded.draft
@@ -65,6 +71,7 @@ class Engine:
             queue_orders[config.queue_order](),
             self.speculator,
         )
+        self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
@@ -81,7 +88,15 @@ class Engine:
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
-            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+            self.batcher,
+            loaded.runner,
+            loader,
+            self.publisher,
+            self.costs,
+            metrics,
+            self.speculator,
+            self.draft,
+            config.engine_nice,
         )
         self.service = EngineService(
             config.node_id,
@@ -90,7 +105,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            self.load,
+            OwnLoad(config.node_id, self.record, words),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -117,6 +132,14 @@ class Engine:
         if draft is not None:
             speculator.on_forget = draft.forget
         return speculator
+
+    async def calibrate(self) -> int:
+        """Measure steps before `start`, for --calibration-ms at most; returns how many."""
+        config, size = self._config, self._config.block_size
+        free = self.pool.num_blocks
+        room = Room(free, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        seconds = config.calibration_ms / 1000
+        return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
 
     def start(self) -> None:
         self.publisher.start()
@@ -156,9 +179,10 @@ class Engine:
             decode_step_s=self.costs.decode.estimate(len(decoding) + 1, sum(decoding)),
         )
 
-    def load(self) -> dict[str, Any]:
-        """The same, fresh, for a probe."""
-        return {"record": self.record().pack().hex()}
+    def word(self) -> LoadWord:
+        """The part of it that peers read one-sided."""
+        flags = sum(ROLE_BITS[role] for role in self._config.roles)
+        return LoadWord.of(self.record(), self.waiting_by_class(), flags)
 
     def waiting_by_class(self) -> dict[str, int]:
         """Requests that wait for blocks or a seat, their prefix, or KV from another node."""

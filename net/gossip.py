@@ -59,6 +59,7 @@ class Gossip:
         self._core: GossipCore | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._joining: asyncio.Future[None] | None = None
         self._on_up: list[Callable[[Member], None]] = []
         self._on_down: list[Callable[[Member, str], None]] = []
@@ -81,7 +82,6 @@ class Gossip:
         self._transport = transport
         self._core = GossipCore(loop.time(), self._me, self._preset, self._rng, self._record)
         self._handle(Tick())
-        self._tick()
         return address
 
     async def join(self, address: Address, timeout_s: float = 10.0) -> None:
@@ -146,7 +146,7 @@ class Gossip:
     @property
     def records(self) -> dict[str, NodeRecord]:
         """Load by node id as of now; a member whose first record has not arrived yet is missing."""
-        return self.core.view.records(asyncio.get_running_loop().time())
+        return self.core.records(asyncio.get_running_loop().time())
 
     @property
     def counters(self) -> dict[str, int]:
@@ -177,21 +177,30 @@ class Gossip:
     # --- the shell
 
     def _tick(self) -> None:
-        """Feed a Tick when it is due, never more often than every millisecond."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if now >= self.core.wake_at():
-            self._handle(Tick())
-        if self._transport is not None:
-            self._timer = loop.call_at(max(self.core.wake_at(), now + 0.001), self._tick)
+        """Feed a Tick; `_handle` sets the timer anew."""
+        self._timer = None
+        self._handle(Tick())
+
+    def _arm(self, now: float) -> None:
+        """Have the next Tick fed when it is due, never more often than every millisecond."""
+        due = max(self.core.wake_at(), now + 0.001)
+        if self._timer is not None and self._due <= due:
+            return  # an early Tick is harmless, and cheaper than a timer per datagram
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due  # kept here: uvloop's handle of a time that has passed cannot tell it
+        self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
     def _received(self, payload: bytes, source: Address) -> None:
         if (packet := self._guard.incoming(payload, source)) is not None:
             self._handle(Datagram(source, packet))
 
     def _handle(self, event: Event) -> None:
-        for effect in self.core.handle(asyncio.get_running_loop().time(), event):
+        now = asyncio.get_running_loop().time()
+        for effect in self.core.handle(now, event):
             self._carry_out(effect)
+        if self._transport is not None:
+            self._arm(now)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

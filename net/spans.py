@@ -21,6 +21,7 @@ Run = tuple[int, int]
 """(offset, length), bytes."""
 
 _RUN = Struct("<2Q")
+_SPAN = Struct("<3Q")
 FEW = 4
 
 
@@ -119,6 +120,18 @@ def unpack(data: memoryview) -> list[Run]:
     if len(data) % _RUN.size:
         raise TransferError(f"a list of runs has {len(data)} bytes, which is no multiple of {_RUN.size}")
     return list(_RUN.iter_unpack(data))
+
+
+def pack_spans(spans: Sequence[Span]) -> bytes:
+    """24 bytes per span."""
+    return pack_struct(f"<{3 * len(spans)}Q", *chain.from_iterable(spans))
+
+
+def unpack_spans(data: memoryview) -> list[Span]:
+    """Inverse of `pack_spans`. Raises TransferError when the data is cut short."""
+    if len(data) % _SPAN.size:
+        raise TransferError(f"a list of spans has {len(data)} bytes, which is no multiple of {_SPAN.size}")
+    return list(_SPAN.iter_unpack(data))
 
 
 class Cursor:

@@ -25,6 +25,7 @@ USES = {
     "sched": set(),
     "net": set(),
     "net.gossip": {"sched"},
+    "net.load_words": {"sched"},
     "cache": {"net"},
     "engine": {"attention", "cache", "net", "sched"},
 }
@@ -35,6 +36,7 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.serving.recent",
     "engine.serving.clocks",
     "engine.serving.intervals",
     "engine.kv.kv_ready",
@@ -49,7 +51,12 @@ PURE = (
     "cache.pool",
     "cache.prefix",
     "cache.policy",
+    "cache.policies",
+    "cache.admission",
     "cache.homes",
+    "cache.routing",
+    "cache.heat",
+    "cache.repair",
     "net.wire",
     "net.keyring",
     "net.sealed_packets",
@@ -74,6 +81,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.kv.cuda_memory",
     "engine.speculation.draft",
     "engine.checkpoint.gguf_weights",
     "engine.sampling.host_draw",
