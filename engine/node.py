@@ -42,6 +42,7 @@ from net.gossip import Gossip, JoinRefused
 from net.http.server import HttpServer, create_app
 from net.load_words import LoadWords
 from net.metrics import Metrics
+from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
@@ -58,9 +59,14 @@ TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in trans
 
 
 def rdma_options(config: Config) -> dict[str, Any]:
-    """The arguments of net.rdma.transport.Rdma."""
+    """The arguments of net.rdma.transport.Rdma. Raises UsageError for a wrong --topology-file."""
     names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
+    try:
+        overrides = places.overrides(config.topology_file)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
+    return {"devices": names, "gid_index": gid_index, "overrides": overrides}
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:

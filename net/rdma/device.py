@@ -7,11 +7,10 @@ import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from net.memory import Region
-from net.rdma.verbs import COMPLETION, SYSFS, VerbsError, verbs
+from net.rdma.verbs import COMPLETION, VerbsError, verbs
 from net.transport import Unusable
 
 log = logging.getLogger("mooncake.net")
@@ -135,11 +134,6 @@ class Device:
         """READs and atomics of one queue pair under way at a time."""
         return min(16, int(self._attr.max_qp_rd_atom))
 
-    @property
-    def numa_node(self) -> int:
-        """-1: unknown, or the machine has one."""
-        return numa_node_of(self.name)
-
     # --- memory
 
     def register(self, region: Region) -> Registered:
@@ -228,11 +222,3 @@ class Device:
             self._verbs.check(lib.ibv_close_device(self._context), "close_device")
         except VerbsError:
             log.exception("closing RDMA device %s", self.name)
-
-
-def numa_node_of(name: str, sysfs: Path = SYSFS) -> int:
-    """The NUMA node of a device's slot; -1 when the kernel does not say."""
-    try:
-        return int((sysfs / name / "device" / "numa_node").read_text())
-    except (OSError, ValueError):
-        return -1
