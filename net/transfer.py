@@ -211,6 +211,18 @@ class TransferEngine:
         """Whether `open` could make it so: it has not been tried."""
         return self.path_of(peer_id) is None and not ONE_SIDED.isdisjoint(self._transports)
 
+    def bandwidth(self, peer_id: str) -> dict[str, float]:
+        """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py: a moving mean over
+        stretches of at least 1 MiB), by rail name; for a transport with one way its name. Empty before the first
+        transfers. What a transfer model of the scheduler may start from: their sum is what a large transfer gets."""
+        path = self.path_of(peer_id)
+        if path is None or path is _LOCAL:
+            return {}
+        rows = self._transports[path.transport].rails(peer_id)
+        found = {row["rail"]: 1e9 * row["gb_per_s"] for row in rows if row["up"] and row["gb_per_s"]}
+        mean = self._peers[peer_id].traffic.bytes_per_s
+        return found if rows or not mean else {path.transport: mean}
+
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
         retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are
