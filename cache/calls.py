@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from cache.block import BlockKey
+from cache.policy import Facts
 from cache.share import Deadlines, join_keys
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
@@ -96,9 +97,12 @@ class Calls:
         divert: bool = False,
         owner: str = "",
         repair: bool = False,
+        facts: Sequence[Facts] = (),
     ) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes."""
-        body = {"divert": divert, "owner": owner, "repair": repair}
+        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes. `facts`: of all or none."""
+        body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair}
+        if facts:
+            body["facts"] = [(about.position, about.cost_s, about.service_class) for about in facts]
         return await self._lease(home, "store.reserve", keys, ticket, body)
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:

@@ -30,6 +30,7 @@ from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from cache.heat import Heat
+from cache.policy import Facts
 from cache.repair import Hints
 from cache.tiers import LocalStore, NoSpace
 from net.channel import Channel
@@ -39,7 +40,7 @@ from net.transfer import TransferEngine
 log = logging.getLogger(__name__)
 
 PRESENT = -1
-"""Instead of a slot to write: the block is here already, or somebody is writing it."""
+"""Instead of a slot to write: the block is here already, or somebody is writing it, or admission refuses it."""
 
 ABSENT, ELSEWHERE = -1, -2
 """Instead of a slot to read: the block is not here; not here, but this home has passed its writer on."""
@@ -220,30 +221,32 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot or PRESENT; fewer entries than keys when room ends, and the others should go to
         the next member when the writer can (`divert`). `owner`: the home that this node stands in for. `repair`: it
-        is a copy of a block that is elsewhere."""
+        is a copy of a block that is elsewhere. `facts`: of every block, or none."""
         keys = split_keys(data)
+        facts: list[Facts | None] = [Facts(*values) for values in body.get("facts", ())]
+        facts = facts or [None] * len(keys)
         self._open(peer, body["lease"], writes=True, owner=body.get("owner", ""))
         repair = body.get("repair", False)
-        answers = self._reserve_leading(keys, repair)
+        answers = self._reserve_leading(keys, facts, repair)
         if body.get("divert", False):
             now = _now()
             for key in keys[len(answers) :]:
                 self._passed_on.add(now, key)
         elif not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):
-            answers = self._reserve_leading(keys, repair)
+            answers = self._reserve_leading(keys, facts, repair)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
         return self._grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
 
-    def _reserve_leading(self, keys: list[BlockKey], repair: bool) -> list[int]:
+    def _reserve_leading(self, keys: list[BlockKey], facts: Sequence[Facts | None], repair: bool) -> list[int]:
         answers: list[int] = []
         now = _now()
-        for key in keys:
+        for key, about in zip(keys, facts, strict=True):
             if repair and self._removed.has(now, key):
                 answers.append(PRESENT)
                 continue
             try:
-                slot = self._local.reserve(key)
+                slot = self._local.reserve(key, about)
             except NoSpace:
                 break
             answers.append(PRESENT if slot is None else slot)
@@ -259,11 +262,12 @@ class Share:
             self._give_back(lease.slots, writes=lease.writes)
             raise RemoteError(f"{len(checksums)} checksums for {len(lease.slots)} slots", "bad_request")
         rows = list(zip(lease.keys, lease.slots, checksums, lengths, strict=True))
+        rows.reverse()  # a prompt's last block first: of equals, the first to be evictable is the first to go
         for at, (key, slot, block_checksum, length) in enumerate(rows):
             try:
                 self._local.commit(key, slot, block_checksum, length)
             except ValueError as error:
-                self._give_back(lease.slots[at:], writes=True)
+                self._give_back([slot for _, slot, _, _ in rows[at:]], writes=True)
                 raise RemoteError(str(error), "bad_request") from None
             self._passed_on.discard(key)
             if lease.owner:

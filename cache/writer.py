@@ -71,7 +71,13 @@ class Writer:
             keys = [job.keys[position] for position in batch]
             with self._calls.ticket(target.home) as ticket:
                 reply = await self._calls.reserve(
-                    target.home, keys, ticket, divert=not target.wait, owner=target.owner, repair=job.repair
+                    target.home,
+                    keys,
+                    ticket,
+                    divert=not target.wait,
+                    owner=target.owner,
+                    repair=job.repair,
+                    facts=[job.facts[position] for position in batch] if job.facts else (),
                 )
                 answers = reply["slots"]
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]

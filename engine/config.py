@@ -135,6 +135,13 @@ class Config:
         most=4096,
         auto=0,
     )
+    engine_nice: int = flag(
+        5,
+        "engine",
+        "how much nicer the threads of the model are than the event loop and other processes; 0 = equals",
+        least=0,
+        most=19,
+    )
     attention_backend: str = flag(
         "auto",
         "engine",
@@ -216,8 +223,26 @@ class Config:
         least=0,
         auto=-1,
     )
-    eviction_policy: str = flag(
-        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    eviction: str = flag(
+        "lru",
+        "cache",
+        "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
+        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        file=True,
+    )
+    cache_admission: str = flag(
+        "always",
+        "cache",
+        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME",
+        ("always", "second-hit", "tinylfu", "class-aware"),
+        file=True,
+    )
+    cache_shares: str = flag(
+        "none",
+        "cache",
+        "parts of the KV arena and of DRAM that belong to a class and are lent while it does not use them: "
+        "interactive=0.6,batch=0.1",
+        unit="CLASS=SHARE,...",
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from cache.block import BlockGeometry
-from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.cache_policies import eviction
 from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.loading import LoadedModel
@@ -54,7 +54,7 @@ class Engine:
         self.region = loaded.region
         self._processes = loaded.processes
         store.attach(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.draft = loaded.draft
@@ -71,6 +71,7 @@ class Engine:
             queue_orders[config.queue_order](),
             self.speculator,
         )
+        self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
@@ -87,7 +88,15 @@ class Engine:
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
-            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+            self.batcher,
+            loaded.runner,
+            loader,
+            self.publisher,
+            self.costs,
+            metrics,
+            self.speculator,
+            self.draft,
+            config.engine_nice,
         )
         self.service = EngineService(
             config.node_id,

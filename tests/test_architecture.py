@@ -51,6 +51,8 @@ PURE = (
     "cache.pool",
     "cache.prefix",
     "cache.policy",
+    "cache.policies",
+    "cache.admission",
     "cache.homes",
     "cache.routing",
     "cache.heat",
