@@ -289,6 +289,15 @@ class Config:
         unit="ratio",
         least=1.0,
     )
+    rejection: str = flag(
+        "none",
+        "scheduling",
+        "who gets 429 beside full queues: nobody, by each stage's own load, early by both, or by both as predicted",
+        ("none", "stage-load", "early", "predicted"),
+    )
+    slo_scale: float = flag(
+        1.0, "scheduling", "multiplies the objectives of the service classes that --rejection judges by", least=0.001
+    )
     calibration_ms: int = flag(
         500,
         "scheduling",
@@ -315,6 +324,12 @@ class Config:
         "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
         unit="bytes/s",
         least=0,
+    )
+    tcp_connections: int = flag(
+        2,
+        "transfer",
+        "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
+        least=1,
     )
     kv_transfer: str = flag(
         "push",

@@ -47,6 +47,7 @@ from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
 from sched.member import Member, presets
+from sched.rejection import rejections
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -58,15 +59,16 @@ log = logging.getLogger("mooncake.node")
 TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
 
 
-def rdma_options(config: Config) -> dict[str, Any]:
-    """The arguments of net.rdma.transport.Rdma. Raises UsageError for a wrong --topology-file."""
+def transport_options(config: Config) -> dict[str, dict[str, Any]]:
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
     names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
     try:
         overrides = places.overrides(config.topology_file)
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    return {"devices": names, "gid_index": gid_index, "overrides": overrides}
+    rdma = {"devices": names, "gid_index": gid_index, "overrides": overrides}
+    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:
@@ -106,7 +108,7 @@ class Node:
         key = open_cluster_key(config)
         self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
         self.transfer = TransferEngine(
-            self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
+            self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
@@ -160,7 +162,7 @@ class Node:
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self._phase("calibration")
             self.engine.start()
-            self.words.start(self.engine.word)
+            self.words.start(self.engine.load.word)
             self._phase("engine")
         self.loading = None
         log.info("ready after %s", self._phases.line())
@@ -243,6 +245,8 @@ class Node:
             self.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,
+            rejections[config.rejection](),
+            config.slo_scale,
         )
         return Acceptor(
             config.node_id,
@@ -330,7 +334,7 @@ class Node:
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
-        return self.engine.record() if self.engine is not None else NodeRecord()
+        return self.engine.load.record() if self.engine is not None else NodeRecord()
 
     async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""
@@ -338,5 +342,5 @@ class Node:
         self.metrics.set_members({role: roles[role] for role in ROLES})
         self.metrics.set_longest_stall(self.stalls.longest_s)
         if self.engine is not None:
-            self.metrics.set_waiting(self.engine.waiting_by_class())
+            self.metrics.set_waiting(self.engine.load.waiting_by_class())
         return await asyncio.to_thread(self.metrics.text)

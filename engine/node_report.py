@@ -78,7 +78,7 @@ def state(node: Node) -> dict[str, Any]:
 def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
     """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
     engine = node.engine
-    record = None if engine is None else engine.record()
+    record = None if engine is None else engine.load.record()
     return {
         "version": __version__,
         "loading": node.loading,

@@ -47,6 +47,7 @@ PURE = (
     "engine.seats",
     "engine.step",
     "engine.serving.timeline",
+    "engine.serving.truth",
     "cache.block",
     "cache.pool",
     "cache.prefix",

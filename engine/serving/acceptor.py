@@ -176,7 +176,7 @@ class Acceptor:
             root=flight.root,
             service_class=flight.service_class,
         )
-        placed = await self._placer.place(request, flight.avoid)
+        placed = await self._placer.place(request, flight.avoid, new=flight.attempt == flight.redirects)
         placement = placed.placement
         self._log.placed(flight, placed)
         self._flights[flight.attempt_id] = flight
@@ -223,6 +223,8 @@ class Acceptor:
                     self._log.timed_out(flight)
                     yield text.end("abort")
                     return
+                if finish == "refused":  # by its decode node: --rejection stage-load
+                    raise Overloaded(extra["error"], retry_after_s=1.0)
                 if finish == "failed":
                     raise AttemptFailed(extra["error"] if extra else "a node failed")
                 if finish == "handed_over":

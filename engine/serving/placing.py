@@ -24,14 +24,17 @@ from engine.serving.measured_links import MeasuredLinks
 from engine.serving.placed import Placed, ProbeAnswer
 from net.channel import Channel, PeerLost, RemoteError
 from net.gossip import Gossip
+from net.http.frontend import Overloaded
 from net.load_words import LoadWords
 from net.shm import boot_id
-from sched.load_word import CLAIM_UNIT_S
+from sched.load_word import CLAIM_UNIT_S, DRAINING
 from sched.member import Member, Status
 from sched.placements.arrivals import ArrivalRate
-from sched.placements.choice import PlacementPolicy
+from sched.placements.choice import Placement, PlacementPolicy
+from sched.placements.costs import prefill_costs
 from sched.placements.demand import Demand
 from sched.placements.view import Candidate, View
+from sched.rejection import Estimate, Rejection
 from sched.state import NodeRecord
 
 PROBE_TIMEOUT_S = 1.0
@@ -66,6 +69,8 @@ class Placer:
         geometry: BlockGeometry,
         prefix_caching: bool,
         max_waiting: int,
+        rejection: Rejection,
+        slo_scale: float,
     ) -> None:
         self.links = MeasuredLinks()
         self.clocks = Clocks()
@@ -78,6 +83,7 @@ class Placer:
         self._geometry = geometry
         self._prefix_caching = prefix_caching
         self._max_waiting = max_waiting
+        self._rejection, self._slo_scale = rejection, slo_scale
         self._arrivals = ArrivalRate()
         self._known: Known | None = None
 
@@ -85,9 +91,10 @@ class Placer:
     def block_size(self) -> int:
         return self._geometry.block_size
 
-    async def place(self, request: Request, avoid: Collection[str] = ()) -> Placed:
-        """`avoid`: nodes that have sent this prompt away. Raises Overloaded when every node is full, Unavailable when a
-        role is missing or the prompt fits nowhere."""
+    async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
+        """`avoid`: nodes that have sent this prompt away; `new`: its client has been promised nothing. Raises
+        Overloaded when every node is full or a new request would miss its objectives, Unavailable when a role is
+        missing or the prompt fits nowhere."""
         begun = time.monotonic()
         self._arrivals.count(begun)
         keys = self._keys(request)
@@ -95,7 +102,8 @@ class Placer:
         demand = self._demand(request, 0)
         asked = self._policy.shortlist(begun, demand, known.view, known.view.none)
         members = [known.members[i] for i in asked] + known.strangers[:MOST_STRANGERS]
-        pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._probe_all(members, keys))
+        horizon_s = prefill_costs(begun, demand, known.view, known.view.none, 1.0).soonest_s()
+        pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._probe_all(members, keys, horizon_s))
         now = time.monotonic()
         view = self._answered(now, known, answers, bool(asked))
         for node in avoid:
@@ -103,6 +111,8 @@ class Placer:
         matched = np.array([float(answers[node].local_tokens) if node in answers else 0.0 for node in view.ids])
         decide = partial(self._policy.place, now, self._demand(request, pool_tokens), view, matched)
         decision = accepted(decide())
+        if new:
+            self._admit(decision, request.service_class, view)
         claimed = {node: answer.claimed for node, answer in answers.items()}
         decision, claim, given_up = await self._claims.secure(decision, decide, view, now, claimed)
         placed = Placed(decision, list(answers.values()), len(members), time.monotonic() - begun, claim, given_up)
@@ -110,6 +120,22 @@ class Placer:
             charged.charge(now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
         self._gossip.view.charge(decision.prefill, decision.estimates["prefill_s"])
         return placed
+
+    def _admit(self, decision: Placement, service_class: str, view: View) -> None:
+        """Raises Overloaded when --rejection turns such a request away."""
+        onto = view.nodes[view.index[decision.decode]]
+        estimate = Estimate(
+            service_class=service_class,
+            ttft_s=decision.estimates["ttft_s"],
+            wait_s=decision.estimates["wait_s"],
+            step_s=onto.step_s,
+            step_soon_s=onto.step_soon_s,
+            step_alone_s=onto.step_alone_s,
+            decode_s=onto.decode_s,
+        )
+        refusal = self._rejection.at_arrival(estimate, self._slo_scale)
+        if refusal is not None:
+            raise Overloaded(refusal.reason, refusal.retry_after_s)
 
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
@@ -148,6 +174,8 @@ class Placer:
             if member.status is not Status.ALIVE or not {"prefill", "decode"} & set(member.roles):
                 continue
             record = records.get(member.node_id)
+            if record is not None and record.flags & DRAINING:
+                continue
             if record is None or not record.blocks_total:
                 strangers.append(member)
             else:
@@ -170,9 +198,11 @@ class Placer:
         records = self._gossip.records
         return [Candidate.of(m, records[m.node_id]) for m in known.members if m.node_id in records]
 
-    async def _probe_all(self, members: Sequence[Member], keys: Sequence[BlockKey]) -> dict[str, ProbeAnswer]:
+    async def _probe_all(
+        self, members: Sequence[Member], keys: Sequence[BlockKey], horizon_s: float
+    ) -> dict[str, ProbeAnswer]:
         """By node. Those that do not answer in time are left out: a slow node must not hold up every request."""
-        pending = {asyncio.ensure_future(self._probe(member, keys)) for member in members}
+        pending = {asyncio.ensure_future(self._probe(member, keys, horizon_s)) for member in members}
         answers: dict[str, ProbeAnswer] = {}
         deadline = time.monotonic() + PROBE_TIMEOUT_S
         try:
@@ -187,18 +217,22 @@ class Placer:
                 task.cancel()
         return answers
 
-    async def _probe(self, member: Member, keys: Sequence[BlockKey]) -> ProbeAnswer | None:
+    async def _probe(self, member: Member, keys: Sequence[BlockKey], horizon_s: float) -> ProbeAnswer | None:
         data = [b"".join(keys)] if "prefill" in member.roles else []
         sent, begun = time.time(), time.monotonic()
         try:
-            reply, _ = await self._channel.call(member.node_id, messages.PROBE, {}, data, PROBE_TIMEOUT_S)
+            reply, _ = await self._channel.call(
+                member.node_id, messages.PROBE, {"horizon_s": horizon_s}, data, PROBE_TIMEOUT_S
+            )
         except (PeerLost, RemoteError, TimeoutError):
             return None
         self.clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], reply["boot_id"] == boot_id())
         record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
+        candidate = Candidate.of(member, replace(record, work_s=record.work_s + reply["outstanding"] * CLAIM_UNIT_S))
+        ahead = {name: reply[name] for name in ("step_soon_s", "step_alone_s", "decode_s")}
         told = self._gossip.records.get(member.node_id)
         return ProbeAnswer(
-            candidate=Candidate.of(member, replace(record, work_s=record.work_s + reply["outstanding"] * CLAIM_UNIT_S)),
+            candidate=replace(candidate, **ahead),
             local_tokens=reply["local_tokens"],
             round_trip_s=time.monotonic() - begun,
             gossiped_wait_s=None if told is None else told.work_s,

@@ -87,7 +87,9 @@ class EngineService:
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        return await self._own_load.answer() | {"local_tokens": len(matched) * self._geometry.block_size}
+        return await self._own_load.answer(body["horizon_s"]) | {
+            "local_tokens": len(matched) * self._geometry.block_size
+        }
 
     # --- decode side
 
@@ -98,6 +100,8 @@ class EngineService:
         return await self._incoming.reserve(request, body["prefill_node"])
 
     async def _on_handover(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        if (request := self._incoming.request(body["id"])) is not None and not request.num_output_tokens:
+            self._own_load.decode(request.service_class)
         self._incoming.arrive(body["id"], body["first_token"])
 
     async def _give_up(self, reservation: Reservation) -> None:
@@ -155,7 +159,8 @@ class EngineService:
             )
         except Exception as error:
             await transfer.stop()
-            self._send(acceptor, [[request.request_id, -1, None, None, "failed", self._extra(request, str(error))]])
+            end = "refused" if isinstance(error, RemoteError) and error.code == "refused" else "failed"
+            self._send(acceptor, [[request.request_id, -1, None, None, end, self._extra(request, str(error))]])
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
@@ -244,6 +249,8 @@ class EngineService:
             elif transfer is not None:
                 self._spawn(self._stop_transfer(request.request_id, transfer))
             if ends:
+                if reason in ("stop", "length"):
+                    self._own_load.load.lengths.ended(request.num_output_tokens)
                 del self._acceptors[request.request_id]
         for acceptor, batch in items.items():
             self._send(acceptor, batch)

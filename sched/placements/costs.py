@@ -42,6 +42,11 @@ class PrefillCosts:
         found: list[int] = np.flatnonzero(self.ttft_s < np.inf).tolist()
         return found
 
+    def soonest_s(self) -> float:
+        """Least TTFT, 0 when nobody can."""
+        soonest = float(self.ttft_s.min(initial=np.inf))
+        return soonest if soonest < np.inf else 0.0
+
     def fetches(self, i: int) -> bool:
         return self.fetched is not None and bool(self.fetched[i])
 

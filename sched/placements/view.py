@@ -20,6 +20,9 @@ from sched.state import NodeRecord
 QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
 
+SLOW = 1.5
+"""Measured over predicted step time from which a node counts as slow (reference/scheduling.md section 6)."""
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -37,22 +40,30 @@ class Candidate:
     free_blocks: int = 0
     total_blocks: int = 0
     step_s: float = 0.0  # decode step if one more request joined
+    step_soon_s: float = 0.0  # if it joined when its prefill is done
+    step_alone_s: float = 0.0  # if nothing else decoded there; 0 = not known
+    decode_s: float = 0.0  # a typical decode there, first to last token
     age_s: float = 0.0  # of what is said here
 
     @classmethod
     def of(cls, member: Member, record: NodeRecord) -> Candidate:
-        """`record` as of now, see ClusterView.records."""
+        """`record` as of now, see ClusterView.records. A node whose steps take much longer than its models say is taken
+        to be as much slower in everything, until the models have followed."""
+        slow = record.residual if record.residual > SLOW else 1.0
+        step_s = record.decode_step_s * slow
         return cls(
             node_id=member.node_id,
             roles=member.roles,
-            wait_s=record.work_s,
+            wait_s=record.work_s * slow,
             waiting=record.waiting,
             running=record.running,
             queued_tokens=record.queued_tokens,
-            prefill=record.prefill,
+            prefill=(slow * record.prefill_a0, slow * record.prefill_a1, slow * record.prefill_a2),
             free_blocks=record.free_blocks,
             total_blocks=record.blocks_total,
-            step_s=record.decode_step_s,
+            step_s=step_s,
+            step_soon_s=step_s,
+            step_alone_s=0.0 if record.running else step_s,
             age_s=record.age_s,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from net.load_words import Claim
 from sched.placements.choice import Rejected
 from sched.placements.demand import Demand
 from sched.placements.view import Candidate, View
+from sched.rejection import NoRejection
 from sched.state import NodeRecord
 
 MIXED = ("prefill", "decode", "store")
@@ -93,7 +95,8 @@ async def test_runners_up_are_given_up_twice_at_most():
 
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
-    own = OwnLoad("n", lambda: NodeRecord(work_s=3.0), words)
+    load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0))
+    own = OwnLoad("n", load, words, NoRejection(), 1.0)
     promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
     with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
         own.keep(promise)

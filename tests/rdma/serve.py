@@ -44,8 +44,8 @@ CONFIG = {
     "tie_word_embeddings": True,
     "eos_token_id": 255,
 }
-PROMPTS = [[7, 11, 13] * 20, list(range(1, 100))]
-MAX_TOKENS = 12
+PROMPTS = {"push": [7, 11, 13] * 20, "pull": list(range(1, 100))}
+MAX_TOKENS = 8
 
 
 def free_port() -> int:
@@ -95,6 +95,19 @@ def until_ready(port: int, pid: int) -> None:
     raise SystemExit("a node did not become ready")
 
 
+def complete(port: int, model: str, prompt: list[int]) -> dict:
+    """What the node answers, once it has heard of a prefill node."""
+    body = {"model": model, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True, "prompt": prompt}
+    for _ in range(300):
+        try:
+            return ask(port, "/v1/completions", body)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(0.2)
+    raise SystemExit("the prompt found no prefill node")
+
+
 def expected(folder: Path, prompt: list[int]) -> list[int]:
     """Greedy, whole prompt again at every step."""
     source = describe(str(folder), load_format="dummy")
@@ -124,16 +137,16 @@ def main(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     decode = free_port()
     nodes = {"decode": fork_node(folder, "decode", "decode", "rxb0,rxb1", decode)}
-    result = {"expected": [expected(folder, prompt) for prompt in PROMPTS], "answers": {}, "states": {}}
+    result = {"answers": {}, "expected": {}, "states": {}}
     try:
         until_ready(decode, nodes["decode"])
-        for how in ("push", "pull"):
+        for how, prompt in PROMPTS.items():
             port = free_port()
             flags = ("--join", f"127.0.0.1:{decode}", "--kv-transfer", how)
             nodes[how] = fork_node(folder, f"prefill-{how}", "prefill", "rxa0,rxa1", port, *flags)
+            result["expected"][how] = expected(folder, prompt)
             until_ready(port, nodes[how])
-            body = {"model": folder.name, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True}
-            result["answers"][how] = [ask(decode, "/v1/completions", body | {"prompt": prompt}) for prompt in PROMPTS]
+            result["answers"][how] = complete(decode, folder.name, prompt)
             result["states"][how] = [ask(one, "/debug/state") for one in (port, decode)]
             stop(nodes.pop(how))
         print(json.dumps(result))

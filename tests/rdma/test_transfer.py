@@ -146,9 +146,12 @@ async def test_a_link_down_midway_goes_on_over_the_other_rail_and_comes_back(op)
 
 
 async def test_the_rails_of_one_number_are_joined_and_far_ones_wait():
-    """A topology file on one side: rxa1 is rail 0 there, and alone near the memory."""
-    overrides = Overrides(rails={"rxa1": 0, "rxa0": 1}, numa={"rxa0": 0, "rxa1": 1})
-    async with two_nodes(overrides={"a": overrides}) as (a, b):
+    """Topology files turn the rails round; on one side the first of them is alone near the memory."""
+    turned = {
+        "a": Overrides(rails={"rxa1": 0, "rxa0": 1}, numa={"rxa0": 0, "rxa1": 1}),
+        "b": Overrides(rails={"rxb1": 0, "rxb0": 1}),
+    }
+    async with two_nodes(overrides=turned) as (a, b):
         a.region.place = "numa:1"
         sent = fill(a.region, 20)
         await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)])
