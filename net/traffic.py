@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Any
 
 from net.rails import SAMPLE_BYTES, WEIGHT
 
@@ -50,6 +51,20 @@ class Traffic:
             if seen and seen >= wanted:
                 return bound
         return None
+
+    def row(self) -> dict[str, Any]:
+        """For /debug/state and the metrics; the quantiles are upper bounds."""
+        p50, p99 = self.quantile_s(0.5), self.quantile_s(0.99)
+        return {
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "seconds": self.seconds,
+            "gb_per_s": self.gb_per_s(),
+            "failures": self.failures,
+            "latencies": list(self.latencies),
+            "p50_ms": None if p50 is None else 1e3 * p50,
+            "p99_ms": None if p99 is None else 1e3 * p99,
+        }
 
 
 class RailLimit:
