@@ -195,6 +195,11 @@ class Config(ModelConfig):
         most=255,
         auto=-1,
     )
+    topology_file: str | None = flag(
+        None,
+        "transfer",
+        "file on which RDMA devices are near which memory and which are one rail (net/topology.py); none = read sysfs",
+    )
 
     # --- api
     api_key: str | None = flag(None, "api", "clients must send it as 'Authorization: Bearer KEY'; none = open")

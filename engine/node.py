@@ -31,6 +31,7 @@ from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
+from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
@@ -47,9 +48,14 @@ TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in trans
 
 
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
-    """The arguments of each transport's constructor."""
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
     names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-    rdma = {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
+    try:
+        overrides = places.overrides(config.topology_file)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
+    rdma = {"devices": names, "gid_index": gid_index, "overrides": overrides}
     return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 

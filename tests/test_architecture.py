@@ -62,6 +62,7 @@ PURE = (
     "net.keyring",
     "net.sealed_packets",
     "net.rails",
+    "net.topology",
     "net.traffic",
     "net.rdma.send_queue",
     "sched",
