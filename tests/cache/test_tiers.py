@@ -83,7 +83,7 @@ async def make(tmp_path):
 def slow_disk(monkeypatch):
     """SSD reads and writes wait for `go`."""
     go = threading.Event()
-    for name in ("get", "put"):
+    for name in ("get", "put_many"):
         work = getattr(SsdTier, name)
         monkeypatch.setattr(SsdTier, name, lambda *args, work=work: (go.wait(30), work(*args))[1])
     yield go
