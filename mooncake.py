@@ -7,6 +7,7 @@
     python mooncake.py --role store   --port 8002 --join HOST:8000
     python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
+    python mooncake.py explain REQUEST-ID [--url HOST:8000]        why a request went where it went, and how it did
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
 """
@@ -43,6 +44,7 @@ from engine.node import Node
 from engine.node_report import ready_line
 from engine.phases import Phases
 from engine.resolve import resolve
+from engine.serving.explain import main as explain
 from engine.speculation.draft_source import draft_source
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments[:1] == ["doctor"]:
             return doctor(arguments[1:])
+        if arguments[:1] == ["explain"]:
+            return explain(arguments[1:])
         config = parse(arguments)
         logging.basicConfig(
             level=config.log_level.upper(),

@@ -97,9 +97,12 @@ class Calls:
         divert: bool = False,
         owner: str = "",
         repair: bool = False,
+        facts: Sequence[tuple[int, float, str]] = (),
     ) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes."""
-        body = {"divert": divert, "owner": owner, "repair": repair}
+        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes. `facts`: of all or none."""
+        body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair}
+        if facts:
+            body["facts"] = facts
         return await self._lease(home, "store.reserve", keys, ticket, body)
 
     async def read(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> tuple[dict[str, Any], memoryview]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cache.arena import checksum
 from cache.block import BlockKey
+from cache.policy import Facts
 from net.errors import RemoteError
 from net.memory import Region
 
@@ -32,6 +33,7 @@ class Job:
     lengths: dict[int, int] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)  # checksums by position, of a put
     in_messages: bool = False  # the blocks are small: no leases and no transfers
+    facts: Sequence[Facts] = ()  # of a put: of every block, or none
     repair: bool = False  # of a put: copies of what is elsewhere
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: set[int] = field(default_factory=set)  # of a put: positions that are in the pool because of it

@@ -34,6 +34,7 @@ from typing import Any
 from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
 from cache.heat import Heat
+from cache.policy import Facts
 from cache.repair import Hints
 from cache.tiers import LocalStore, NoSpace, Pin
 from net.channel import Channel
@@ -43,7 +44,7 @@ from net.transfer import TransferEngine
 log = logging.getLogger(__name__)
 
 PRESENT = -1
-"""Instead of a slot to write: the block is here already, or somebody is writing it."""
+"""Instead of a slot to write: the block is here already, or somebody is writing it, or admission refuses it."""
 
 ABSENT, ELSEWHERE = -1, -2
 """Instead of a slot to read: the block is not here; not here, but this home has passed its writer on."""
@@ -240,15 +241,17 @@ class Share:
         keys = split_keys(data[:start])
         if not len(keys) == len(lengths) == len(checksums) or start + sum(lengths) != len(data):
             raise RemoteError(f"{len(data)} bytes are not {len(lengths)} keys and their blocks", "bad_request")
+        if arena is not None and not all(0 < length <= arena.slot_bytes for length in lengths):
+            raise RemoteError(f"blocks of {lengths} bytes, the slots have {arena.slot_bytes}", "layout")
         answers = await self._room(keys, body)
+        rows = []
         for key, slot, length, block_checksum in zip(keys, answers, lengths, checksums, strict=False):
             if slot != PRESENT and arena is not None:
-                if not 0 < length <= arena.slot_bytes:
-                    self._abandon([slot])
-                    raise RemoteError(f"a block of {length} bytes, the slots have {arena.slot_bytes}", "layout")
                 arena.memory(slot)[:length] = data[start : start + length]
-                self._stored(key, slot, block_checksum, length, body.get("owner", ""))
+                rows.append((key, slot, block_checksum, length))
             start += length
+        for key, slot, block_checksum, length in reversed(rows):  # as in _commit
+            self._stored(key, slot, block_checksum, length, body.get("owner", ""))
         return {"slots": [min(0, answer) for answer in answers]}
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
@@ -269,7 +272,7 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot or PRESENT; fewer entries than keys when room ends, and the others should go to
         the next member when the writer can (`divert`). `owner`: the home that this node stands in for. `repair`: it
-        is a copy of a block that is elsewhere."""
+        is a copy of a block that is elsewhere. `facts`: of every block, or none."""
         keys = split_keys(data)
         self._open(peer, body["lease"], writes=True, owner=body.get("owner", ""))
         answers = await self._room(keys, body)
@@ -279,25 +282,27 @@ class Share:
 
     async def _room(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
         """Slots, or PRESENT, for a leading part of `keys`."""
+        facts: list[Facts | None] = [Facts(*values) for values in body.get("facts", ())]
+        facts = facts or [None] * len(keys)
         repair = body.get("repair", False)
-        answers = self._reserve_leading(keys, repair)
+        answers = self._reserve_leading(keys, facts, repair)
         if body.get("divert", False):
             now = _now()
             for key in keys[len(answers) :]:
                 self._passed_on.add(now, key)
         elif not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):
-            answers = self._reserve_leading(keys, repair)
+            answers = self._reserve_leading(keys, facts, repair)
         return answers
 
-    def _reserve_leading(self, keys: list[BlockKey], repair: bool) -> list[int]:
+    def _reserve_leading(self, keys: list[BlockKey], facts: Sequence[Facts | None], repair: bool) -> list[int]:
         answers: list[int] = []
         now = _now()
-        for key in keys:
+        for key, about in zip(keys, facts, strict=True):
             if repair and self._removed.has(now, key):
                 answers.append(PRESENT)
                 continue
             try:
-                slot = self._local.reserve(key)
+                slot = self._local.reserve(key, about)
             except NoSpace:
                 break
             answers.append(PRESENT if slot is None else slot)
@@ -313,11 +318,12 @@ class Share:
             self._give_back(lease.slots, writes=lease.writes)
             raise RemoteError(f"{len(checksums)} checksums for {len(lease.slots)} slots", "bad_request")
         rows = list(zip(lease.keys, lease.slots, checksums, lengths, strict=True))
+        rows.reverse()  # a prompt's last block first: of equals, the first to be evictable is the first to go
         for at, (key, slot, block_checksum, length) in enumerate(rows):
             try:
                 self._stored(key, slot, block_checksum, length, lease.owner)
             except ValueError as error:
-                self._give_back(lease.slots[at:], writes=True)
+                self._give_back([slot for _, slot, _, _ in rows[at:]], writes=True)
                 raise RemoteError(str(error), "bad_request") from None
         return {"stored": len(checksums)}
 

@@ -30,6 +30,7 @@ from cache.job import MESSAGE_BLOCK_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
+from cache.policy import Facts
 from cache.reader import Reader
 from cache.routing import Router
 from cache.share import Deadlines, Share
@@ -183,10 +184,17 @@ class Store:
         async with pinned(self._calls, self._transfer, self._deadlines, keys, homes, self._window) as blocks:
             yield blocks
 
-    async def put_from(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> int:
+    async def put_from(
+        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int], facts: Sequence[Facts] = ()
+    ) -> int:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A block that no home takes is passed over. Raises ValueError for offsets outside the region."""
-        return len((await self._put(self._job(keys, region, offsets))).stored)
+        before. A block that no home takes is passed over. With `facts`, one per block, homes may refuse a block for
+        others that they have (--cache-admission). Raises ValueError for offsets outside the region."""
+        if facts and len(facts) != len(keys):
+            raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
+        job = self._job(keys, region, offsets)
+        job.facts = facts
+        return len((await self._put(job)).stored)
 
     # --- values as bytes
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from cache.admission import Admission, Always
 from cache.arena import Arena, checksum
 from cache.block import BlockKey
-from cache.policy import EvictionPolicy
+from cache.policy import PLAIN, EvictionPolicy, Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.ssd import SsdTier
 
@@ -57,24 +58,31 @@ class LocalStore:
     """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region.
     Lives on one event loop. Raises ValueError when an SSD tier has no DRAM to be read through."""
 
-    def __init__(self, arena: Arena | None, ssd: SsdTier | None, policy: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena | None,
+        ssd: SsdTier | None,
+        policy: EvictionPolicy | None = None,
+        admission: Admission | None = None,
+    ) -> None:
         if ssd is not None and (arena is None or arena.slot_bytes != ssd.slot_bytes):
             raise ValueError("an SSD tier is read through DRAM slots of its block size: give --dram-bytes")
         self.arena = arena
         self.ssd = ssd
         num_slots = arena.num_slots if arena is not None else 0
         self._pool = BlockPool(num_slots, policy)
+        self._admission: Admission = Always() if admission is None else admission
         self._checksums = [0] * num_slots
         self._lengths = [0] * num_slots  # bytes of each slot that its block takes
-        self._reserved: dict[int, BlockKey] = {}
-        self._incoming: set[BlockKey] = set()  # the values of _reserved
+        self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
+        self._incoming: set[BlockKey] = set()  # the keys in _reserved
         self._promotions: dict[BlockKey, Promotion] = {}
         self._queue: list[tuple[BlockKey, int]] = []  # (key, slot) to be written to SSD, each held
         self._writing: asyncio.Task[None] | None = None
         self._written = asyncio.Event()  # set, and a new one made, after each batch
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
-        self._counts = dict.fromkeys(("hits", "misses", "writes", "corrupt"), 0)
+        self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
 
     # --- what is here
 
@@ -113,8 +121,7 @@ class LocalStore:
         """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
         the next one into. With `leading` it ends before the first that would be None."""
         hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
-        self._pool.hold(hits)  # and at once back: now they are the youngest, so promotions evict others first
-        self._pool.unhold(hits)
+        self._pool.touch(hits)  # all before the first promotion, which should evict others
         pins: list[Pin | None] = []
         promotions: dict[int, asyncio.Task[bool]] = {}
         misses = 0
@@ -133,6 +140,7 @@ class LocalStore:
             elif self.ssd is not None:
                 self.ssd.touch(key)
             self._pool.hold([slot])
+            self._admission.wanted(key)
             pins.append(Pin(slot, self._checksums[slot], tier, self._lengths[slot]))
         self._counts["hits"] += sum(pin is not None for pin in pins) - len(promotions)
         self._counts["misses"] += len(promotions) + misses
@@ -212,29 +220,36 @@ class LocalStore:
 
     # --- writing
 
-    def reserve(self, key: BlockKey) -> int | None:
-        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another.
-        Raises NoSpace; `wait_for_room` may help."""
+    def reserve(self, key: BlockKey, facts: Facts | None = None) -> int | None:
+        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
+        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. Raises
+        NoSpace; `wait_for_room` may help."""
+        self._admission.wanted(key)
         if key in self._incoming or self.contains(key) is not None:
+            return None
+        victim = self._pool.next_victim() if facts is not None else None
+        if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
+            self._counts["refused"] += 1
             return None
         try:
             (slot,) = self._pool.allocate(1)
         except OutOfBlocks as error:
             raise NoSpace(str(error)) from None
-        self._reserved[slot] = key
+        self._reserved[slot] = (key, facts or PLAIN)
         self._incoming.add(key)
         return slot
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
         """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
         on. Raises ValueError without reservation or for an impossible length."""
-        if self.arena is None or self._reserved.get(slot) != key:
+        reserved, facts = self._reserved.get(slot, (None, PLAIN))
+        if self.arena is None or reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
         length = self.arena.slot_bytes if nbytes == -1 else nbytes
         if not 0 < length <= self.arena.slot_bytes:
             raise ValueError(f"a block of {length} bytes in a slot of {self.arena.slot_bytes}")
         self._checksums[slot], self._lengths[slot] = block_checksum, length
-        self._pool.name(slot, key)
+        self._pool.name(slot, key, facts)
         self._counts["writes"] += 1
         if self.ssd is not None:
             self._pool.hold([slot])
@@ -245,7 +260,7 @@ class LocalStore:
 
     def abandon(self, slot: int) -> None:
         """Give the reservation of `slot` back. Raises KeyError without one."""
-        self._incoming.remove(self._reserved.pop(slot))
+        self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
 
     async def _write_behind(self, ssd: SsdTier, arena: Arena) -> None:
@@ -299,7 +314,8 @@ class LocalStore:
     # --- accounts and life
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD."""
+        """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD; DRAM
+        also counts the blocks that admission refused."""
         usage = self._pool.usage()
         slot_bytes = self.arena.slot_bytes if self.arena is not None else 0
         dram = self._counts | {

@@ -14,7 +14,7 @@ from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
 from cache.routing import Router, Target
 from cache.share import PRESENT, Deadlines
-from net.transfer import Op, TransferEngine
+from net.transfer import BULK, Op, TransferEngine
 
 
 class Writer:
@@ -74,7 +74,13 @@ class Writer:
             keys = [job.keys[position] for position in batch]
             with self._calls.ticket(target.home) as ticket:
                 reply = await self._calls.reserve(
-                    target.home, keys, ticket, divert=not target.wait, owner=target.owner, repair=job.repair
+                    target.home,
+                    keys,
+                    ticket,
+                    divert=not target.wait,
+                    owner=target.owner,
+                    repair=job.repair,
+                    facts=facts_of(job, batch) if job.facts else (),
                 )
                 answers = reply["slots"]
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
@@ -97,13 +103,15 @@ class Writer:
             batch = positions[:window]
             await self._sum(job, batch)
             lengths = [job.length(position) for position in batch]
-            body = {
+            body: dict[str, Any] = {
                 "lengths": lengths,
                 "checksums": [job.sums[position] for position in batch],
                 "divert": not target.wait,
                 "owner": target.owner,
                 "repair": job.repair,
             }
+            if job.facts:
+                body["facts"] = facts_of(job, batch)
             starts = [job.offsets[position] for position in batch]
             blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
             answers = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body)
@@ -139,7 +147,13 @@ class Writer:
                     for position, slot in zip(positions[part], slots[part], strict=True)
                 ]
                 await self._transfer.submit(
-                    target.home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
+                    target.home,
+                    Op.WRITE,
+                    job.region.name,
+                    reply["region"],
+                    spans,
+                    timeout_s=self._deadlines.transfer_s,
+                    priority=BULK,
                 )
         finally:
             if summing is not None:
@@ -152,3 +166,9 @@ class Writer:
         """Once per block, however many homes it has."""
         missing = [position for position in positions if position not in job.sums]
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
+
+
+def facts_of(job: Job, positions: Sequence[int]) -> list[tuple[int, float, str]]:
+    """As they travel."""
+    rows = (job.facts[position] for position in positions)
+    return [(about.position, about.cost_s, about.service_class) for about in rows]

@@ -10,6 +10,8 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
+from net.cluster_key import ClusterKey
+from net.packet_guard import PacketGuard
 from sched.events import (
     Datagram,
     Effect,
@@ -41,14 +43,23 @@ class Gossip:
 
     `me.address` is what peers are told, a numeric IP address; an empty host or port 0 is filled in by `start`.
     `record` is called in the event loop once per state period. `rng` must be seeded differently in every process.
-    Use as `async with`, or call `close`.
+    With a `cluster_key` every packet is sealed, and others are dropped. Use as `async with`, or call `close`.
     """
 
-    def __init__(self, me: Member, preset: Preset, rng: Rng, record: Callable[[], NodeRecord]) -> None:
+    def __init__(
+        self,
+        me: Member,
+        preset: Preset,
+        rng: Rng,
+        record: Callable[[], NodeRecord],
+        cluster_key: ClusterKey | None = None,
+    ) -> None:
+        self._guard = PacketGuard(cluster_key)
         self._me, self._preset, self._rng, self._record = me, preset, rng, record
         self._core: GossipCore | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._joining: asyncio.Future[None] | None = None
         self._on_up: list[Callable[[Member], None]] = []
         self._on_down: list[Callable[[Member, str], None]] = []
@@ -71,7 +82,6 @@ class Gossip:
         self._transport = transport
         self._core = GossipCore(loop.time(), self._me, self._preset, self._rng, self._record)
         self._handle(Tick())
-        self._tick()
         return address
 
     async def join(self, address: Address, timeout_s: float = 10.0) -> None:
@@ -136,7 +146,7 @@ class Gossip:
     @property
     def records(self) -> dict[str, NodeRecord]:
         """Load by node id as of now; a member whose first record has not arrived yet is missing."""
-        return self.core.view.records(asyncio.get_running_loop().time())
+        return self.core.records(asyncio.get_running_loop().time())
 
     @property
     def counters(self) -> dict[str, int]:
@@ -167,26 +177,36 @@ class Gossip:
     # --- the shell
 
     def _tick(self) -> None:
-        """Feed a Tick when it is due, never more often than every millisecond."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if now >= self.core.wake_at():
-            self._handle(Tick())
-        if self._transport is not None:
-            self._timer = loop.call_at(max(self.core.wake_at(), now + 0.001), self._tick)
+        """Feed a Tick; `_handle` sets the timer anew."""
+        self._timer = None
+        self._handle(Tick())
+
+    def _arm(self, now: float) -> None:
+        """Have the next Tick fed when it is due, never more often than every millisecond."""
+        due = max(self.core.wake_at(), now + 0.001)
+        if self._timer is not None and self._due <= due:
+            return  # an early Tick is harmless, and cheaper than a timer per datagram
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due  # kept here: uvloop's handle of a time that has passed cannot tell it
+        self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
     def _received(self, payload: bytes, source: Address) -> None:
-        self._handle(Datagram(source, payload))
+        if (packet := self._guard.incoming(payload, source)) is not None:
+            self._handle(Datagram(source, packet))
 
     def _handle(self, event: Event) -> None:
-        for effect in self.core.handle(asyncio.get_running_loop().time(), event):
+        now = asyncio.get_running_loop().time()
+        for effect in self.core.handle(now, event):
             self._carry_out(effect)
+        if self._transport is not None:
+            self._arm(now)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case SendPacket(address, payload):
                 if self._transport is not None:
-                    self._transport.sendto(payload, address)
+                    self._transport.sendto(self._guard.outgoing(payload), address)
             case MemberUp(member):
                 log.info("%s is up at %s:%d (%s)", member.node_id, *member.address, ",".join(member.roles))
                 self._call(self._on_up, member)

@@ -33,12 +33,15 @@ from net.shm import Shm
 from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit, Traffic
-from net.transport import BULK, URGENT, Op, Transport, Unusable
+from net.transport import BULK, URGENT, Atomics, Op, Transport, Unusable
 
 __all__ = ["BULK", "URGENT", "Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
 """The registry of transports, best first."""
+
+ONE_SIDED = frozenset({"shm", "rdma"})
+"""The transports that read a peer's memory without its Python."""
 
 OPEN_S = 10.0  # for the peer to answer which transports it offers
 
@@ -169,6 +172,17 @@ class TransferEngine:
         peer.traffic.done(op is Op.READ, nbytes, seconds)
         return Completion(nbytes, seconds, name)
 
+    async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int, timeout_s: float = 10.0) -> int:
+        """Add to a 64-bit word of the peer's region `remote` without its Python; returns what it was. Raises Unusable
+        when no path is open or the path's transport cannot, TransferError and TimeoutError (it may have happened),
+        PeerLost."""
+        path = self.path_of(peer_id)
+        transport = self._transports.get(path.transport) if path is not None else None
+        if not isinstance(transport, Atomics):
+            raise Unusable(f"no path with atomics to {peer_id!r}")
+        async with asyncio.timeout(timeout_s):
+            return await transport.fetch_add(peer_id, remote, offset, add)
+
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
         """For the owner of memory, once `on_lost` has named the peer: return when no byte of that peer's earlier
         WRITEs can land here any more. Raises TimeoutError: then the slots stay held."""
@@ -187,6 +201,15 @@ class TransferEngine:
         if peer is None or peer.path is None:
             return None
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
+
+    def is_one_sided(self, peer_id: str) -> bool:
+        """Whether a READ from this peer goes without its Python, by the path that is open now."""
+        path = self.path_of(peer_id)
+        return path is not None and path.transport in ONE_SIDED
+
+    def may_be_one_sided(self, peer_id: str) -> bool:
+        """Whether `open` could make it so: it has not been tried."""
+        return self.path_of(peer_id) is None and not ONE_SIDED.isdisjoint(self._transports)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from net.links import Links
 from net.memory import Region
@@ -67,3 +67,12 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Finish or stop everything in good order."""
+
+
+@runtime_checkable
+class Atomics(Protocol):
+    """A transport that can also change a word of a peer's memory in one step."""
+
+    async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
+        """Add to the 64-bit word at `offset` (a multiple of 8) of the region `remote`; returns what it was. Raises
+        TransferError, also when it may have happened, and PeerLost."""

@@ -44,11 +44,18 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """Members known from elsewhere, as in a simulation that starts with a cluster; they are taken in, not passed on."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Tell everybody that this node goes; repeat it once against packet loss."""
 
 
-Event = Tick | Datagram | Join | GiveUp | Suspect | Leave
+Event = Tick | Datagram | Join | GiveUp | Suspect | Learn | Leave
 
 # --- effects
 

@@ -1,36 +1,48 @@
-"""Anti-entropy of node records: digest -> delta and want -> delta, each packet complete in itself.
+"""Anti-entropy of node records by version vector, each packet complete in itself.
 
-    DIGEST  low u64, high u64, then (key u64, incarnation u32, version u32)*: "this is all I know in low .. high"
-    DELTA   records of 64 bytes
-    WANT    (key, incarnation, version)*: "you know newer ones than these"
+    SUMMARY  fingerprint u64, start u16, then a version u32 per row from `start` on
+    PICK     fingerprint u64, start u16, then a bit per row: "send me these"
+    DIGEST   low u64, high u64, then (key u64, order u64)*: "this is all I know in low .. high"
+    WANT     key u64*: "you know newer ones of these"
+    DELTA    records (sched/record.py)
 
-Loss and reordering cost freshness only: the next round offers the same versions again.
+Once per period a node sends its versions to a few others. Who has the same members in the same incarnations, which the
+fingerprint says, compares them row by row, sends the records that are newer here and picks those that are newer there.
+Who has not answers with what it knows by key, and the same happens in the other direction. Loss and reordering cost
+freshness only: the next round offers the same versions again.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from sched.events import SendPacket
 from sched.member import Address, Member, Preset, Rng
 from sched.packet import BODY_BYTES, Kind, PacketError, seal
-from sched.state import RECORD, ClusterView, NodeRecord, Version
+from sched.record import RECORD_BYTES
+from sched.state import LAST_KEY, ClusterView
 
+_part = struct.Struct("<QH")
 _range = struct.Struct("<QQ")
-_entry = struct.Struct("<QII")
-ENTRIES = (BODY_BYTES - _range.size) // _entry.size
-RECORDS = BODY_BYTES // RECORD.size
+_entry = np.dtype([("key", "<u8"), ("order", "<u8")])
+VERSIONS = (BODY_BYTES - _part.size) // 4
+ENTRIES = (BODY_BYTES - _range.size) // _entry.itemsize
+RECORDS = BODY_BYTES // RECORD_BYTES
+WANTS = BODY_BYTES // 8
 
-LAST_KEY = 2**64 - 1
+Rows = npt.NDArray[np.intp]
 
 
 class Exchange:
     """Keeps one ClusterView in step with the others'."""
 
     def __init__(self, now: float, view: ClusterView, tag: int, preset: Preset, rng: Rng) -> None:
-        self.counters: Counter[str] = Counter()  # records_merged, records_stale, dropped_<why>
+        self.counters: Counter[str] = Counter()  # records_merged, records_stale, summaries_<un>matched, dropped_<why>
         self.next_at = now + rng.random() * preset.state_period_s
         self._view, self._tag, self._preset, self._rng = view, tag, preset, rng
 
@@ -38,9 +50,9 @@ class Exchange:
         """Offer the view to a few random peers, once per period."""
         if now < self.next_at:
             return []
-        self.next_at = now + self._preset.state_period_s
-        chosen = self._rng.sample(peers, min(self._preset.fanout, len(peers)))
-        packets = list(self._digests()) if chosen else []
+        self.next_at = now + self._preset.state_s(len(peers) + 1)
+        chosen = self._rng.sample(peers, min(self._preset.state_fanout, len(peers)))
+        packets = list(self._summaries()) if chosen else []
         return [SendPacket(peer.address, packet) for peer in chosen for packet in packets]
 
     def receive(self, now: float, source: Address, kind: Kind, tag: int, body: bytes) -> list[SendPacket]:
@@ -48,60 +60,116 @@ class Exchange:
         try:
             if tag != self._tag:
                 raise PacketError("foreign")
-            if kind is Kind.DIGEST:
-                return self._compare(now, source, body)
-            if kind is Kind.WANT:
-                known = _entries(body)
-                records = self._view.newer_than(now, 0, LAST_KEY, known)
-                return self._deltas(source, [record for record in records if record.node in known])
-            self._merge(now, body)
+            match kind:
+                case Kind.SUMMARY:
+                    return [SendPacket(source, packet) for packet in self._compare(now, body)]
+                case Kind.PICK:
+                    return [SendPacket(source, packet) for packet in self._picked(now, body)]
+                case Kind.DIGEST:
+                    return [SendPacket(source, packet) for packet in self._compare_keys(now, body)]
+                case Kind.WANT:
+                    return [SendPacket(source, packet) for packet in self._wanted(now, body)]
+                case Kind.DELTA:
+                    self._merge(now, body)
+                case _:
+                    raise PacketError("kind")
         except PacketError as error:
             self.counters[f"dropped_{error}"] += 1
         return []
 
-    def _digests(self) -> list[bytes]:
-        """The whole digest; every packet tells the range of keys for which it is complete."""
-        entries = list(self._view.digest().items())
-        starts = range(0, max(1, len(entries)), ENTRIES)
-        packets = []
-        for start in starts:
-            part = entries[start : start + ENTRIES]
-            low = part[0][0] if start else 0
-            high = entries[start + ENTRIES][0] - 1 if start + ENTRIES < len(entries) else LAST_KEY
-            packets.append(seal(Kind.DIGEST, self._tag, _range.pack(low, high) + _packed(dict(part))))
-        return packets
+    # --- by row
 
-    def _compare(self, now: float, source: Address, body: bytes) -> list[SendPacket]:
-        if len(body) < _range.size:
+    def _summaries(self) -> Iterator[bytes]:
+        versions = self._view.orders.astype("<u4")  # the low half of an order
+        for start in range(0, versions.size, VERSIONS):
+            head = _part.pack(self._view.fingerprint, start)
+            yield self._seal(Kind.SUMMARY, head + versions[start : start + VERSIONS].tobytes())
+
+    def _compare(self, now: float, body: bytes) -> Iterator[bytes]:
+        fingerprint, start, rest = _parted(body)
+        if fingerprint != self._view.fingerprint:
+            self.counters["summaries_unmatched"] += 1
+            if start == 0:
+                yield from self._digests()
+            return
+        self.counters["summaries_matched"] += 1
+        if len(rest) % 4:
+            raise PacketError("malformed")
+        theirs = np.frombuffer(rest, "<u4")
+        mine = self._view.orders[start : start + theirs.size].astype("<u4")
+        if mine.size != theirs.size:
+            raise PacketError("malformed")
+        yield from self._deltas(now, start + np.flatnonzero(mine > theirs))
+        if (picked := theirs > mine).any():
+            bits = np.packbits(picked, bitorder="little").tobytes()
+            yield self._seal(Kind.PICK, _part.pack(fingerprint, start) + bits)
+
+    def _picked(self, now: float, body: bytes) -> Iterator[bytes]:
+        fingerprint, start, bits = _parted(body)
+        if fingerprint != self._view.fingerprint:
+            return  # members changed since the summary; the next round asks again
+        rows = start + np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+        yield from self._deltas(now, rows[rows < self._view.keys.size])
+
+    # --- by key
+
+    def _digests(self) -> Iterator[bytes]:
+        """All that is known; every packet tells the range of keys for which it is complete."""
+        keys, orders = self._view.keys, self._view.orders
+        entries = np.zeros(np.count_nonzero(orders), _entry)
+        entries["key"], entries["order"] = keys[orders > 0], orders[orders > 0]
+        for start in range(0, max(1, entries.size), ENTRIES):
+            low = int(entries["key"][start]) if start else 0
+            end = start + ENTRIES
+            high = int(entries["key"][end]) - 1 if end < entries.size else LAST_KEY
+            yield self._seal(Kind.DIGEST, _range.pack(low, high) + entries[start:end].tobytes())
+
+    def _compare_keys(self, now: float, body: bytes) -> Iterator[bytes]:
+        if len(body) < _range.size or (len(body) - _range.size) % _entry.itemsize:
             raise PacketError("malformed")
         low, high = _range.unpack_from(body)
-        known = _entries(body[_range.size :])
-        answers = self._deltas(source, self._view.newer_than(now, low, high, known))
-        if wanted := self._view.older_than(known):
-            answers.append(SendPacket(source, seal(Kind.WANT, self._tag, _packed(wanted))))
-        return answers
+        theirs = np.frombuffer(body, _entry, offset=_range.size)
+        keys = self._view.keys
+        known = np.zeros(keys.size, np.uint64)
+        rows = np.minimum(np.searchsorted(keys, theirs["key"]), keys.size - 1)
+        found = keys[rows] == theirs["key"]
+        known[rows[found]] = theirs["order"][found]
+        mine = self._view.orders
+        within = (keys >= np.uint64(low)) & (keys <= np.uint64(high))
+        yield from self._deltas(now, np.flatnonzero(within & (mine > known)))
+        wanted = keys[known > mine]
+        for start in range(0, wanted.size, WANTS):
+            yield self._seal(Kind.WANT, wanted[start : start + WANTS].astype("<u8").tobytes())
 
-    def _deltas(self, address: Address, records: Sequence[NodeRecord]) -> list[SendPacket]:
-        parts = [records[start : start + RECORDS] for start in range(0, len(records), RECORDS)]
-        bodies = [b"".join(record.pack() for record in part) for part in parts]
-        return [SendPacket(address, seal(Kind.DELTA, self._tag, body)) for body in bodies]
+    def _wanted(self, now: float, body: bytes) -> Iterator[bytes]:
+        if len(body) % 8:
+            raise PacketError("malformed")
+        rows = np.flatnonzero(np.isin(self._view.keys, np.frombuffer(body, "<u8")) & (self._view.orders > 0))
+        yield from self._deltas(now, rows)
+
+    # --- records
+
+    def _deltas(self, now: float, rows: Rows) -> Iterator[bytes]:
+        if rows.size:
+            data = self._view.packed(now, rows)
+            for start in range(0, len(data), RECORDS * RECORD_BYTES):
+                yield self._seal(Kind.DELTA, data[start : start + RECORDS * RECORD_BYTES])
 
     def _merge(self, now: float, body: bytes) -> None:
-        if len(body) % RECORD.size:
-            raise PacketError("malformed")
-        for start in range(0, len(body), RECORD.size):
-            try:
-                record = NodeRecord.unpack(body[start : start + RECORD.size])
-            except ValueError:
-                raise PacketError("malformed") from None
-            self.counters["records_merged" if self._view.merge(now, record) else "records_stale"] += 1
+        try:
+            kept, stale = self._view.merge_packed(now, body)
+        except ValueError:
+            raise PacketError("malformed") from None
+        self.counters["records_merged"] += kept
+        self.counters["records_stale"] += stale
+
+    def _seal(self, kind: Kind, body: bytes) -> bytes:
+        return seal(kind, self._tag, body)
 
 
-def _packed(versions: dict[int, Version]) -> bytes:
-    return b"".join(_entry.pack(key, *version) for key, version in versions.items())
-
-
-def _entries(body: bytes) -> dict[int, Version]:
-    if len(body) % _entry.size:
+def _parted(body: bytes) -> tuple[int, int, bytes]:
+    """(fingerprint, start, the rest)."""
+    if len(body) < _part.size:
         raise PacketError("malformed")
-    return {key: (incarnation, version) for key, incarnation, version in _entry.iter_unpack(body)}
+    fingerprint, start = _part.unpack_from(body)
+    return fingerprint, start, body[_part.size :]

@@ -143,13 +143,30 @@ class Preset:
     fanout: int  # nodes told per gossip period
     sync_period_s: float  # exchange of the whole member list with one node
     suspicion_mult: int
+    suspicion_floor_s: float  # longer than a node may stand still without being taken for dead
     retransmit_mult: int
-    state_period_s: float  # exchange of node records
+    state_period_s: float  # exchange of node records, up to 256 nodes
+    state_fanout: int = 2  # with so many others
+    confirmations: int = 3  # of a suspicion by others, after which it is as short as it gets
+    suspicion_max_mult: int = 4  # without any, it is so many times as long
     dead_keep_s: float = 600.0  # how long the dead are remembered, called upon, and shielded from stale rumours
 
     def suspicion_s(self, n: int) -> float:
-        """How long a suspected node has to answer: mult * max(1, log10 n) * probe period."""
-        return self.suspicion_mult * max(1.0, math.log10(n)) * self.probe_period_s
+        """How long a node has to answer that several others suspect: mult * max(1, log10 n) * probe period."""
+        by_size = self.suspicion_mult * max(1.0, math.log10(n)) * self.probe_period_s
+        return max(self.suspicion_floor_s, by_size)
+
+    def suspicion_max_s(self, n: int) -> float:
+        """How long a node has to answer that only one other suspects."""
+        return self.suspicion_max_mult * self.suspicion_s(n)
+
+    def sync_s(self, n: int) -> float:
+        """Time between comparisons of member lists, each with one node: longer by one period per doubling above 32."""
+        return self.sync_period_s * (1 + max(0, math.ceil(math.log2(max(1, n) / 32))))
+
+    def state_s(self, n: int) -> float:
+        """Time between exchanges of records: halved for a few nodes, doubled for many, which bounds the traffic."""
+        return self.state_period_s * (0.5 if n <= 16 else 1.0 if n <= 256 else 2.0)
 
     def retransmits(self, n: int) -> int:
         """How often one node passes on one rumour: mult * ceil(log10(n + 1))."""
@@ -164,10 +181,12 @@ class Preset:
 
         Somebody probes the dead node within 2n - 3 periods for certain (round robin in random order), and within 9
         but for one case in e^9 = 8,000 (n - 1 probers hit it with probability 1 - 1/e per period); that probe fails
-        one period later, the suspicion runs out, the news spreads.
+        one period later, the suspicion runs out (sooner than its longest time if others confirm it, as they nearly
+        always do), the news spreads.
         """
         periods = min(2 * n - 3, 9) + 1
-        return periods * self.probe_period_s + self.suspicion_s(n) + self.spread_s(n)
+        longest = self.suspicion_max_s(n) if n - 2 >= self.confirmations else self.suspicion_s(n)
+        return periods * self.probe_period_s + longest + self.spread_s(n)
 
 
 presets = {
@@ -179,29 +198,32 @@ presets = {
         fanout=3,
         sync_period_s=5.0,
         suspicion_mult=4,
+        suspicion_floor_s=1.2,
         retransmit_mult=4,
-        state_period_s=0.05,
+        state_period_s=0.1,
     ),
     "lan": Preset(
         probe_period_s=0.5,
         probe_timeout_s=0.2,
         indirect_probes=3,
-        gossip_period_s=0.2,
+        gossip_period_s=0.1,
         fanout=3,
         sync_period_s=15.0,
-        suspicion_mult=4,
+        suspicion_mult=3,
+        suspicion_floor_s=3.0,
         retransmit_mult=4,
         state_period_s=0.1,
     ),
     "wan": Preset(
         probe_period_s=5.0,
-        probe_timeout_s=3.0,
+        probe_timeout_s=2.0,
         indirect_probes=3,
         gossip_period_s=0.5,
         fanout=4,
         sync_period_s=60.0,
         suspicion_mult=6,
+        suspicion_floor_s=30.0,
         retransmit_mult=4,
-        state_period_s=0.5,
+        state_period_s=1.0,
     ),
 }

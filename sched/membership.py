@@ -1,13 +1,13 @@
-"""SWIM membership: who is in the cluster, without a centre and without a clock of its own.
+"""SWIM membership with Lifeguard: who is in the cluster, without a centre and without a clock of its own.
 
 `Membership.handle(now, event)` returns effects; `wake_at()` says when the next Tick is due. `now` is any steady clock
 of this node: no time of one node is ever compared with another's.
 
-- Each period one node is probed; without a direct answer others are asked to try. A failed probe makes a suspect, and
-  the suspect is told at once: it refutes by raising its incarnation. Without refutation it is dead after
-  `Preset.suspicion_s`.
-- News travel as rumours on every message, each told a bounded number of times; a periodic exchange of the whole list
-  (`sync`) repairs what loss left over, and also calls on the dead, which heals partitions.
+- sched/detector.py finds out who fails: a probe per period, helpers, suspicions that confirmations shorten. A suspect
+  is told at once and refutes by raising its incarnation; without refutation it is dead.
+- News travel as rumours on every message, each told a bounded number of times; a periodic comparison of rosters with
+  one other node, and an exchange of the lists when they differ, repairs what loss left over. It also calls on the
+  dead, which heals partitions.
 - A node that notices that it stood still itself moves its deadlines: its own pause is not the others' silence.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from sched.detector import Detector
 from sched.events import (
     Datagram,
     Effect,
@@ -23,6 +24,7 @@ from sched.events import (
     GiveUp,
     Join,
     Joined,
+    Learn,
     Leave,
     MemberDown,
     MemberUp,
@@ -34,8 +36,7 @@ from sched.joining import Joining, obstacle
 from sched.member import Address, Member, Preset, Rng, Status, Verdict
 from sched.outbox import Outbox
 from sched.packet import UPDATE_BYTES, Kind, Message, PacketError, decode_message, encode_update, tag_of, unseal
-from sched.probe import Prober
-from sched.roster import Change, Roster
+from sched.roster import Change, Roster, fingerprint_of
 
 BURST = 64
 """Most nodes told directly when this node refutes a suspicion or leaves; rumours reach the rest."""
@@ -52,17 +53,17 @@ class Membership:
             raise ValueError(f"node {me.node_id}: id, http, roles and info are too long for one gossip packet")
         Member.from_wire(me.to_wire())
         self.me = replace(me, life=rng.getrandbits(32))
-        self.counters: Counter[str] = Counter()  # refutations, failed_probes, pauses, dropped_<why> ...
+        self._counters: Counter[str] = Counter()  # refutations, pauses, dropped_<why> ...
         self._preset, self._rng = preset, rng
         self._roster = Roster()
         self._out = Outbox(tag_of(me), preset)
-        self._prober = Prober(now, preset, rng)
-        self._suspicions: dict[str, float] = {}  # node id -> when it is given up
+        self._detector = Detector(now, me.node_id, preset, rng, self._roster, self._out, self._learn)
         self._joining: Joining | None = None
         self._last = now
         self._gossip_at = now + rng.random() * preset.gossip_period_s
         self._sync_at = now + rng.random() * preset.sync_period_s
         self._pull_at = now
+        self._wake_at = self._next_wake()
 
     # --- what is known
 
@@ -71,18 +72,32 @@ class Membership:
 
         A suspect still counts, since homes must not move for a hiccup; give it no new work: see `status`.
         """
-        here = self._roster.here() if self.me.here else []
-        return sorted([self.me, *here], key=lambda member: member.node_id)
+        here = self._roster.here()
+        return sorted([self.me, *here], key=lambda member: member.node_id) if self.me.here else list(here)
+
+    def others(self) -> list[Member]:
+        """`alive` without this node. Not to be changed."""
+        return self._roster.here()
 
     def get(self, node_id: str) -> Member | None:
         return self.me if node_id == self.me.node_id else self._roster.get(node_id)
 
+    @property
+    def counters(self) -> Counter[str]:
+        """refutations, pauses, failed_probes, confirmations, dropped_<why>, and local_health (0 is best)."""
+        return self._counters + self._detector.counters + Counter(local_health=self._detector.health.score)
+
     def wake_at(self) -> float:
         """When the next Tick is due; late Ticks are harmless."""
-        times = [self._gossip_at, self._sync_at, self._prober.wake_at(), *self._suspicions.values()]
-        if self._joining is not None:
-            times.append(self._joining.retry_at)
-        return min(times)
+        return self._wake_at
+
+    def _next_wake(self) -> float:
+        if not self.me.here:
+            return self._sync_at
+        wake = min(self._sync_at, self._detector.wake_at())
+        if self._out.has_rumours:
+            wake = min(wake, self._gossip_at)
+        return wake if self._joining is None else min(wake, self._joining.retry_at)
 
     # --- events
 
@@ -101,85 +116,63 @@ class Membership:
             case GiveUp():
                 self._joining = None
             case Suspect(node_id):
-                self._suspect(now, node_id)
+                self._detector.suspect(now, node_id)
+            case Learn(members):
+                for member in members:
+                    self._learn(now, member, spread=False)
             case Leave():
-                self._leave()
+                self._leave(now)
+        self._wake_at = self._next_wake()
         return self._out.collect()
 
     def _forgive_pause(self, now: float) -> None:
+        late = now - max(self._last, min(self._wake_at, now))
         gap, self._last = now - self._last, now
-        if gap > self._preset.gossip_period_s + self._preset.probe_timeout_s:
-            self.counters["pauses"] += 1
-            self._prober.shift(gap)
-            self._suspicions = {node_id: deadline + gap for node_id, deadline in self._suspicions.items()}
+        if late > self._preset.gossip_period_s + self._preset.probe_timeout_s:
+            self._counters["pauses"] += 1
+            self._detector.shift(gap)
 
     def _tick(self, now: float) -> None:
         if not self.me.here:
-            self._gossip_at = self._sync_at = self._prober.next_at = now + self._preset.sync_period_s
+            self._sync_at = now + self._preset.sync_period_s
             return
-        self._give_up_suspects(now)
-        self._probe(now)
-        if now >= self._gossip_at:
+        self._detector.tick(now)
+        if now >= self._gossip_at and self._out.has_rumours:
             self._gossip_at = now + self._preset.gossip_period_s
             for member in self._some(self._preset.fanout):
                 self._out.gossip(member.address)
         if now >= self._sync_at:
-            self._sync_at = now + self._preset.sync_period_s
+            self._sync_at = now + self._preset.sync_s(len(self._roster.here()) + 1)
             self._roster.forget_before(now - self._preset.dead_keep_s)
             lost = [member for member in self._roster.gone() if not self._roster.at(member.address)]
             for member in [*self._some(1), *lost[-BURST:]]:
-                self._send_list("sync", member.address)
+                self._out.send(member.address, "compare", fingerprint=self._fingerprint())
         if self._joining is not None and now >= self._joining.retry_at:
             self._joining.retry_at = now + self._preset.probe_timeout_s
             self._out.send(self._joining.address, "join", updates=(self.me,))
 
-    # --- failure detection
-
-    def _probe(self, now: float) -> None:
-        prober = self._prober
-        if now >= prober.next_at:
-            if prober.current is not None:
-                self.counters["failed_probes"] += 1
-                self._suspect(now, prober.current.node_id)
-            probe = prober.start(now, {member.node_id for member in self._roster.here()})
-            if probe is not None:
-                self._out.send(self._address_of(probe.node_id), "ping", seq=probe.seq, target=probe.node_id)
-        elif prober.current is not None and not prober.current.asked and now >= prober.current.ask_at:
-            probe = prober.current
-            probe.asked = True
-            for helper in self._some(self._preset.indirect_probes, but=probe.node_id):
-                address = self._address_of(probe.node_id)
-                self._out.send(helper.address, "ask", seq=probe.seq, target=probe.node_id, at=address)
-
-    def _suspect(self, now: float, node_id: str) -> None:
-        member = self._roster.get(node_id)
-        if member is not None and member.status is Status.ALIVE:
-            self._learn(now, Verdict(node_id, member.incarnation, Status.SUSPECT, self.me.node_id))
-
-    def _give_up_suspects(self, now: float) -> None:
-        for node_id, deadline in list(self._suspicions.items()):
-            member = self._roster.get(node_id)
-            if now >= deadline and member is not None:
-                self._learn(now, Verdict(node_id, member.incarnation, Status.DEAD, self.me.node_id))
-
     # --- statements
 
-    def _learn(self, now: float, statement: Member | Verdict) -> None:
+    def _learn(self, now: float, statement: Member | Verdict, spread: bool = True) -> None:
         """Merge a statement; if it is news, act on it and pass it on."""
         if statement.node_id == self.me.node_id:
             self._hear_of_me(statement)
         elif (change := self._roster.merge(now, statement)) is not None:
-            self._out.tell(statement)
+            if spread:
+                self._out.tell(statement)
             self._follow(now, change, statement)
+        elif isinstance(statement, Verdict) and self._detector.confirmed(statement):
+            self._out.tell(statement, beside=True)
 
     def _follow(self, now: float, change: Change, statement: Member | Verdict) -> None:
         before, after = change.before, change.after
         if after.status is Status.SUSPECT:
-            self._suspicions[after.node_id] = now + self._preset.suspicion_s(len(self.alive()))
+            source = statement.source if isinstance(statement, Verdict) else ""
+            self._detector.suspected(now, after, source, len(self._roster.here()) + 1)
             verdict = Verdict(after.node_id, after.incarnation, Status.SUSPECT, self.me.node_id)
             self._out.send(after.address, "gossip", updates=(verdict,))  # the sooner it knows, the sooner it refutes
         else:
-            self._suspicions.pop(after.node_id, None)
+            self._detector.cleared(after.node_id)
         if before is not None and before.here and (change.restarted or not after.here):
             self._out.effect(MemberDown(before, change.cause(statement)))
         if after.here and (before is None or not before.here or change.restarted):
@@ -191,17 +184,19 @@ class Membership:
         known = (statement.incarnation, statement.status)
         if not self.me.here or known < self.me.order or (mine and known == self.me.order):
             return
-        self.counters["refutations"] += 1
+        self._counters["refutations"] += 1
+        self._detector.health.bad()
         self.me = replace(self.me, incarnation=min(statement.incarnation + 1, 2**32 - 1))
         self._sign()
         self._out.tell(self.me)
         for member in self._some(BURST):
             self._out.send(member.address, "gossip", updates=(self.me,))
 
-    def _leave(self) -> None:
+    def _leave(self, now: float) -> None:
         self.me = replace(self.me, status=Status.LEFT)
-        self._joining = self._prober.current = None
-        self._suspicions.clear()
+        self._joining = None
+        self._sync_at = now + self._preset.sync_period_s
+        self._detector.stop(self._sync_at)
         farewell = Verdict(self.me.node_id, self.me.incarnation, Status.LEFT, self.me.node_id)
         for member in self._some(BURST):
             self._out.send(member.address, "gossip", updates=(farewell,))
@@ -217,7 +212,7 @@ class Membership:
             if tag != self._out.tag and message.kind not in ("join", "refuse"):
                 raise PacketError("foreign")
         except PacketError as error:
-            self.counters[f"dropped_{error}"] += 1
+            self._counters[f"dropped_{error}"] += 1
             return
         if not self.me.here or (message.sender == self.me.node_id and message.kind not in ("join", "refuse")):
             return
@@ -232,19 +227,18 @@ class Membership:
             self._answer(now, source, message)
 
     def _answer(self, now: float, source: Address, message: Message) -> None:
-        if message.kind == "ping" and message.target == self.me.node_id:
-            self._out.send(source, "ack", seq=message.seq)
-        elif message.kind == "ask" and message.address is not None:
-            seq = self._prober.relay(now, source, message.seq)
-            self._out.send(message.address, "ping", seq=seq, target=message.target)
-        elif message.kind == "ack" and (relay := self._prober.answered(message.seq)) is not None:
-            self._out.send(relay.origin, "ack", seq=relay.seq)
+        if message.kind == "compare":
+            if message.fingerprint != self._fingerprint():
+                self._send_list("sync", source)
         elif message.kind == "sync" and message.page == 0:
             self._send_list("synced", source)
-        elif message.kind == "welcome" and self._joining is not None and self._joining.got(message.page, message.pages):
-            self._joining = None
-            self._out.tell(self.me)
-            self._out.effect(Joined())
+        elif message.kind == "welcome":
+            if self._joining is not None and self._joining.got(message.page, message.pages):
+                self._joining = None
+                self._out.tell(self.me)
+                self._out.effect(Joined())
+        else:
+            self._detector.answer(now, source, message)
 
     def _correct(self, now: float, source: Address, message: Message) -> None:
         """The sender is unknown here: exchange lists. It is held for suspect or dead: let it refute."""
@@ -267,11 +261,11 @@ class Membership:
         """Answer a join: welcome with the member list, or refuse with the reason."""
         joiner = message.updates[0] if message.updates else None
         if not isinstance(joiner, Member) or joiner.node_id != message.sender:
-            self.counters["dropped_malformed"] += 1
+            self._counters["dropped_malformed"] += 1
             return
         reason = obstacle(self.me, self.get(joiner.node_id), joiner)
         if reason is not None:
-            self.counters["refused_joins"] += 1
+            self._counters["refused_joins"] += 1
             self._out.effect(Refused(joiner.node_id, reason))
             self._out.send(source, "refuse", target=joiner.node_id, reason=reason)
             return
@@ -287,17 +281,13 @@ class Membership:
             self._out.effect(Refused(self.me.node_id, message.reason))
 
     def _sign(self) -> None:
-        self._out.address(self.me, len(self._roster.here()) + 1)
+        self._out.address(self.me, len(self._roster.here_ids()) + 1)
+
+    def _fingerprint(self) -> int:
+        return self._roster.fingerprint ^ fingerprint_of(self.me)
 
     def _send_list(self, kind: str, address: Address) -> None:
         self._out.send_pages(kind, address, [self.me, *self._roster.all()])
 
-    def _some(self, count: int, but: str = "") -> list[Member]:
-        """Up to `count` random other nodes that are here."""
-        others = [member for member in self._roster.here() if member.node_id != but]
-        return self._rng.sample(others, min(count, len(others)))
-
-    def _address_of(self, node_id: str) -> Address:
-        member = self._roster.get(node_id)
-        assert member is not None, f"{node_id} is probed but unknown"
-        return member.address
+    def _some(self, count: int) -> list[Member]:
+        return self._roster.sample(self._rng, count)

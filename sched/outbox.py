@@ -35,9 +35,13 @@ class Outbox:
     def effect(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def tell(self, update: Member | Verdict) -> None:
-        """Spread `update` with the messages to come."""
-        self._rumours.add(update)
+    @property
+    def has_rumours(self) -> bool:
+        return len(self._rumours) > 0
+
+    def tell(self, update: Member | Verdict, beside: bool = False) -> None:
+        """Spread `update` with the messages to come, `beside` what is told of its node already or in its place."""
+        self._rumours.add(update, beside)
 
     def gossip(self, address: Address) -> None:
         """Send rumours, if there are any."""
@@ -53,10 +57,11 @@ class Outbox:
         target: str = "",
         at: Address | None = None,
         reason: str = "",
+        fingerprint: int = 0,
         updates: tuple[Member | Verdict, ...] = (),
     ) -> None:
         """Send one message; one without updates or a reason of its own carries rumours."""
-        message = Message(kind, self._sender, self._incarnation, seq, target, at, reason=reason, updates=updates)
+        message = Message(kind, self._sender, self._incarnation, seq, target, at, 0, 1, reason, fingerprint, updates)
         rumours: list[bytes] = []
         if not updates and not reason:
             rumours = self._rumours.take(BODY_BYTES - MESSAGE_BYTES, self._limit)

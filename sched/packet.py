@@ -22,7 +22,7 @@ from sched.member import Address, Member, Verdict, number, text
 PACKET_BYTES = 1400
 """Fits every Ethernet path without fragments."""
 
-VERSION = 1
+VERSION = 2
 _header = struct.Struct("<2sBBII")
 BODY_BYTES = PACKET_BYTES - _header.size
 MESSAGE_BYTES = 400
@@ -38,9 +38,11 @@ class PacketError(Exception):
 
 class Kind(IntEnum):
     SWIM = 1  # membership, JSON: `Message`
-    DIGEST = 2  # state: versions known in a range of nodes
+    DIGEST = 2  # state: versions by key, in a range of keys (sched/exchange.py)
     DELTA = 3  # state: records
-    WANT = 4  # state: versions of nodes whose records are wanted
+    WANT = 4  # state: keys of nodes whose records are wanted
+    SUMMARY = 5  # state: versions by row
+    PICK = 6  # state: rows that are wanted
 
 
 def tag_of(member: Member) -> int:
@@ -77,8 +79,9 @@ def unseal(datagram: bytes) -> tuple[Kind, int, bytes]:
 class Message:
     """One membership message.
 
-    ping/ack carry `seq`; ask = "probe `target` at `address` for me"; gossip = only updates; join -> welcome pages or
-    refuse with `reason`; sync -> synced: pages of the whole member list.
+    ping -> ack by `seq`; ask = "probe `target` at `address` for me" -> ack or nack; gossip = only updates; join ->
+    welcome pages or refuse with `reason`; compare carries the roster's `fingerprint`, one that differs is answered by
+    sync -> synced: pages of the whole member list.
     """
 
     kind: str
@@ -90,10 +93,13 @@ class Message:
     page: int = 0
     pages: int = 1
     reason: str = ""
+    fingerprint: int = 0
     updates: tuple[Member | Verdict, ...] = field(default=())
 
 
-MESSAGE_KINDS = frozenset({"ping", "ack", "ask", "gossip", "join", "welcome", "refuse", "sync", "synced"})
+MESSAGE_KINDS = frozenset(
+    {"ping", "ack", "ask", "nack", "gossip", "join", "welcome", "refuse", "compare", "sync", "synced"}
+)
 
 
 def encode_message(tag: int, message: Message, rumours: Iterable[bytes] = ()) -> bytes:
@@ -109,6 +115,8 @@ def encode_message(tag: int, message: Message, rumours: Iterable[bytes] = ()) ->
         wire["page"], wire["pages"] = message.page, message.pages
     if message.reason:
         wire["reason"] = message.reason
+    if message.fingerprint:
+        wire["sum"] = message.fingerprint
     updates: list[Any] = [update.to_wire() for update in message.updates]
     updates += [orjson.Fragment(rumour) for rumour in rumours]
     if updates:
@@ -136,6 +144,7 @@ def decode_message(body: bytes) -> Message:
             page=number(wire.get("page", 0), 16),
             pages=number(wire.get("pages", 1), 16),
             reason=str(wire.get("reason", "")),
+            fingerprint=number(wire.get("sum", 0), 64),
             updates=tuple(_update(update) for update in wire.get("updates", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError):

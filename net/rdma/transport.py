@@ -115,6 +115,10 @@ class Rdma:
     ) -> None:
         await self.link(peer_id).submit(op, local, remote, spans, priority)
 
+    async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
+        """See net.transport.Atomics."""
+        return await self.link(peer_id).fetch_add(remote, offset, add)
+
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         link = self._peers.get(peer_id)
         return [rail.row() for rail in link.rails] if link is not None else []

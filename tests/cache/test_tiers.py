@@ -298,7 +298,7 @@ async def test_damage_in_dram_is_found_and_ssd_answers(make):
 
 async def test_a_disk_that_stops_writing_leaves_a_dram_store(make, monkeypatch):
     store = await make(slots=2)
-    monkeypatch.setattr(SsdTier, "put", lambda *_: False)
+    monkeypatch.setattr(SsdTier, "put_many", lambda tier, rows: [False] * len(rows))
     for i in range(5):
         await put_when_room(store, i)
     assert await read(store, 4) == "dram"

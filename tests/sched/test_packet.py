@@ -114,8 +114,8 @@ def test_a_flipped_bit_is_noticed(data):
         (seal(Kind.DELTA, TAG, b"x" * 63), "malformed"),
         (seal(Kind.DELTA, TAG, b"\xff" * 64), "malformed"),
         (seal(Kind.DIGEST, TAG, b"x"), "malformed"),
-        (b"Mk\x02" + seal(Kind.SWIM, TAG, b"{}")[3:], "version"),
-        (b"Mk\x01\x09" + seal(Kind.SWIM, TAG, b"{}")[4:], "kind"),
+        (b"Mk\x01" + seal(Kind.SWIM, TAG, b"{}")[3:], "version"),
+        (b"Mk\x02\x09" + seal(Kind.SWIM, TAG, b"{}")[4:], "kind"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
