@@ -14,7 +14,7 @@ from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import Job, at_each, pieces
 from cache.routing import Router, Target
 from cache.share import PRESENT, Deadlines
-from net.transfer import Op, TransferEngine
+from net.transfer import BULK, Op, TransferEngine
 
 
 class Writer:
@@ -118,7 +118,13 @@ class Writer:
                     for position, slot in zip(positions[part], slots[part], strict=True)
                 ]
                 await self._transfer.submit(
-                    target.home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
+                    target.home,
+                    Op.WRITE,
+                    job.region.name,
+                    reply["region"],
+                    spans,
+                    timeout_s=self._deadlines.transfer_s,
+                    priority=BULK,
                 )
         finally:
             if summing is not None:

@@ -137,6 +137,13 @@ class Config(CacheConfig):
         most=4096,
         auto=0,
     )
+    engine_nice: int = flag(
+        5,
+        "engine",
+        "how much nicer the threads of the model are than the event loop and other processes; 0 = equals",
+        least=0,
+        most=19,
+    )
     attention_backend: str = flag(
         "auto",
         "engine",
@@ -233,6 +240,12 @@ class Config(CacheConfig):
         "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
         unit="bytes/s",
         least=0,
+    )
+    tcp_connections: int = flag(
+        2,
+        "transfer",
+        "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
+        least=1,
     )
     kv_transfer: str = flag(
         "push",

@@ -94,7 +94,15 @@ class Engine:
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
-            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+            self.batcher,
+            loaded.runner,
+            loader,
+            self.publisher,
+            self.costs,
+            metrics,
+            self.speculator,
+            self.draft,
+            config.engine_nice,
         )
         self.service = EngineService(
             config.node_id,

@@ -57,10 +57,11 @@ log = logging.getLogger("mooncake.node")
 TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
 
 
-def rdma_options(config: Config) -> dict[str, Any]:
-    """The arguments of net.rdma.transport.Rdma."""
+def transport_options(config: Config) -> dict[str, dict[str, Any]]:
+    """The arguments of each transport's constructor."""
     names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
+    rdma = {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
+    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:
@@ -100,7 +101,7 @@ class Node:
         key = open_cluster_key(config)
         self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
         self.transfer = TransferEngine(
-            self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
+            self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
