@@ -107,7 +107,7 @@ class Node:
             self.transfer,
             self.share,
             self._homes,
-            block_bytes=self.geometry.block_bytes,
+            block_bytes=self.geometry.pool_bytes,
             replicas=config.replicas,
             repair_limit=config.repair_limit_bytes,
         )
@@ -219,6 +219,7 @@ class Node:
             "root": self.root.hex(),
             "block_size": self.config.block_size,
             "dtype": self.geometry.dtype,
+            "pool_dtype": self.config.pool_dtype,
         }
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:
