@@ -1,10 +1,11 @@
-"""One node's gossip as a whole: membership and load records behind one `handle`, ready for any driver."""
+"""One node's gossip as a whole: membership, load records and cache digests behind one `handle`, for any driver."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
+from sched.digest_exchange import DigestExchange
 from sched.events import Datagram, Effect, Event, MemberDown, MemberUp, Tick
 from sched.exchange import Exchange
 from sched.member import Member, Preset, Rng
@@ -17,13 +18,15 @@ from sched.steady import SteadyClock
 class GossipCore:
     """Membership decides who is there, the view holds records of those, the exchange keeps the view fresh.
 
-    `record` is asked for this node's load once per state period.
+    `record` is asked for this node's load once per state period. The cache adds and discards keys at `digests.own`;
+    `digests.holders` then says who holds what, this node included.
     """
 
     def __init__(self, now: float, me: Member, preset: Preset, rng: Rng, record: Callable[[], NodeRecord]) -> None:
         self._clock = SteadyClock(now)
         self.membership = Membership(now, me, preset, rng)
         self.view = ClusterView(me.node_id)
+        self.digests = DigestExchange(now, me.node_id, tag_of(me), preset, rng)
         self._exchange = Exchange(now, self.view, tag_of(me), preset, rng)
         self._record = record
         self._damaged: Counter[str] = Counter()
@@ -31,7 +34,7 @@ class GossipCore:
     @property
     def counters(self) -> dict[str, int]:
         """Of both planes; dropped_<why> are datagrams that were not understood."""
-        return dict(self.membership.counters + self._exchange.counters + self._damaged)
+        return dict(self.membership.counters + self._exchange.counters + self.digests.counters + self._damaged)
 
     def records(self, now: float) -> dict[str, NodeRecord]:
         """Load by node id; see ClusterView.records."""
@@ -39,7 +42,7 @@ class GossipCore:
 
     def wake_at(self) -> float:
         """When the next Tick is due."""
-        return self._clock.theirs(min(self.membership.wake_at(), self._exchange.next_at))
+        return self._clock.theirs(min(self.membership.wake_at(), self._exchange.next_at, self.digests.next_at))
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Never raises for anything that came from outside."""
@@ -50,6 +53,8 @@ class GossipCore:
         if isinstance(event, Tick) and now >= self._exchange.next_at:
             self.view.publish(now, self.membership.me.incarnation, self._record())
             effects += self._exchange.tick(now, self.membership.others())
+        if isinstance(event, Tick):
+            effects += self.digests.tick(now, self.membership.others())
         return effects
 
     def _receive(self, now: float, event: Datagram) -> list[Effect]:
@@ -60,6 +65,8 @@ class GossipCore:
             return []
         if kind is Kind.SWIM:
             return self._followed(self.membership.handle(now, event))
+        if kind in (Kind.HELD, Kind.CHANGES, Kind.COPY):
+            return [*self.digests.receive(event.source, kind, tag, body)]
         return [*self._exchange.receive(now, event.source, kind, tag, body)]
 
     def _followed(self, effects: list[Effect]) -> list[Effect]:
@@ -68,6 +75,8 @@ class GossipCore:
             match effect:
                 case MemberUp(member):
                     self.view.admit(member.node_id)
+                    self.digests.admit(member.node_id)
                 case MemberDown(member):
                     self.view.forget(member.node_id)
+                    self.digests.forget(member.node_id)
         return effects

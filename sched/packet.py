@@ -43,6 +43,9 @@ class Kind(IntEnum):
     WANT = 4  # state: keys of nodes whose records are wanted
     SUMMARY = 5  # state: versions by row
     PICK = 6  # state: rows that are wanted
+    HELD = 7  # digests: states held (sched/digest_exchange.py)
+    CHANGES = 8  # digests: a delta
+    COPY = 9  # digests: a page of a whole one
 
 
 def tag_of(member: Member) -> int:
