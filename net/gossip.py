@@ -49,6 +49,7 @@ class Gossip:
         self._core: GossipCore | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when the timer fires
         self._joining: asyncio.Future[None] | None = None
         self._on_up: list[Callable[[Member], None]] = []
         self._on_down: list[Callable[[Member, str], None]] = []
@@ -173,11 +174,11 @@ class Gossip:
     def _arm(self, now: float) -> None:
         """Have the next Tick fed when it is due, never more often than every millisecond."""
         due = max(self.core.wake_at(), now + 0.001)
-        if self._timer is not None and self._timer.when() <= due:
+        if self._timer is not None and self._due <= due:
             return  # an early Tick is harmless, and cheaper than a timer per datagram
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due, self._tick)
+        self._timer, self._due = asyncio.get_running_loop().call_at(due, self._tick), due
 
     def _received(self, payload: bytes, source: Address) -> None:
         self._handle(Datagram(source, payload))
