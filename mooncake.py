@@ -5,7 +5,9 @@
     python mooncake.py --role prefill --port 8000                  the first node of a cluster
     python mooncake.py --role decode  --port 8001 --join HOST:8000
     python mooncake.py --role store   --port 8002 --join HOST:8000
+    python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
+    python mooncake.py explain REQUEST-ID [--url HOST:8000]        why a request went where it went, and how it did
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
 """
@@ -32,8 +34,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
-from engine.checkpoint.model_source import ModelSource, describe
-from engine.config import Config
+from engine.checkpoint.model_source import ModelSource, describe, no_model
+from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
@@ -42,6 +44,7 @@ from engine.node import Node
 from engine.node_report import ready_line
 from engine.phases import Phases
 from engine.resolve import resolve
+from engine.serving.explain import main as explain
 from engine.speculation.draft_source import draft_source
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
@@ -66,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments[:1] == ["doctor"]:
             return doctor(arguments[1:])
+        if arguments[:1] == ["explain"]:
+            return explain(arguments[1:])
         config = parse(arguments)
         logging.basicConfig(
             level=config.log_level.upper(),
@@ -74,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         phases = Phases(BEGUN)
         phases.end("imports", time.monotonic())
-        source = describe(config.model, config.load_format, config.seed)
+        if config.model == NO_MODEL:
+            source = no_model(config.value_bytes, config.block_size)
+        else:
+            source = describe(config.model, config.load_format, config.seed)
         return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)

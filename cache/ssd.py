@@ -33,20 +33,26 @@ log = logging.getLogger(__name__)
 FILL = 0.8  # share of the map that blocks may take
 SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
 TREE_BYTES = 512  # of both trees, per block: generous
-SYNC_PERIOD_S = 2.0
 ENTRY = Struct("<QQQ")  # index entry: checksum, length, sequence
 
 
 class SsdTier:
-    """Blocks of `slot_bytes` in `directory`, at most `map_bytes` on disk.
+    """Blocks of at most `slot_bytes` in `directory`, at most `map_bytes` on disk.
 
-    Everything blocks except `contains`, `touch` and `stats`, which any thread may call; the rest belongs to one
-    thread of the owner. Raises SsdError at construction; later trouble is counted, logged, and a miss.
+    Everything blocks except `contains`, `all_keys`, `touch` and `stats`, which any thread may call; the rest belongs to
+    one thread of the owner. Raises SsdError at construction; later trouble is counted, logged, and a miss.
     """
 
     def __init__(
-        self, directory: str | Path, slot_bytes: int, map_bytes: int, root: bytes, policy: EvictionPolicy | None = None
+        self,
+        directory: str | Path,
+        slot_bytes: int,
+        map_bytes: int,
+        root: bytes,
+        policy: EvictionPolicy | None = None,
+        sync_ms: int = 1000,
     ) -> None:
+        """`sync_ms`: what has been written is synced so often; 0: each put, before it returns."""
         self.directory = Path(directory)
         self.slot_bytes = slot_bytes
         self.map_bytes = map_bytes - map_bytes % os.sysconf("SC_PAGE_SIZE")
@@ -61,6 +67,7 @@ class SsdTier:
         self._file = SsdFile(self.directory, self.map_bytes, slot_bytes, root)
         self._env = self._file.env
         self._adopt()
+        self._sync_s = sync_ms / 1000
         self._stop = threading.Event()
         self._written = threading.Event()
         self._syncer = threading.Thread(target=self._sync_loop, name="ssd-sync", daemon=True)
@@ -80,6 +87,11 @@ class SsdTier:
     def contains(self, key: BlockKey) -> bool:
         return key in self._keys
 
+    def all_keys(self) -> list[BlockKey]:
+        """All blocks here, in no order."""
+        with self._lock:
+            return list(self._keys)
+
     def touch(self, key: BlockKey) -> None:
         """A hit in a tier above: keep this copy from aging meanwhile."""
         with self._lock:
@@ -87,13 +99,13 @@ class SsdTier:
                 self._policy.touched(key)
 
     def put(self, key: BlockKey, memory: Buffer, block_checksum: int) -> bool:
-        """Write one block of exactly `slot_bytes`; True when it is here afterwards. The memory must not change
+        """Write one block of 1 to `slot_bytes` bytes; True when it is here afterwards. The memory must not change
         meanwhile. The checksum is stored as given: a block that was already bad is found out at its next read."""
-        if len(memory) != self.slot_bytes:
-            raise ValueError(f"a block of {len(memory)} bytes, this tier has {self.slot_bytes}")
+        if not 0 < len(memory) <= self.slot_bytes:
+            raise ValueError(f"a block of {len(memory)} bytes, this tier has at most {self.slot_bytes}")
         if key in self._keys:
             return True
-        entry = ENTRY.pack(block_checksum, self.slot_bytes, self._sequence)
+        entry = ENTRY.pack(block_checksum, len(memory), self._sequence)
         self._sequence += 1
         for _ in range(1 + SPARE_BLOCKS):
             self._make_room(self.capacity)
@@ -112,13 +124,13 @@ class SsdTier:
                 break
             else:
                 self._exchange(victim, key)
-                return True
+                return bool(self._sync_s) or self.sync()
         self._failed("write", reason)
         return False
 
-    def get(self, key: BlockKey, into: Buffer) -> int | None:
-        """Copy a block into `into` (slot_bytes, writable) and return its checksum, verified there. None is a miss;
-        `into` may then hold anything."""
+    def get(self, key: BlockKey, into: Buffer) -> tuple[int, int] | None:
+        """Copy a block into `into` (slot_bytes, writable); returns its checksum, verified there, and its length. None
+        is a miss; `into` may then hold anything."""
         if key not in self._keys:
             self._counts["misses"] += 1
             return None
@@ -187,6 +199,15 @@ class SsdTier:
 
     # --- life
 
+    def sync(self) -> bool:
+        """Everything written so far is on disk when this returns True."""
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            self._failed("sync", error)
+            return False
+        return True
+
     def stats(self) -> dict[str, int]:
         return {
             "blocks": len(self._keys),
@@ -196,13 +217,10 @@ class SsdTier:
         } | self._counts
 
     def _sync_loop(self) -> None:
-        while not self._stop.wait(SYNC_PERIOD_S):
+        while self._sync_s and not self._stop.wait(self._sync_s):
             if self._written.is_set():
                 self._written.clear()
-                try:
-                    self._env.sync(True)
-                except lmdb.Error as error:
-                    self._failed("sync", error)
+                self.sync()
 
     def close(self) -> None:
         """Sync and give the directory back. Idempotent."""
@@ -224,13 +242,13 @@ def _capacity(slot_bytes: int, map_bytes: int) -> int:
     return min(int(FILL * usable) // cost, usable // cost - SPARE_BLOCKS)
 
 
-def _copy_checked(stored: Buffer | None, entry: Buffer | None, into: Buffer) -> int | None:
+def _copy_checked(stored: Buffer | None, entry: Buffer | None, into: Buffer) -> tuple[int, int] | None:
     """Copy through numpy, which releases the GIL; verify the copy, so that what is used is what was checked."""
     if stored is None or entry is None or len(entry) != ENTRY.size:
         return None
     wanted, length, _ = ENTRY.unpack(entry)
-    target = np.frombuffer(into, np.uint8)
-    if not len(stored) == length == len(target):
+    if not 0 < len(stored) == length <= len(into):
         return None
-    target[:] = np.frombuffer(stored, np.uint8)
-    return cast(int, wanted) if checksum(memoryview(into)) == wanted else None
+    target = memoryview(into)[:length]
+    np.frombuffer(target, np.uint8)[:] = np.frombuffer(stored, np.uint8)
+    return (wanted, length) if checksum(target) == wanted else None

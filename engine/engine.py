@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from functools import partial
 from typing import Any
 
 from cache.block import BlockGeometry
-from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
+from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.cache_policies import eviction
 from engine.kv.incoming import KV_REGION
 from engine.kv.reuse import PrefixLoader, Publisher
+from engine.load import EngineLoad
 from engine.loading import LoadedModel
-from engine.request import RequestState
+from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
+from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.batching import Tuning, batching_policies
-from sched.classes import CLASSES
 from sched.cost import TransferModel
 from sched.queueing import queue_orders
-from sched.state import NodeRecord
+from sched.rejection import rejections
 
 
 class Engine:
@@ -41,6 +43,7 @@ class Engine:
         channel: Channel,
         transfer: TransferEngine,
         store: Store,
+        words: LoadWords,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -48,7 +51,7 @@ class Engine:
         self.region = loaded.region
         self._processes = loaded.processes
         store.attach(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.draft = loaded.draft
@@ -65,7 +68,9 @@ class Engine:
             queue_orders[config.queue_order](),
             self.speculator,
         )
+        self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
+        self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
         self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
         loader = PrefixLoader(
@@ -81,7 +86,15 @@ class Engine:
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
-            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+            self.batcher,
+            loaded.runner,
+            loader,
+            self.publisher,
+            self.costs,
+            metrics,
+            self.speculator,
+            self.draft,
+            config.engine_nice,
         )
         self.service = EngineService(
             config.node_id,
@@ -90,7 +103,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            self.load,
+            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](), config.slo_scale),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -118,6 +131,14 @@ class Engine:
             speculator.on_forget = draft.forget
         return speculator
 
+    async def calibrate(self) -> int:
+        """Measure steps before `start`, for --calibration-ms at most; returns how many."""
+        config, size = self._config, self._config.block_size
+        free = self.pool.num_blocks
+        room = Room(free, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        seconds = config.calibration_ms / 1000
+        return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+
     def start(self) -> None:
         self.publisher.start()
         self.worker.start()
@@ -134,50 +155,6 @@ class Engine:
     def lost(self) -> str | None:
         """Why this engine cannot compute any more; None while it can."""
         return None if self._processes is None else self._processes.lost
-
-    # --- what others are told
-
-    def record(self) -> NodeRecord:
-        """This node's load, for gossip."""
-        usage, requests = self.pool.usage(), self.batcher.requests.values()
-        a0, a1, a2 = self.costs.prefill.coefficients
-        decoding = [r.num_tokens for r in self.batcher.running]
-        return NodeRecord(
-            running=len(self.batcher.running),
-            waiting=sum(r.state is not RequestState.RUNNING for r in requests),
-            max_running=self._config.max_num_seqs,
-            queued_tokens=sum(r.num_tokens - r.num_computed for r in self._queued()),
-            blocks_used=usage["held"],
-            blocks_total=usage["total"],
-            work_s=self._work_s(),
-            prefill_a0=a0,
-            prefill_a1=a1,
-            prefill_a2=a2,
-            decode_step_s=self.costs.decode.estimate(len(decoding) + 1, sum(decoding)),
-        )
-
-    def load(self) -> dict[str, Any]:
-        """The same, fresh, for a probe."""
-        return {"record": self.record().pack().hex()}
-
-    def waiting_by_class(self) -> dict[str, int]:
-        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
-        waits = Counter(r.service_class for r in self.batcher.requests.values() if r.state is not RequestState.RUNNING)
-        return {name: waits[name] for name in CLASSES}
-
-    def _queued(self) -> list[Any]:
-        """Requests with prefill to do; those whose KV another node computes are not among them."""
-        return [
-            r
-            for r in self.batcher.requests.values()
-            if r.state is not RequestState.REMOTE and r.num_tokens - r.num_computed > 1
-        ]
-
-    def _work_s(self) -> float:
-        fixed = self._config.batching_policy == "mixed"
-        most = self._config.max_num_batched_tokens
-        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
-        return sum(self.costs.prefill_left(r, chunk) for r in self._queued())
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""

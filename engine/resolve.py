@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from cache.block import BlockGeometry, type_bytes
-from engine.config import Config
+from engine.config import NO_MODEL, Config
 from engine.flags import UsageError
 from engine.machine import Machine
 
@@ -105,6 +105,8 @@ def _device(config: Config, machine: Machine) -> str:
 
 
 def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, Any] | None) -> str:
+    if config.model == NO_MODEL:
+        return "bfloat16"  # as engine.checkpoint.model_source.no_model counts
     if config.dtype != "auto":
         return config.dtype
     if cluster is not None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ ANSWER_S = 5.0  # for an answer on the lifeline
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@cache
 def boot_id() -> str:
     """Equal on all processes of one host, containers too. Raises OSError where the kernel hides it."""
     return BOOT_ID.read_text().strip()

@@ -17,13 +17,14 @@ from typing import Any
 
 from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
-from engine.kv.pull import KvPull, unpack_spans
+from engine.kv.pull import KvPull
 from engine.request import Request
 from engine.serving import messages
 from engine.worker import Worker
 from net.channel import Channel
 from net.errors import RemoteError
 from net.metrics import Metrics
+from net.spans import unpack_spans
 from net.transfer import TransferEngine, TransferError
 
 KV_REGION = "kv"
@@ -133,6 +134,11 @@ class Incoming:
             raise RemoteError("the request has ended on the decode node", code="gone")
         self._worker.batcher.arrived(time.monotonic(), request, first_token)
         self._worker.wake()
+
+    def request(self, request_id: str) -> Request | None:
+        """The request of a reservation."""
+        reservation = self._reservations.get(request_id)
+        return None if reservation is None else reservation.request
 
     def of_node(self, prefill_node: str) -> list[Request]:
         """Requests whose KV comes from that node."""

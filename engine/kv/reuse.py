@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from cache.block import BlockGeometry, BlockKey
 from cache.layered import PinnedBlocks
+from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.store import Store
 from engine.batcher import Batcher
@@ -174,7 +175,7 @@ class PrefixLoader:
         begin = time.monotonic()
         try:
             offsets = [block * self._geometry.block_bytes for block in blocks]
-            result = await self._store.get(keys[: len(blocks)], self._region, offsets)
+            result = await self._store.get_into(keys[: len(blocks)], self._region, offsets)
             good = result.blocks
         finally:
             pool.unhold(blocks)
@@ -211,7 +212,7 @@ class Publisher:
         self._pool = pool
         self._region = region
         self._geometry = geometry
-        self._backlog: deque[tuple[BlockKey, int]] = deque()
+        self._backlog: deque[tuple[BlockKey, int, Facts]] = deque()
         self._wake = asyncio.Event()
         self._in_flight = 0
         self._task: asyncio.Task[None] | None = None
@@ -221,14 +222,14 @@ class Publisher:
         if self._store is not None:
             self._task = asyncio.create_task(self._run())
 
-    def publish(self, named: Sequence[tuple[BlockKey, int]]) -> None:
-        """Queue full blocks (key, block id); they are held until written or given up."""
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """Queue full blocks (key, block id, facts); they are held until written or given up."""
         if self._task is None or not named:
             return
         room = MAX_PUBLISH_BACKLOG_BLOCKS - len(self._backlog)
         self.num_dropped += max(0, len(named) - room)
         taken = named[: max(0, room)]
-        self._pool.hold([block_id for _, block_id in taken])
+        self._pool.hold([block_id for _, block_id, _ in taken])
         self._backlog.extend(taken)
         self._wake.set()
 
@@ -242,7 +243,7 @@ class Publisher:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._pool.unhold([block_id for _, block_id in self._backlog])
+        self._pool.unhold([block_id for _, block_id, _ in self._backlog])
         self._backlog.clear()
 
     async def _run(self) -> None:
@@ -256,11 +257,12 @@ class Publisher:
             batch = [self._backlog.popleft() for _ in range(count)]
             self._in_flight = count
             try:
-                offsets = [block_id * self._geometry.block_bytes for _, block_id in batch]
-                stored = await self._store.put([key for key, _ in batch], self._region, offsets)
+                keys, blocks, facts = zip(*batch, strict=True)
+                offsets = [block_id * self._geometry.block_bytes for block_id in blocks]
+                stored = await self._store.put_from(keys, self._region, offsets, facts)
                 self._metrics.count_store_put(stored)
             except Exception:  # a lost home costs reuse, never correctness
                 log.warning("publishing %d blocks failed", len(batch), exc_info=True)
             finally:
                 self._in_flight = 0
-                self._pool.unhold([block_id for _, block_id in batch])
+                self._pool.unhold([block_id for _, block_id, _ in batch])

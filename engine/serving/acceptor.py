@@ -22,6 +22,7 @@ from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.placing import Placer
+from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerLost, RemoteError
@@ -31,6 +32,7 @@ from net.metrics import Metrics
 log = logging.getLogger("mooncake.acceptor")
 
 MAX_ATTEMPTS = 4
+MAX_REDIRECTS = 2
 RESUME_PATIENCE_S = 30.0
 RESUME_RETRY_S = 0.25
 TIMED_OUT = [-1, None, None, "timed_out", None]
@@ -39,6 +41,10 @@ TIMED_OUT = [-1, None, None, "timed_out", None]
 
 class AttemptFailed(Exception):
     """A node of this attempt failed; the request can be placed again."""
+
+
+class Redirected(Exception):
+    """The prefill node has become too busy; nothing failed."""
 
 
 class Acceptor:
@@ -127,6 +133,12 @@ class Acceptor:
                     yield output
                     if output.finish_reason is not None:
                         return
+            except Redirected as reason:
+                self._log.redirected(flight, str(reason))
+                self._abort_attempt(flight)
+                flight.avoid.add(flight.timeline.nodes["prefill"])
+                flight.attempt += 1
+                flight.redirects += 1
             except (AttemptFailed, PeerLost) as error:
                 self._give_up_attempt(flight, str(error))
 
@@ -136,7 +148,7 @@ class Acceptor:
         self._log.attempt_failed(flight, reason)
         self._abort_attempt(flight)
         flight.attempt += 1
-        if flight.attempt >= MAX_ATTEMPTS:
+        if flight.attempt - flight.redirects >= MAX_ATTEMPTS:
             raise Unavailable(f"the request failed on {MAX_ATTEMPTS} placements, last: {reason}", retry_after_s=1.0)
         self._log.resumed()
 
@@ -149,7 +161,7 @@ class Acceptor:
                 return await self._start(flight)
             except (Overloaded, Unavailable):
                 self._abort_attempt(flight)
-                if flight.attempt == 0 or time.monotonic() > min(patience, flight.deadline):
+                if flight.attempt == flight.redirects or time.monotonic() > min(patience, flight.deadline):
                     raise
                 await asyncio.sleep(RESUME_RETRY_S)
 
@@ -164,8 +176,9 @@ class Acceptor:
             root=flight.root,
             service_class=flight.service_class,
         )
-        placement = await self._placer.place(request)
-        self._log.placed(flight, placement)
+        placed = await self._placer.place(request, flight.avoid, new=flight.attempt == flight.redirects)
+        placement = placed.placement
+        self._log.placed(flight, placed)
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
@@ -173,6 +186,7 @@ class Acceptor:
         body, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target = None
+        promise = placed.promise(MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:
                 reserve = body | {"prefill_node": placement.prefill}
@@ -183,9 +197,14 @@ class Acceptor:
                     "block_ids": reply["blocks"],
                     "first_missing": reply["first_missing"],
                 }
-                self._log.reserved(flight, placement)
-            await self._channel.call(placement.prefill, messages.PREFILL, body | {"target": target}, data, left)
+                self._log.reserved(flight, placement.decode)
+            await self._channel.call(
+                placement.prefill, messages.PREFILL, body | {"target": target, "promise": promise}, data, left
+            )
         except RemoteError as error:
+            if error.code == "redirect":
+                raise Redirected(str(error)) from None
+            await self._placer.release(placed)
             if error.code == "overloaded":
                 raise Overloaded(str(error), retry_after_s=1.0) from None
             raise AttemptFailed(str(error)) from None
@@ -204,6 +223,8 @@ class Acceptor:
                     self._log.timed_out(flight)
                     yield text.end("abort")
                     return
+                if finish == "refused":  # by its decode node: --rejection stage-load
+                    raise Overloaded(extra["error"], retry_after_s=1.0)
                 if finish == "failed":
                     raise AttemptFailed(extra["error"] if extra else "a node failed")
                 if finish == "handed_over":
@@ -251,6 +272,11 @@ class Acceptor:
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """JSON-ready; None for a request that is not known, or not any more."""
         return self._log.timeline(request_id)
+
+    @property
+    def recent(self) -> Recent:
+        """The requests that ended here last."""
+        return self._log.recent
 
     @property
     def num_flights(self) -> int:

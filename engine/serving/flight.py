@@ -30,6 +30,8 @@ class Flight:
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
+    redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
+    avoid: set[str] = field(default_factory=set)  # nodes that did
     items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt

@@ -10,10 +10,12 @@ from collections import OrderedDict
 from typing import Any
 
 from engine.serving.flight import Flight
-from engine.serving.placing import Placer, explain
+from engine.serving.placed import Placed
+from engine.serving.placing import Placer
+from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
+from engine.serving.truth import compare
 from net.metrics import Metrics
-from sched.placement import Placement
 
 KEPT_TIMELINES = 1000
 
@@ -23,6 +25,7 @@ class FlightLog:
 
     def __init__(self, node_id: str, metrics: Metrics, placer: Placer) -> None:
         """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
+        self.recent = Recent(placer.block_size)
         self._node_id = node_id
         self._metrics = metrics
         self._placer = placer
@@ -43,15 +46,15 @@ class FlightLog:
     def rejected(self, error: Exception) -> None:
         self._metrics.count_rejected(type(error).__name__.lower())
 
-    def placed(self, flight: Flight, placement: Placement) -> None:
-        timeline = flight.timeline
+    def placed(self, flight: Flight, placed: Placed) -> None:
+        timeline, placement = flight.timeline, placed.placement
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
-        timeline.placement = explain(placement)
+        timeline.decisions.append(placed.explain())
         timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
         self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
 
-    def reserved(self, flight: Flight, placement: Placement) -> None:
-        self._add(flight, "reserved", on=placement.decode)
+    def reserved(self, flight: Flight, decode: str) -> None:
+        self._add(flight, "reserved", on=decode)
 
     def told(self, flight: Flight, extra: dict[str, Any]) -> None:
         """What an engine node says beside the first and the last token."""
@@ -77,6 +80,9 @@ class FlightLog:
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
 
+    def redirected(self, flight: Flight, reason: str) -> None:
+        self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
+
     def resumed(self) -> None:
         """A further attempt follows a failed one."""
         self._metrics.count_resumed()
@@ -96,7 +102,10 @@ class FlightLog:
             reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
         )
         self._metrics.observe_decode(decode_s)
+        self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
+        for name, found in compare(summary).items():
+            self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
         for observe, value in (
             (self._metrics.observe_queue, summary["queue_ms"]),
             (self._metrics.observe_prefill, summary["prefill_ms"]),

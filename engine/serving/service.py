@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockGeometry
@@ -27,10 +27,10 @@ from engine.request import Request
 from engine.serving import messages
 from engine.serving.intervals import Intervals
 from engine.serving.messages import pack_events, pack_logprobs, unpack_request
+from engine.serving.own_load import OwnLoad
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
-from net.shm import boot_id
 from net.transfer import TransferEngine
 
 log = logging.getLogger("mooncake.engine")
@@ -50,7 +50,7 @@ class EngineService:
         worker: Worker,
         geometry: BlockGeometry,
         max_waiting: int,
-        load: Callable[[], dict[str, Any]],
+        own_load: OwnLoad,
         metrics: Metrics,
         kv_transfer: str = "push",
         kv_overlap: str = "layer",
@@ -62,7 +62,7 @@ class EngineService:
         self._worker = worker
         self._geometry = geometry
         self._max_waiting = max_waiting
-        self._load = load
+        self._own_load = own_load
         self._metrics = metrics
         self._kv_transfer = kv_transfer
         self._kv_overlap = kv_overlap
@@ -87,8 +87,9 @@ class EngineService:
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        clock = {"unix_s": time.time(), "boot_id": boot_id()}
-        return self._load() | clock | {"local_tokens": len(matched) * self._geometry.block_size}
+        return await self._own_load.answer(body["horizon_s"]) | {
+            "local_tokens": len(matched) * self._geometry.block_size
+        }
 
     # --- decode side
 
@@ -99,6 +100,8 @@ class EngineService:
         return await self._incoming.reserve(request, body["prefill_node"])
 
     async def _on_handover(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        if (request := self._incoming.request(body["id"])) is not None and not request.num_output_tokens:
+            self._own_load.decode(request.service_class)
         self._incoming.arrive(body["id"], body["first_token"])
 
     async def _give_up(self, reservation: Reservation) -> None:
@@ -111,6 +114,7 @@ class EngineService:
         request = unpack_request(body, data, time.monotonic())
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
+        self._own_load.keep(body["promise"])
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
         transfer = None
@@ -154,7 +158,8 @@ class EngineService:
             )
         except Exception as error:
             await transfer.stop()
-            self._send(acceptor, [[request.request_id, -1, None, None, "failed", self._extra(request, str(error))]])
+            end = "refused" if isinstance(error, RemoteError) and error.code == "refused" else "failed"
+            self._send(acceptor, [[request.request_id, -1, None, None, end, self._extra(request, str(error))]])
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
@@ -243,6 +248,8 @@ class EngineService:
             elif transfer is not None:
                 self._spawn(self._stop_transfer(request.request_id, transfer))
             if ends:
+                if reason in ("stop", "length"):
+                    self._own_load.load.lengths.ended(request.num_output_tokens)
                 del self._acceptors[request.request_id]
         for acceptor, batch in items.items():
             self._send(acceptor, batch)

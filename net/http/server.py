@@ -7,6 +7,7 @@ import socket
 
 from aiohttp import web
 
+from net.http import page
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.middleware import echo_request_id, identify, require_key
@@ -37,6 +38,9 @@ def create_app(
             web.get("/debug/state", info.state),
             web.get("/debug/requests/{request_id}", info.timeline),
             web.get("/cluster", info.cluster),
+            web.get("/live", info.live),
+            web.get("/live/requests/{request_id}", info.live_request),
+            *page.routes(),
         ]
     )
     return app

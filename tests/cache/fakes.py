@@ -104,7 +104,7 @@ class FakeTransfer:
     def register(self, region):
         self.regions[region.name] = region
 
-    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0):
+    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
         self.started.set()
         await asyncio.sleep(0)
         await asyncio.wait_for(self.gate.wait(), timeout_s)

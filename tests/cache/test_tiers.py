@@ -195,7 +195,7 @@ async def test_pins_of_one_block_share_its_promotion(make, slow_disk):
     assert store.reserve(key_of(1)) is None
     slow_disk.set()
     pins = [(await task)[0] for task in waiting]
-    assert pins == [Pin(0, checksum(block_of(1)), "ssd")] * 3
+    assert pins == [Pin(0, checksum(block_of(1)), "ssd", SLOT)] * 3
     with pytest.raises(NoSpace):
         store.reserve(key_of(3))
     for pin in pins:

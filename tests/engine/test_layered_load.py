@@ -167,7 +167,7 @@ async def test_a_request_in_company_waits_for_the_whole_prefix_before_it_starts(
         gets.append(len(keys))
         raise ConnectionError("this test ends here")
 
-    store.get = get
+    store.get_into = get
     worker.add(request())
     await until(lambda: gets)
     await until(lambda: sum(e.request.request_id == "r" for e in got) == 4)  # computed, as nothing came

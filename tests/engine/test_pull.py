@@ -11,7 +11,6 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
-from engine.kv.pull import pack_spans, unpack_spans
 from engine.request import Request, SamplingParams
 from engine.serving import messages
 from engine.serving.messages import pack_request
@@ -20,7 +19,8 @@ from engine.worker import Emission
 from net.errors import RemoteError
 from net.memory import Region
 from net.metrics import Metrics
-from net.transfer import Op, TransferEngine
+from net.spans import pack_spans, unpack_spans
+from net.transfer import Op, TransferEngine, TransferError
 from tests.engine.test_service import IdleWorker
 from tests.net.peers import channels, until
 
@@ -173,5 +173,5 @@ async def test_a_pull_outside_the_reserved_blocks_is_refused():
 def test_spans_come_back_from_the_wire():
     spans = [(1, 2, 3), (1 << 40, 0, 64)]
     assert unpack_spans(memoryview(pack_spans(spans))) == spans
-    with pytest.raises(RemoteError, match="no multiple"):
+    with pytest.raises(TransferError, match="no multiple"):
         unpack_spans(memoryview(bytes(23)))

@@ -12,12 +12,23 @@ from engine.batcher import Batcher
 from engine.request import Request, SamplingParams
 from engine.serving import messages
 from engine.serving.messages import pack_request
+from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.worker import Emission
 from net.metrics import Metrics
+from sched.rejection import NoRejection, OutputLengths
+from sched.state import NodeRecord
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 ROOT = root_key("toy", GEOMETRY)
+
+
+PROMISE = {"claim": 0, "wait_s": 0.0, "ttft_s": 1.0, "redirects_left": 2}
+
+
+def idle_load() -> OwnLoad:
+    load = SimpleNamespace(record=NodeRecord, lengths=OutputLengths())
+    return OwnLoad("n", load, SimpleNamespace(outstanding=0), NoRejection(), 1.0)
 
 
 class SlowTransfer:
@@ -81,11 +92,11 @@ class IdleWorker:
 async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over():
     channel, transfer = Wires(), SlowTransfer()
     worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
-    service = EngineService("p", channel, transfer, worker, GEOMETRY, 8, dict, Metrics("m", "p"))
+    service = EngineService("p", channel, transfer, worker, GEOMETRY, 8, idle_load(), Metrics("m", "p"))
     request = Request("r", [1] * 8, 8, SamplingParams(max_tokens=4), 0.0, ROOT)
     body, data = pack_request(request)
     target = {"node": "d", "region": "kv", "block_ids": [3, 4], "first_missing": 0}
-    await channel.handlers[messages.PREFILL]("a", body | {"target": target}, memoryview(data[0]))
+    await channel.handlers[messages.PREFILL]("a", body | {"target": target, "promise": PROMISE}, memoryview(data[0]))
     step = worker.batcher.schedule(0.0)
     for layer in range(2):
         worker.transfers["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
@@ -108,10 +119,10 @@ async def test_tokens_of_one_step_are_numbered_and_only_the_last_one_ends_the_re
     """An accepted draft: three tokens of one request in one step, the third is its end."""
     channel = Wires()
     worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
-    service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, dict, Metrics("m", "d"))
+    service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, idle_load(), Metrics("m", "d"))
     request = Request("r", [1] * 5, 5, SamplingParams(max_tokens=3), 0.0, ROOT)
     body, data = pack_request(request)
-    await channel.handlers[messages.PREFILL]("a", body | {"target": None}, memoryview(data[0]))
+    await channel.handlers[messages.PREFILL]("a", body | {"target": None, "promise": PROMISE}, memoryview(data[0]))
     step = worker.batcher.schedule(0.0)
     done = worker.batcher.commit(0.0, step, [(5, 6, 7)])
     (owned, _, kept) = done.emitted[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,16 +16,14 @@ from hypothesis import strategies as st
 from sched.admission import Limits
 from sched.cost import TransferModel
 from sched.member import Member
-from sched.placement import (
-    Candidate,
-    Demand,
-    MooncakePlacement,
-    Placement,
-    RandomPlacement,
-    Rejected,
-    UniformLinks,
-    placements,
-)
+from sched.placements.choice import Placement, Rejected
+from sched.placements.demand import Demand
+from sched.placements.links import Lines, UniformLinks
+from sched.placements.mooncake import MooncakePlacement
+from sched.placements.rivals import RandomPlacement
+from sched.placements.table import placements
+from sched.placements.two_stages import TwoStages
+from sched.placements.view import Candidate, View
 from sched.state import NodeRecord
 
 MIXED = ("prefill", "decode", "store")
@@ -35,21 +35,36 @@ class FlatLinks:
     def __init__(self, bytes_per_s: float = 1e9) -> None:
         self.bytes_per_s = bytes_per_s
 
-    def fetch_s(self, node_id: str, nbytes: int) -> float:
-        return nbytes / self.bytes_per_s
+    def fetch(self, nodes: Sequence[str]) -> Lines:
+        return np.zeros(len(nodes)), np.full(len(nodes), 1 / self.bytes_per_s)
 
-    def handover_s(self, source: str, target: str, nbytes: int) -> float:
-        assert source != target
-        return nbytes / self.bytes_per_s
+    def handover(self, source: str, nodes: Sequence[str]) -> Lines:
+        return self.fetch(nodes)
 
 
 NO_LIMITS = Limits()
 FAST, SLOW = FlatLinks(1e9), FlatLinks(1e5)  # 1 us and 10 ms per token
 
 
-def node(node_id: str, roles: tuple[str, ...] = MIXED, **known: Any) -> Candidate:
+NOW = 1000.0
+Node = tuple[Candidate, int]
+"""And the tokens of the prompt that it has."""
+
+
+def node(node_id: str, roles: tuple[str, ...] = MIXED, local_tokens: int = 0, **known: Any) -> Node:
     defaults = {"prefill": (0.0, 1e-3, 0.0), "free_blocks": 1000, "total_blocks": 1000, "step_s": 0.02}
-    return Candidate(node_id=node_id, roles=roles, **(defaults | known))
+    return Candidate(node_id=node_id, roles=roles, **(defaults | known)), local_tokens // 16 * 16
+
+
+def changed(known: Node, **values: Any) -> Node:
+    return replace(known[0], **values), known[1]
+
+
+def decide(
+    policy: TwoStages, wanted: Demand, nodes: Sequence[Node], links: FlatLinks | None = None
+) -> Placement | Rejected:
+    view = View(NOW, [candidate for candidate, _ in nodes], links or FAST, policy.limits.max_waiting)
+    return policy.place(NOW, wanted, view, np.array([float(local) for _, local in nodes]))
 
 
 def demand(num_tokens: int = 1601, pool_tokens: int = 0, max_tokens: int = 100) -> Demand:
@@ -59,15 +74,15 @@ def demand(num_tokens: int = 1601, pool_tokens: int = 0, max_tokens: int = 100) 
 
 
 def place(
-    wanted: Demand, nodes: list[Candidate], links: FlatLinks = FAST, limits: Limits = NO_LIMITS, threshold: float = 1.5
+    wanted: Demand, nodes: list[Node], links: FlatLinks = FAST, limits: Limits = NO_LIMITS, threshold: float = 1.5
 ) -> Placement:
-    placed = MooncakePlacement(limits, random.Random(0), threshold).place(wanted, nodes, links)
+    placed = decide(MooncakePlacement(limits, random.Random(0), threshold), wanted, nodes, links)
     assert isinstance(placed, Placement), placed
     return placed
 
 
-def refuse(wanted: Demand, nodes: list[Candidate], limits: Limits = NO_LIMITS) -> Rejected:
-    refused = MooncakePlacement(limits, random.Random(0)).place(wanted, nodes, FAST)
+def refuse(wanted: Demand, nodes: list[Node], limits: Limits = NO_LIMITS) -> Rejected:
+    refused = decide(MooncakePlacement(limits, random.Random(0)), wanted, nodes)
     assert isinstance(refused, Rejected), refused
     return refused
 
@@ -137,7 +152,7 @@ def test_decode_goes_where_there_is_room_before_where_there_is_least_load():
     ]
     assert place(demand(), nodes).decode == "idle"  # 1701 tokens need 107 blocks
     assert place(demand(num_tokens=4000), nodes).decode == "busy"
-    crowded = [replace(c, free_blocks=c.free_blocks // 10) for c in nodes]
+    crowded = [changed(c, free_blocks=c[0].free_blocks // 10) for c in nodes]
     assert place(demand(num_tokens=4000), crowded).decode == "busy", "it will wait where most is free"
 
 
@@ -161,7 +176,7 @@ def test_full_queues_are_refused_with_the_time_until_the_first_has_room():
     refused = refuse(demand(), nodes, Limits(max_waiting=4))
     assert "full" in refused.reason and refused.retry_after_s == 3.0
     assert {row["skipped"] for row in refused.considered} == {"queue full"}
-    nodes[0] = replace(nodes[0], waiting=3)
+    nodes[0] = changed(nodes[0], waiting=3)
     assert place(demand(), nodes, limits=Limits(max_waiting=4)).prefill == "a"
 
 
@@ -199,14 +214,14 @@ def test_every_decision_lists_all_candidates_with_their_estimates():
 def test_equal_nodes_are_drawn_not_taken_in_order():
     policy = MooncakePlacement(Limits(), random.Random(1))
     nodes = [node("a"), node("b"), node("c")]
-    assert {policy.place(demand(), nodes, FAST).prefill for _ in range(50)} == {"a", "b", "c"}
+    assert {decide(policy, demand(), nodes).prefill for _ in range(50)} == {"a", "b", "c"}
 
 
 def test_random_placement_uses_all_nodes_that_can():
     policy = placements["random"](Limits(max_waiting=4), random.Random(1))
     assert isinstance(policy, RandomPlacement)
     nodes = [node("a"), node("b", wait_s=100.0), node("c", waiting=4), node("d", ("decode",))]
-    placed = [policy.place(demand(), nodes, FAST) for _ in range(100)]
+    placed = [decide(policy, demand(), nodes) for _ in range(100)]
     assert {p.prefill for p in placed} == {"a", "b"} and {p.decode for p in placed} == {"a", "b", "d"}
 
 
@@ -226,14 +241,13 @@ def test_nobody_would_have_been_faster(nodes, num_tokens, pool_tokens, bandwidth
         node(f"n{i}", roles[role], wait_s=wait, local_tokens=local, prefill=(1e-3, slope, 1e-9))
         for i, (wait, local, slope, role) in enumerate(nodes)
     ]
-    placed = MooncakePlacement(Limits(), random.Random(0)).place(
-        demand(num_tokens, pool_tokens), candidates, FlatLinks(bandwidth)
-    )
+    policy = MooncakePlacement(Limits(), random.Random(0))
+    placed = decide(policy, demand(num_tokens, pool_tokens), candidates, FlatLinks(bandwidth))
     if isinstance(placed, Rejected):
         assert "role" in placed.reason
         return
     rows = [row for row in placed.considered if row["stage"] == "prefill"]
-    assert placed.estimates["ttft_s"] == min(row["ttft_s"] for row in rows)
+    assert placed.estimates["ttft_s"] == pytest.approx(min(row["ttft_s"] for row in rows))
     assert 0 <= placed.prefix_tokens < num_tokens and placed.prefix_tokens % 16 == 0
 
 
@@ -241,10 +255,19 @@ def test_candidates_come_from_records_and_links_from_measured_transfers():
     record = NodeRecord(
         blocks_total=100, blocks_used=30, waiting=2, running=3, work_s=1.5, prefill_a1=1e-3, decode_step_s=0.02
     )
-    a = Candidate.of(Member("a", ("h", 1), roles=MIXED), record, local_tokens=32)
-    assert a == node(
-        "a", wait_s=1.5, waiting=2, running=3, local_tokens=32, free_blocks=70, total_blocks=100, step_s=0.02
+    a = Candidate.of(Member("a", ("h", 1), roles=MIXED), record)
+    assert (a, 0) == node(
+        "a", wait_s=1.5, waiting=2, running=3, free_blocks=70, total_blocks=100, step_s=0.02, step_soon_s=0.02
     )
     links = UniformLinks(TransferModel(1e-3, 1e6), TransferModel(1e-3, 1e9))
-    assert links.fetch_s("a", 1_000_000) == pytest.approx(1.001)
-    assert links.handover_s("a", "b", 1_000_000) == pytest.approx(0.002)
+    (latency, _), (per_byte, _) = links.fetch(["a", "b"])
+    assert (latency, per_byte) == (pytest.approx(1e-3), pytest.approx(1e-6))
+    (latency, _), (per_byte, _) = links.handover("a", ["a", "b"])
+    assert latency + 1_000_000 * per_byte == pytest.approx(0.002)
+
+
+def test_a_node_that_became_slow_is_slow_in_everything():
+    record = NodeRecord(blocks_total=100, work_s=1.5, prefill_a1=1e-3, decode_step_s=0.02, residual=2.0)
+    a = Candidate.of(Member("a", ("h", 1), roles=MIXED), record)
+    assert (a.wait_s, a.prefill, a.step_s) == (3.0, (0.0, 2e-3, 0.0), 0.04)
+    assert Candidate.of(Member("a", ("h", 1), roles=MIXED), replace(record, residual=1.2)).wait_s == 1.5

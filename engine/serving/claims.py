@@ -1,0 +1,65 @@
+"""Announce a prompt's work to its prefill node before the prompt itself is there.
+
+Acceptors that decide at the same moment see each other's claims in the counter that reserving returns: whoever finds
+that others came in between decides again with their work added, and may take the runner-up (reference/scheduling.md
+section 4, step 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from net.http.frontend import Overloaded, Unavailable
+from net.load_words import UNREACHABLE, Claim, LoadWords
+from sched.load_word import CLAIM_UNIT_S
+from sched.placements.choice import Placement, Rejected
+from sched.placements.view import View
+
+MOST_RUNNERS_UP = 2
+CAME_BETWEEN = 0.2
+"""Share of the estimated time to first token that others may have claimed meanwhile before the choice is made anew."""
+
+LEAST_S = 0.005
+"""Less work than this is not announced: asking takes as long."""
+
+Decide = Callable[[], Placement | Rejected]
+
+
+class Claims:
+    """Of one acceptor."""
+
+    def __init__(self, words: LoadWords) -> None:
+        self._words = words
+
+    async def secure(
+        self, decision: Placement, decide: Decide, view: View, now: float, claimed: Mapping[str, int]
+    ) -> tuple[Placement, Claim | None, int]:
+        """(the decision that stands, its claim, how often the choice was given up). `claimed`: each node's counter when
+        it was asked; `view` is what `decide` decides on."""
+        given_up = 0
+        while True:
+            work_s = decision.estimates["prefill_s"]
+            if work_s < LEAST_S or decision.prefill not in claimed:
+                return decision, None, given_up
+            try:
+                claim = await self._words.reserve(decision.prefill, max(1, int(work_s / CLAIM_UNIT_S)))
+            except UNREACHABLE:
+                return decision, None, given_up  # sending the prompt will tell
+            between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S
+            if given_up == MOST_RUNNERS_UP or between_s <= CAME_BETWEEN * decision.estimates["ttft_s"]:
+                return decision, claim, given_up
+            view.charge(now, decision.prefill, between_s)
+            again = decide()
+            if isinstance(again, Rejected) or again.prefill == decision.prefill:
+                return decision, claim, given_up
+            await self._words.release(claim)
+            decision, given_up = again, given_up + 1
+
+
+def accepted(decision: Placement | Rejected) -> Placement:
+    """Raises Overloaded when every node is full, Unavailable when a role is missing or the prompt fits nowhere."""
+    if not isinstance(decision, Rejected):
+        return decision
+    if decision.retry_after_s is None:
+        raise Unavailable(decision.reason, retry_after_s=1.0)
+    raise Overloaded(decision.reason, decision.retry_after_s)

@@ -1,0 +1,58 @@
+"""How busy this node is: what it answers to a probe, and whether a prompt that was sent on older news may stay."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from engine.load import EngineLoad
+from net.channel import RemoteError
+from net.load_words import LoadWords
+from net.shm import boot_id
+from sched.load_word import CLAIM_UNIT_S
+from sched.rejection import Rejection
+
+REDIRECT_SHARE, REDIRECT_S = 0.25, 0.1
+"""A prompt is sent elsewhere if its first token would come later than promised by more than this."""
+
+
+class OwnLoad:
+    """Of an engine node."""
+
+    def __init__(
+        self, node_id: str, load: EngineLoad, words: LoadWords, rejection: Rejection, slo_scale: float
+    ) -> None:
+        self.load = load
+        self._node_id, self._words = node_id, words
+        self._rejection, self._slo_scale = rejection, slo_scale
+
+    async def answer(self, horizon_s: float) -> dict[str, Any]:
+        """To a probe; `horizon_s`: when the prompt would come here to decode."""
+        claims = (await self._words.probe([self._node_id]))[self._node_id]
+        return {
+            "record": self.load.record().pack().hex(),
+            "claimed": claims.claimed,
+            "outstanding": claims.outstanding,
+            "step_soon_s": self.load.step_s(self.load.running_soon(horizon_s) + 1),
+            "step_alone_s": self.load.step_s(1),
+            "decode_s": self.load.lengths.mean * self.load.step_s(max(1, self.load.running_soon(0.0))),
+            "unix_s": time.time(),
+            "boot_id": boot_id(),
+        }
+
+    def keep(self, promise: dict[str, Any]) -> None:
+        """The prompt of a claim is here. Raises RemoteError (redirect) if this node has become much busier than its
+        acceptor knew when it chose; not for ever: a prompt brings the number of times that this may still happen."""
+        if promise["claim"]:
+            self._words.arrived(promise["claim"])
+        late = self.load.record().work_s + self._words.outstanding * CLAIM_UNIT_S - promise["wait_s"]
+        if promise["redirects_left"] and late > REDIRECT_SHARE * promise["ttft_s"] + REDIRECT_S:
+            raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
+
+    def decode(self, service_class: str) -> None:
+        """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection says that it may not."""
+        load = self.load
+        step_s = load.step_s(load.running_soon(0.0) + 1)
+        refusal = self._rejection.after_prefill(service_class, step_s, load.step_s(1), self._slo_scale)
+        if refusal is not None:
+            raise RemoteError(refusal.reason, code="refused")

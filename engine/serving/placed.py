@@ -1,0 +1,72 @@
+"""A placement with what it took to get there: the answers of the nodes that were asked, and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from net.load_words import Claim
+from sched.placements.choice import Placement
+from sched.placements.view import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """What a node said of itself, beside what gossip had told of it."""
+
+    candidate: Candidate
+    local_tokens: int  # leading tokens of the prompt that it has
+    round_trip_s: float
+    gossiped_wait_s: float | None  # None: gossip had told nothing yet
+    gossip_age_s: float | None
+    claimed: int  # by all acceptors, ever; see sched/load_word.py
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.candidate.node_id,
+            "wait_s": self.candidate.wait_s,
+            "gossiped_wait_s": self.gossiped_wait_s,
+            "gossip_age_s": self.gossip_age_s,
+            "local_tokens": self.local_tokens,
+            "round_trip_s": self.round_trip_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One decision of the placer."""
+
+    placement: Placement
+    probes: Sequence[ProbeAnswer]
+    asked: int  # nodes; probes holds those that answered
+    seconds: float  # from the request to the decision
+    claim: Claim | None = None  # the work announced to the prefill node
+    runners_up: int = 0  # choices given up because others had claimed the same node meanwhile
+
+    def promise(self, redirects_left: int) -> dict[str, Any]:
+        """What the prefill node is told: the claim that it stands for, and what was expected of it."""
+        estimates = self.placement.estimates
+        return {
+            "claim": 0 if self.claim is None else self.claim.amount,
+            "wait_s": estimates["wait_s"],
+            "ttft_s": estimates["ttft_s"],
+            "redirects_left": redirects_left,
+        }
+
+    def explain(self) -> dict[str, Any]:
+        """JSON-ready: the choice, every candidate with its estimates, and what the asked nodes answered."""
+        placement = self.placement
+        return {
+            "prefill": placement.prefill,
+            "decode": placement.decode,
+            "prefix_source": placement.prefix_source,
+            "prefix_tokens": placement.prefix_tokens,
+            "estimates": placement.estimates,
+            "considered": placement.considered,
+            "asked": self.asked,
+            "probes": [probe.as_dict() for probe in self.probes],
+            "claim": None if self.claim is None else {"amount": self.claim.amount, "one_sided": self.claim.one_sided},
+            "runners_up": self.runners_up,
+            "decision_s": self.seconds,
+        }

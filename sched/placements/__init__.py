@@ -1,0 +1,13 @@
+"""Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class each. Pure.
+
+demand.py     what a request needs
+view.py       what is known of the nodes, in columns
+links.py      predicted transfers
+costs.py      Algorithm 1's estimates of every node at once
+choice.py     the decision, with what it was based on
+two_stages.py what all policies share: prefill node first, then a decode node for it
+mooncake.py   ours: gossip shortlists, fresh load words decide
+central.py    the paper's: everybody is asked, the least estimate wins
+rivals.py     random, round-robin, least-load, local-cache, power-of-two, dynamo-cost
+table.py      by the name on the command line
+"""

@@ -1,0 +1,65 @@
+"""A decision and everything it was based on, so that it can be explained and later compared with the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sched.placements.costs import DecodeCosts, PrefillCosts, Row
+from sched.placements.demand import Demand
+from sched.placements.links import Vector
+from sched.placements.view import View
+
+MAX_ROWS = 16
+"""Candidates per stage that an explanation lists."""
+
+Stage = PrefillCosts | DecodeCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes."""
+
+    prefill: str
+    decode: str
+    prefix_source: str  # "local", "pool" or "none"
+    prefix_tokens: int  # tokens not computed
+    estimates: dict[str, float]  # wait_s, transfer_s, prefill_s, ttft_s, handover_s, step_s
+    stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def considered(self) -> list[Row]:
+        """See `listed`."""
+        return listed(self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """No placement. `retry_after_s` is None when waiting does not help (a role is missing, the prompt never fits)."""
+
+    reason: str
+    retry_after_s: float | None
+    stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def considered(self) -> list[Row]:
+        """See `listed`."""
+        return listed(self.stages)
+
+
+def listed(stages: Sequence[Stage]) -> list[Row]:
+    """One row per candidate and stage, the best MAX_ROWS of each, best first. Made when asked for: it takes longer than
+    the decision."""
+    return [row for stage in stages for row in stage.rows(MAX_ROWS)]
+
+
+class PlacementPolicy(Protocol):
+    """Chooses nodes of a view; depends on nothing but the arguments, its rng and its own past decisions."""
+
+    def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
+        """Nodes to ask for their present load and their longest prefix before `place`, which then gets a view of
+        those that answered; empty: `place` decides on what is known."""
+
+    def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
+        """matched [N]: leading tokens of the prompt that each node of the view has, in whole blocks."""

@@ -1,0 +1,44 @@
+"""What a request needs of the node that prefills it and of the node that decodes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_OUTPUT_TOKENS = 256
+"""Output counted in decode estimates at most: max_tokens is a bound, not a forecast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One request."""
+
+    num_tokens: int  # of the prompt
+    max_tokens: int  # of the output
+    pool_tokens: int  # leading tokens whose blocks the pooled store holds
+    block_size: int  # tokens
+    token_bytes: int  # KV bytes per token
+    service_class: str = "standard"
+
+    @property
+    def usable_tokens(self) -> int:
+        """Longest prefix worth having: whole blocks, and at least one token is left to compute."""
+        return (self.num_tokens - 1) // self.block_size * self.block_size
+
+    @property
+    def pooled_tokens(self) -> int:
+        """The part of the pool's prefix worth having."""
+        return min(self.pool_tokens // self.block_size * self.block_size, self.usable_tokens)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks at the end of the expected output."""
+        return -(-(self.num_tokens + self.output_tokens) // self.block_size)
+
+    @property
+    def output_tokens(self) -> int:
+        return min(self.max_tokens, MAX_OUTPUT_TOKENS)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What a hand-over moves."""
+        return self.num_tokens * self.token_bytes

@@ -1,0 +1,161 @@
+"""What happens between a decision and the prompt: claims, runners-up, redirects; and policies from a user's file."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from engine.config import Config
+from engine.flags import UsageError, parse
+from engine.serving.claims import Claims, accepted
+from engine.serving.measured_links import MeasuredLinks
+from engine.serving.own_load import OwnLoad
+from engine.serving.placed import Placed, ProbeAnswer
+from engine.serving.placement_policy import placement_policy
+from net.channel import RemoteError
+from net.http.frontend import Overloaded, Unavailable
+from net.load_words import Claim
+from sched.placements.choice import Rejected
+from sched.placements.demand import Demand
+from sched.placements.view import Candidate, View
+from sched.rejection import NoRejection
+from sched.state import NodeRecord
+
+MIXED = ("prefill", "decode", "store")
+DEMAND = Demand(num_tokens=1000, max_tokens=10, pool_tokens=0, block_size=16, token_bytes=1000)
+
+
+def node(name: str, wait_s: float = 0.0) -> Candidate:
+    return Candidate(
+        node_id=name, roles=MIXED, wait_s=wait_s, prefill=(0.0, 1e-3, 0.0), free_blocks=999, total_blocks=999,
+        step_s=0.01,
+    )  # fmt: skip
+
+
+@dataclass
+class Words:
+    """Counters of claims; `others` is what somebody else claims just before us, by node."""
+
+    others: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+    outstanding: int = 0
+    arrivals: list[int] = field(default_factory=list)
+
+    async def reserve(self, peer: str, amount: int) -> Claim:
+        previous = self.counters.get(peer, 0) + self.others.pop(peer, 0)
+        self.counters[peer] = previous + amount
+        return Claim(peer, amount, previous, 9e9, one_sided=False)
+
+    async def release(self, claim: Claim) -> None:
+        self.released.append(claim.peer)
+
+    def arrived(self, amount: int) -> None:
+        self.arrivals.append(amount)
+
+
+async def secured(words: Words, *nodes: Candidate):
+    policy = placement_policy(Config(), random.Random(0))
+    view = View(5.0, nodes, MeasuredLinks(), 256)
+
+    def decide():
+        return policy.place(5.0, DEMAND, view, view.none)
+
+    claimed = {one.node_id: 0 for one in nodes}
+    return await Claims(words).secure(accepted(decide()), decide, view, 5.0, claimed)
+
+
+async def test_a_claim_nobody_disputes_stands():
+    decision, claim, given_up = await secured(Words(), node("a"), node("b", 0.5))
+    assert (decision.prefill, claim.peer, claim.amount, given_up) == ("a", "a", 1_000_000, 0)
+
+
+async def test_who_finds_that_others_came_in_between_takes_the_runner_up():
+    words = Words({"a": 3_000_000})
+    decision, claim, given_up = await secured(words, node("a"), node("b", 0.5))
+    assert (decision.prefill, claim.peer, given_up, words.released) == ("b", "b", 1, ["a"])
+
+
+async def test_a_choice_that_stays_the_best_keeps_its_claim():
+    words = Words({"a": 400_000})
+    decision, claim, given_up = await secured(words, node("a"), node("b", 2.0))
+    assert (decision.prefill, given_up, words.released) == ("a", 0, [])
+    assert claim is not None
+
+
+async def test_runners_up_are_given_up_twice_at_most():
+    words = Words({"a": 10_000_000, "b": 10_000_000, "c": 10_000_000, "d": 10_000_000})
+    decision, claim, given_up = await secured(words, *(node(name, 0.1 * i) for i, name in enumerate("abcd")))
+    assert given_up == 2 and decision.prefill == "c" and claim is not None
+
+
+def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
+    words = Words()
+    load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0))
+    own = OwnLoad("n", load, words, NoRejection(), 1.0)
+    promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
+    with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
+        own.keep(promise)
+    assert caught.value.code == "redirect" and words.arrivals == [7]
+    own.keep(promise | {"redirects_left": 0})
+    own.keep(promise | {"wait_s": 2.5})
+    words.outstanding = 2_000_000
+    with pytest.raises(RemoteError):
+        own.keep(promise | {"wait_s": 2.5})
+
+
+def test_refusals_become_what_the_api_answers():
+    with pytest.raises(Overloaded):
+        accepted(Rejected("full", 3.0))
+    with pytest.raises(Unavailable):
+        accepted(Rejected("no node", None))
+
+
+def test_an_explanation_has_the_candidates_the_probes_and_the_claim():
+    policy = placement_policy(Config(), random.Random(0))
+    view = View(5.0, [node("a"), node("b", 1.0)], MeasuredLinks(), 256)
+    decision = accepted(policy.place(5.0, DEMAND, view, np.zeros(2)))
+    probe = ProbeAnswer(node("a"), 0, 0.001, 0.3, 0.1, 0)
+    told = Placed(decision, [probe], 2, 0.002, Claim("a", 5, 0, 9.0, one_sided=True)).explain()
+    assert [row["node"] for row in told["considered"] if row["stage"] == "prefill"] == ["a", "b"]
+    assert told["probes"][0]["gossiped_wait_s"] == 0.3 and told["asked"] == 2
+    assert told["claim"] == {"amount": 5, "one_sided": True}
+
+
+MINE = """
+from sched.placements.rivals import RandomPlacement
+class Mine(RandomPlacement):
+    def choose_prefill(self, costs, able):
+        return able[-1]
+class Other:
+    pass
+"""
+
+
+def test_a_policy_from_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    view = View(5.0, [node("a"), node("b", 9.0)], MeasuredLinks(), 256)
+    for spec in (f"{file}:Mine", str(file)):
+        policy = placement_policy(parse(["--placement", spec]), random.Random(0))
+        assert accepted(policy.place(5.0, DEMAND, view, view.none)).prefill == "b"
+
+
+@pytest.mark.parametrize(("spec", "wrong"), [("mine.py:Other", "called Other"), ("none.py", "no file")])
+def test_a_file_without_a_policy_is_a_usage_error(tmp_path, spec, wrong):
+    (tmp_path / "mine.py").write_text(MINE)
+    with pytest.raises(UsageError, match=f"--placement .*{wrong}"):
+        placement_policy(parse(["--placement", str(tmp_path / spec)]), random.Random(0))
+
+
+def test_a_path_nobody_used_is_taken_to_be_like_the_others():
+    links = MeasuredLinks()
+    moved = {"event": "kv_moved", "node": "a", "detail": {"bytes": 1 << 24, "seconds": 0.5}}
+    links.learn([moved] * 3, "d")
+    (latency, _), (per_byte, other) = links.handover("a", ["d", "e"])
+    assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
+    assert other == pytest.approx(per_byte)
