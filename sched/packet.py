@@ -46,6 +46,8 @@ class Kind(IntEnum):
     HELD = 7  # digests: states held (sched/digest_exchange.py)
     CHANGES = 8  # digests: a delta
     COPY = 9  # digests: a page of a whole one
+    CELL_AGES = 10  # cells: how old the summaries held are (sched/cells.py)
+    CELLS = 11  # cells: summaries
 
 
 def tag_of(member: Member) -> int:
