@@ -6,7 +6,8 @@
 Every node tells a new load in every state period, which is the most there can be; 1 % of the packets are lost. Bytes
 are those of UDP payloads, sealing not included, plus 28 for IP and UDP headers. CPU is all of this process's, the
 simulator included, so it is an upper bound on the cores'. Above 256 nodes both layouts run: one cell, and cells of at
-most 256, where records stay in the cell and others are known by summaries. Detection and false deaths run the membership core alone.
+most 256, where records stay in the cell and others are known by summaries. Detection and false deaths run the
+membership core alone.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def state_rows(size: int, warm_s: float, measure_s: float, seed: int, cell_nodes
         Row(case, "age of information p50", "s", float(np.quantile(age, 0.5))),
         Row(case, "age of information p99", "s", float(np.quantile(age, 0.99)), limits=age_limit),
         Row(case, "age of information, most", "s", float(age.max())),
-    ] + summary_rows(case, cluster)
+        *summary_rows(case, cluster),
+    ]
 
 
 def summary_rows(case: str, cluster: VirtualCluster) -> list[Row]:
