@@ -48,6 +48,7 @@ class Kind(IntEnum):
     COPY = 9  # digests: a page of a whole one
     CELL_AGES = 10  # cells: how old the summaries held are (sched/cells.py)
     CELLS = 11  # cells: summaries
+    HOT = 12  # a node's hot prefixes (sched/hot_lists.py)
 
 
 def tag_of(member: Member) -> int:
