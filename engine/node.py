@@ -15,6 +15,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from cache import key_chain
 from cache.block import root_key
 from cache.store import Store
 from engine import __version__, node_report
@@ -117,6 +118,10 @@ class Node:
         self.channel.on_lost(self.gossip.suspect)
         await self.gossip.start(host, port)
         self._gossiping = True
+        try:
+            await asyncio.to_thread(key_chain.prepare)
+        except key_chain.Unavailable as error:
+            log.info("block keys by hashlib, four times slower: %s", error)
         self._phase("network")
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
         await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
