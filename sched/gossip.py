@@ -11,6 +11,7 @@ from sched.member import Member, Preset, Rng
 from sched.membership import Membership
 from sched.packet import Kind, PacketError, tag_of, unseal
 from sched.state import ClusterView, NodeRecord
+from sched.steady import SteadyClock
 
 
 class GossipCore:
@@ -20,6 +21,7 @@ class GossipCore:
     """
 
     def __init__(self, now: float, me: Member, preset: Preset, rng: Rng, record: Callable[[], NodeRecord]) -> None:
+        self._clock = SteadyClock(now)
         self.membership = Membership(now, me, preset, rng)
         self.view = ClusterView(me.node_id)
         self._exchange = Exchange(now, self.view, tag_of(me), preset, rng)
@@ -31,12 +33,17 @@ class GossipCore:
         """Of both planes; dropped_<why> are datagrams that were not understood."""
         return dict(self.membership.counters + self._exchange.counters + self._damaged)
 
+    def records(self, now: float) -> dict[str, NodeRecord]:
+        """Load by node id; see ClusterView.records."""
+        return self.view.records(self._clock.at(now))
+
     def wake_at(self) -> float:
         """When the next Tick is due."""
-        return min(self.membership.wake_at(), self._exchange.next_at)
+        return self._clock.theirs(min(self.membership.wake_at(), self._exchange.next_at))
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Never raises for anything that came from outside."""
+        now = self._clock.at(now)
         if isinstance(event, Datagram):
             return self._receive(now, event)
         effects = self._followed(self.membership.handle(now, event))

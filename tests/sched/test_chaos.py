@@ -10,7 +10,8 @@ import os
 import pytest
 
 from sched.events import MemberDown, MemberUp
-from tests.sched.virtual import VirtualNet, VirtualNode
+from sched.virtual_cluster import GossipNode
+from tests.sched.virtual import VirtualNet
 
 
 @pytest.mark.parametrize("number", range(int(os.environ.get("CHAOS_SEEDS", "15"))))
@@ -22,7 +23,7 @@ def test_the_cluster_agrees_after_any_faults(number):
         one_fault(net)
         net.run(net.rng.uniform(0.05, 2.0))
     net.heal()
-    net.loss = 0.0
+    net.weather.loss = 0.0
     net.run(5.0)  # suspicions raised by the faults run out; pauses end
     help_the_stranded(net)
     assert net.run_until(net.converged, 60.0) is not None, {n.name: n.sees() for n in net.nodes.values() if n.up}
@@ -44,7 +45,7 @@ def help_the_stranded(net: VirtualNet) -> None:
             net.join(node.name, up[0].name)
 
 
-def knows(node: VirtualNode, other: VirtualNode) -> bool:
+def knows(node: GossipNode, other: GossipNode) -> bool:
     """Alive or dead, but this very process: a node calls on the dead it knows."""
     member = node.core.membership.get(other.name)
     return member is not None and member.life == other.core.membership.me.life
@@ -65,15 +66,15 @@ def one_fault(net: VirtualNet) -> None:
         net.heal()
     elif kind == "restart" and down:
         name = net.rng.choice(down)
-        net.add(name, address=net.nodes[name].address)
+        net.start(name, address=net.nodes[name].address)
         net.join(name, net.rng.choice(up))
     elif kind == "add":
         name = f"n{len(net.nodes)}"
-        net.add(name)
+        net.start(name)
         net.join(name, net.rng.choice(up))
 
 
-def check_alternation(node: VirtualNode) -> None:
+def check_alternation(node: GossipNode) -> None:
     """A node is told up, down, up, down ... of every other one."""
     here: set[str] = set()
     for _, effect in node.log:
