@@ -218,7 +218,6 @@ class Node:
             self.root,
             config.max_model_len,
             config.request_timeout_ms / 1000,
-            self._rng,
             self.metrics,
         )
 

@@ -143,6 +143,11 @@ class Placer:
         if refusal is not None:
             raise Overloaded(refusal.reason, refusal.retry_after_s)
 
+    def decode_nodes(self) -> list[str]:
+        """Alive, as gossip has them."""
+        members = self._gossip.members
+        return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
         if placed.claim is not None:
