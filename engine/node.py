@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cache import key_chain
 from cache.block import root_key
 from cache.store import Store
 from engine import node_report
@@ -136,6 +137,10 @@ class Node:
         self.channel.on_lost(self.gossip.suspect)
         await self.gossip.start(host, port)
         self._gossiping = True
+        try:
+            await asyncio.to_thread(key_chain.prepare)
+        except key_chain.Unavailable as error:
+            log.info("block keys by hashlib, four times slower: %s", error)
         self.phase("network")
         await self._door.open(self._http_socket, self._draft)
         if self._cluster is not None:
