@@ -14,8 +14,11 @@ from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
-from engine.kv.device_store import DeviceStore
+from engine.kv.device_blocks import DeviceBlocks
+from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.incoming import KV_REGION
+from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
+from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
@@ -27,7 +30,7 @@ from net.channel import Channel
 from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
-from net.staging import DeviceTransferEngine
+from net.staging import DeviceRegion, DeviceTransferEngine
 from sched.batching import Tuning, batching_policies
 from sched.cost import TransferModel
 from sched.queueing import queue_orders
@@ -52,12 +55,11 @@ class Engine:
         self._transfer = transfer
         self.region = loaded.region
         self._processes = loaded.processes
-        self._device_store: DeviceStore | None = None
+        self._on_host = isinstance(self.region, Region)
         if isinstance(self.region, Region):
             store.attach(self.region)
         else:
             transfer.register(self.region)
-            self._device_store = DeviceStore(store, self.region, geometry.block_bytes)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
@@ -78,8 +80,9 @@ class Engine:
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
         self.load = EngineLoad(config, self.batcher, self.costs)
-        reused = (self._device_store or store) if config.enable_prefix_caching else None
-        self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
+        reused = store if config.enable_prefix_caching else None
+        self._pool_blocks = pool_blocks(store, self.region, geometry)
+        self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         loader = PrefixLoader(
             self.batcher,
             reused,
@@ -89,8 +92,9 @@ class Engine:
             self.network,
             config.prefix_fetch,
             metrics,
+            Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self._is_busy),
             # other ranks compute without waiting, and so do kernels that are queued already
-            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._device_store is None,
+            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
         )
         self.worker = Worker(
             self.batcher,
@@ -119,6 +123,9 @@ class Engine:
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
+
+    def _is_busy(self) -> bool:
+        return bool(self.batcher.running)
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft
@@ -154,8 +161,7 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
-        if self._device_store is not None:
-            await self._device_store.close()
+        self._pool_blocks.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
@@ -191,3 +197,12 @@ class Engine:
         except Exception as error:
             return str(error)
         return None
+
+
+def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry) -> PoolBlocks:
+    """How blocks of `arena` go to the pool."""
+    if isinstance(arena, DeviceRegion):
+        return DeviceBlocks(store, arena, geometry)
+    if geometry.encoded:
+        return EncodedBlocks(store, arena, geometry)
+    return PlainBlocks(store, arena.name, geometry)

@@ -82,7 +82,6 @@ class FrontDoor:
             node.root,
             config.max_model_len,
             config.request_timeout_ms / 1000,
-            node.rng,
             node.metrics,
         )
         name, longest = config.served_model_name, config.max_model_len

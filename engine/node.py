@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cache import key_chain
 from cache.block import root_key
 from cache.store import Store
 from engine import node_report
@@ -31,6 +32,7 @@ from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
+from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
@@ -48,9 +50,14 @@ TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in trans
 
 
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
-    """The arguments of each transport's constructor."""
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
     names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-    rdma = {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
+    try:
+        overrides = places.overrides(config.topology_file)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
+    rdma = {"devices": names, "gid_index": gid_index, "overrides": overrides}
     return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 
@@ -100,7 +107,7 @@ class Node:
             self.transfer,
             self.share,
             self._homes,
-            block_bytes=self.geometry.block_bytes,
+            block_bytes=self.geometry.pool_bytes,
             replicas=config.replicas,
             repair_limit=config.repair_limit_bytes,
         )
@@ -129,6 +136,10 @@ class Node:
         self.channel.on_lost(self.gossip.suspect)
         await self.gossip.start(host, port)
         self._gossiping = True
+        try:
+            await asyncio.to_thread(key_chain.prepare)
+        except key_chain.Unavailable as error:
+            log.info("block keys by hashlib, four times slower: %s", error)
         self.phase("network")
         await self._door.open(self._http_socket, self._draft)
         if self._cluster is not None:
@@ -212,6 +223,7 @@ class Node:
             "root": self.root.hex(),
             "block_size": self.config.block_size,
             "dtype": self.geometry.dtype,
+            "pool_dtype": self.config.pool_dtype,
         }
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:

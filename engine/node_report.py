@@ -54,7 +54,7 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
 def store_members(node: Node) -> dict[str, Any]:
     """For clients of the store (cache/remote.py): where the shares are, and what they keep."""
     rows = [[member.node_id, *member.address, member.info["share"]] for member in node.gossip.members]
-    return {"members": rows, "block_bytes": node.geometry.block_bytes, "replicas": node.config.replicas}
+    return {"members": rows, "block_bytes": node.geometry.pool_bytes, "replicas": node.config.replicas}
 
 
 def state(node: Node) -> dict[str, Any]:

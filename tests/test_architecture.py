@@ -17,12 +17,13 @@ import pytest
 from engine import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine", "attention", "cache", "net", "sched")
+ROOMS = ("engine", "attention", "cache", "net", "sched", "sim")
 
 # Which rooms a room may use. A longer name is a module with a rule of its own.
 USES = {
     "attention": set(),
     "sched": set(),
+    "sim": {"sched", "cache"},
     "net": set(),
     "net.gossip": {"sched"},
     "net.load_words": {"sched"},
@@ -62,9 +63,17 @@ PURE = (
     "net.keyring",
     "net.sealed_packets",
     "net.rails",
+    "net.topology",
     "net.traffic",
     "net.rdma.send_queue",
     "sched",
+    "sim.caches",
+    "sim.job",
+    "sim.loop",
+    "sim.models",
+    "sim.network",
+    "sim.node",
+    "sim.result",
 )
 IMPURE_IMPORTS = {
     "asyncio",
@@ -106,6 +115,7 @@ MAY_TORCH = (
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
+    "engine.kv.encoded_blocks",
 )
 # ... these inside a function, for the roles that run a model ...
 LAZY_TORCH = ("engine.machine",)

@@ -66,7 +66,22 @@ def test_bfloat16_where_the_hardware_has_it():
 
 
 def test_a_joiner_adopts_the_clusters_dtype():
-    assert settle(machine=replace(LAPTOP, bfloat16=True), cluster={"dtype": "float32"}).dtype == "float32"
+    cluster = {"dtype": "float32", "pool_dtype": "float32"}
+    assert settle(machine=replace(LAPTOP, bfloat16=True), cluster=cluster).dtype == "float32"
+
+
+def test_a_joiner_adopts_the_clusters_pool_dtype():
+    assert settle().pool_dtype == "float32"
+    cluster = {"dtype": "float32", "pool_dtype": "fp8"}
+    assert settle(cluster=cluster).pool_dtype == "fp8"
+    assert settle("--pool-dtype", "int8", cluster=cluster).pool_dtype == "int8"
+
+
+def test_the_dram_share_is_cut_into_blocks_of_the_pool():
+    config = settle("--pool-dtype", "int8")
+    shape = geometry(config, MODEL, config.kv_cache_dtype)
+    assert shape.pool_bytes < shape.block_bytes / 3
+    assert config.dram_bytes % shape.pool_bytes == 0 == config.kv_cache_bytes % shape.block_bytes
 
 
 def test_a_store_node_has_dram_but_no_engine():
@@ -140,10 +155,11 @@ def test_a_full_gpu_is_refused():
 
 def test_peers_must_agree_on_what_kv_means():
     config = settle()
-    same = {"model": "m", "block_size": 16, "dtype": "float32", "root": "aa"}
+    same = {"model": "m", "block_size": 16, "dtype": "float32", "pool_dtype": "float32", "root": "aa"}
     assert disagreement(config, "aa", same) is None
     assert "--block-size 32" in str(disagreement(config, "aa", same | {"block_size": 32}))
     assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
+    assert "--pool-dtype int8" in str(disagreement(config, "aa", same | {"pool_dtype": "int8"}))
     assert "same model" in str(disagreement(config, "bb", same))
 
 
@@ -195,3 +211,11 @@ def test_a_draft_model_gets_kv_for_as_many_tokens_as_the_model():
 def test_speculation_flags_that_do_not_go_together(flags):
     with pytest.raises(UsageError, match=r"go together|exceeds"):
         parse(flags)
+
+
+def test_a_gpu_does_not_encode_pooled_blocks():
+    with pytest.raises(UsageError, match="--pool-dtype int8"):
+        settle("--device", "cuda", "--pool-dtype", "int8", machine=H100)
+    assert (
+        settle("--device", "cuda", machine=H100).pool_dtype == settle("--device", "cuda", machine=H100).kv_cache_dtype
+    )
