@@ -31,7 +31,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     order = "as in the paper" if means == sorted(means, reverse=True) else "not that of the paper"
     return (
         f"The order of the paper's four is {order}; local over global is {local:.2f} (paper 1.17), and doing without "
-        f"the centre costs {regret:+.1%}. Absolute times differ: the Conductor, its threshold and its load are not public."
+        f"the centre costs {regret:+.1%}. Absolute times differ: the Conductor, its threshold and load are not public."
     )
 
 
