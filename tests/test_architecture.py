@@ -60,6 +60,7 @@ PURE = (
     "net.wire",
     "net.keyring",
     "net.sealed_packets",
+    "net.sealed_stream",
     "net.rails",
     "net.traffic",
     "net.rdma.send_queue",
