@@ -62,6 +62,7 @@ PURE = (
     "net.wire",
     "net.keyring",
     "net.sealed_packets",
+    "net.sealed_stream",
     "net.rails",
     "net.topology",
     "net.traffic",
