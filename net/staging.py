@@ -11,7 +11,7 @@ cannot reach the GPU itself.
     device.stop{id}                            ──>  <── {}               nothing of it moves any more
 
 `DeviceTransferEngine` is a transfer engine whose regions may also be DeviceRegions; submissions look the same. What it
-asks of a device is the protocol `Device`; engine/kv/cuda_memory.py is the one for CUDA.
+asks of a device is the protocol `Device` of net/device_memory.py; engine/kv/cuda_memory.py is the one for CUDA.
 """
 
 from __future__ import annotations
@@ -20,92 +20,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from net.channel import Body, Channel
+from net.device_memory import Chunk, Copying, Device, DeviceRegion, chunks
 from net.errors import PeerLost, RemoteError, TransferError
 from net.memory import Region
 from net.spans import Span, merged, pack_spans, unpack_spans
 from net.transfer import BULK, Completion, Op, TransferEngine
+
+__all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
 STAGING = "staging"  # name of the region of buffers
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per priority: an urgent transfer does not wait for a buffer that bulk has
 STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
-
-Move = tuple[int, int, int]
-"""(offset on the device, offset in host memory, length)"""
-
-
-class Copying(Protocol):
-    """Copies that were queued together."""
-
-    def done(self) -> bool: ...
-
-    def wait(self) -> None:
-        """Block, in any thread, until all bytes are there. Raises what the device raised."""
-
-
-class Device(Protocol):
-    """Memory the CPU cannot address. Copies run beside the device's computing, in the order they were queued."""
-
-    location: str  # "cuda:0"
-    nbytes: int
-
-    def pin(self, region: Region) -> None:
-        """Page-lock host memory, which makes copies fast and truly asynchronous."""
-
-    def unpin(self, region: Region) -> None: ...
-
-    def copy_out(self, host: Region, moves: Sequence[Move]) -> Copying:
-        """Queue copies from the device to host memory. What has not been computed yet is the caller's affair."""
-
-    def copy_in(self, host: Region, moves: Sequence[Move]) -> Copying:
-        """Queue copies from host memory to the device."""
-
-
-class DeviceRegion:
-    """A named arena of device memory; the counterpart of net.memory.Region."""
-
-    def __init__(self, name: str, device: Device) -> None:
-        self.name = name
-        self.device = device
-        self.nbytes = device.nbytes
-        self.closed = False
-
-    def close(self) -> None:
-        """The memory stays with the device's owner. Idempotent."""
-        self.closed = True
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What goes through one buffer at a time: (offset on the device, offset in the buffer, remote offset, length)."""
-
-    pieces: Sequence[tuple[int, int, int, int]]
-    nbytes: int
-
-
-def chunks(spans: Sequence[Span], most: int) -> list[Chunk]:
-    """Cut and gather (device offset, remote offset, length) into chunks of at most `most` bytes, in order."""
-    out: list[Chunk] = []
-    pieces: list[tuple[int, int, int, int]] = []
-    filled = 0
-    for here, there, length in spans:
-        done = 0
-        while done < length:
-            size = min(length - done, most - filled)
-            pieces.append((here + done, filled, there + done, size))
-            filled += size
-            done += size
-            if filled == most:
-                out.append(Chunk(pieces, filled))
-                pieces, filled = [], 0
-    return [*out, Chunk(pieces, filled)] if pieces else out
-
 
 Carry = Callable[[Region, Sequence[Span]], Awaitable[Completion]]
 """Moves spans between host memory here and the remote side, wherever that is."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from net.memory import Region
 
 Move = tuple[int, int, int]
-"""As in net.staging, which needs more packages than a GPU machine without a node has."""
+"""As in net.device_memory, which needs more packages than a GPU machine without a node has."""
 
 MIN_ROWS = 4  # below so many pieces a copy each is cheaper than gathering
 
@@ -33,7 +33,7 @@ class CudaCopying:
 
 
 class CudaMemory:
-    """A contiguous CUDA tensor, addressed in bytes. See net.staging.Device."""
+    """A contiguous CUDA tensor, addressed in bytes. See net.device_memory.Device."""
 
     def __init__(self, arena: Tensor, after: torch.cuda.Stream | None = None) -> None:
         """after: copies out wait for what this stream has been given so far; None: whoever submits has waited for the

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from net.device_memory import chunks
 from net.errors import PeerLost, TransferError
 from net.memory import Region
-from net.staging import BUFFERS, STAGING, DeviceRegion, DeviceTransferEngine, chunks
+from net.staging import BUFFERS, STAGING, DeviceRegion, DeviceTransferEngine
 from net.transfer import URGENT, Op, TransferEngine
 from tests.net.fake_device import FakeDevice
 from tests.net.peers import channels, until
