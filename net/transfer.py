@@ -55,7 +55,7 @@ class Path:
     refused: dict[str, str]  # the better transports, and why they cannot be used
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making a frozen one takes three times as long
 class Completion:
     """What one submission did."""
 
