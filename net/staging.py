@@ -28,14 +28,17 @@ from net.device_memory import Chunk, Copying, Device, DeviceRegion, chunks
 from net.errors import PeerLost, RemoteError, TransferError
 from net.memory import Region
 from net.spans import Span, merged, pack_spans, unpack_spans
-from net.transfer import BULK, Completion, Op, TransferEngine
+from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
 STAGING = "staging"  # name of the region of buffers
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
-BUFFERS = 2  # per priority: an urgent transfer does not wait for a buffer that bulk has
+BUFFERS = 2  # per lane
+LANES, SERVING = 3, 2
+"""Lanes have buffers of their own: one per priority, as urgent transfers do not wait for bulk, and SERVING for what peers
+ask, as two nodes would wait for each other's buffers for ever, each holding its own."""
 STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
 
 Carry = Callable[[Region, Sequence[Span]], Awaitable[Completion]]
@@ -51,7 +54,7 @@ class DeviceTransferEngine(TransferEngine):
         self._remote: set[tuple[str, str]] = set()  # (peer, region) known to be on a device
         self._buffers: Region | None = None
         self._buffer_bytes = buffer_bytes
-        self._free: dict[int, asyncio.Queue[int]] = {}  # per priority: offsets of buffers
+        self._free: dict[int, asyncio.Queue[int]] = {}  # per lane: offsets of buffers
         self._serving: dict[tuple[str, int], asyncio.Task[Completion]] = {}
         self._ids = count(1)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="staging")
@@ -71,12 +74,12 @@ class DeviceTransferEngine(TransferEngine):
         if region.name in self._devices or region.name in self._regions:
             raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
         if self._buffers is None:
-            self._buffers = Region.shared(STAGING, 2 * BUFFERS * self._buffer_bytes)
+            self._buffers = Region.shared(STAGING, LANES * BUFFERS * self._buffer_bytes)
             super().register(self._buffers)
-            for priority in range(2):
-                queue = self._free[priority] = asyncio.Queue[int]()
+            for lane in range(LANES):
+                queue = self._free[lane] = asyncio.Queue[int]()
                 for number in range(BUFFERS):
-                    queue.put_nowait((BUFFERS * priority + number) * self._buffer_bytes)
+                    queue.put_nowait((BUFFERS * lane + number) * self._buffer_bytes)
         region.device.pin(self._buffers)
         self._devices[region.name] = region
 
@@ -110,6 +113,14 @@ class DeviceTransferEngine(TransferEngine):
                 if not await self._is_device(peer_id, remote):
                     raise
             timeout_s = until - time.monotonic()
+        return await self._submit(peer_id, op, local, remote, spans, timeout_s, min(priority, URGENT))
+
+    async def _submit(
+        self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float, lane: int
+    ) -> Completion:
+        """One side is on a device, as far as is known."""
+        device = self._devices.get(local)
+        priority = URGENT if lane == URGENT else BULK
         started = time.perf_counter()
         until = time.monotonic() + timeout_s
 
@@ -128,7 +139,7 @@ class DeviceTransferEngine(TransferEngine):
                 if device is None:
                     done = await carry(self._region(local), spans)
                 else:
-                    done = await self._staged(device, op, spans, carry, min(priority, 1))
+                    done = await self._staged(device, op, spans, carry, lane)
         except TimeoutError:
             raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
         return Completion(done.nbytes, time.perf_counter() - started, done.transport)
@@ -221,7 +232,7 @@ class DeviceTransferEngine(TransferEngine):
             raise RemoteError(f"region {body['region']!r} is not on a device here", "transfer")
         op = Op.READ if Op(body["op"]) is Op.WRITE else Op.WRITE
         spans = [(here, there, length) for there, here, length in unpack_spans(data)]
-        move = self.submit(peer, op, body["region"], body["other"], spans, body["timeout_s"])
+        move = self._submit(peer, op, body["region"], body["other"], spans, body["timeout_s"], SERVING)
         task = asyncio.ensure_future(move)
         self._serving[peer, body["id"]] = task
         try:

@@ -115,6 +115,19 @@ async def test_a_node_to_itself_and_many_at_once():
         assert a.settled() and b.settled()
 
 
+async def test_two_nodes_that_send_to_each_other_do_not_wait_for_each_others_buffers():
+    async with two() as (a, b):
+        first, second = bytes(a.memory["device"]), bytes(b.memory["device"])
+        half = SIZE // 2
+        async with asyncio.timeout(20):
+            await asyncio.gather(
+                *(a.engine.submit("b", op, "device", "device", [(0, 0, half)]) for op in (Op.WRITE,) * 3),
+                *(b.engine.submit("a", op, "device", "device", [(half, half, half)]) for op in (Op.WRITE,) * 3),
+            )
+        assert b.memory["device"] == first[:half] + second[half:] == a.memory["device"]
+        assert a.settled() and b.settled()
+
+
 async def test_while_one_buffer_is_on_the_wire_the_next_is_copied_and_no_third(monkeypatch):
     plain, gate, sent = TransferEngine.submit, asyncio.Event(), []
 
