@@ -25,7 +25,7 @@ class Copying(Protocol):
 class Device(Protocol):
     """Memory the CPU cannot address. Copies run beside the device's computing, in the order they were queued."""
 
-    location: str  # "cuda:0"
+    location: str  # "cuda:0@0000:3b:00.0", as net.memory.Region.place
     nbytes: int
 
     def pin(self, region: Region) -> None:

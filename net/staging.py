@@ -37,8 +37,8 @@ STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per lane
 LANES, SERVING = 3, 2
-"""Lanes have buffers of their own: one per priority, as urgent transfers do not wait for bulk, and SERVING for what peers
-ask, as two nodes would wait for each other's buffers for ever, each holding its own."""
+"""Lanes have buffers of their own: one per priority, as urgent transfers do not wait for bulk, and SERVING for what
+peers ask, as two nodes would wait for each other's buffers for ever, each holding its own."""
 STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
 
 Carry = Callable[[Region, Sequence[Span]], Awaitable[Completion]]
@@ -75,6 +75,7 @@ class DeviceTransferEngine(TransferEngine):
             raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
         if self._buffers is None:
             self._buffers = Region.shared(STAGING, LANES * BUFFERS * self._buffer_bytes)
+            self._buffers.place = region.device.location  # cards near the device are near its buffers
             super().register(self._buffers)
             for lane in range(LANES):
                 queue = self._free[lane] = asyncio.Queue[int]()

@@ -102,9 +102,9 @@ class Topology:
 
     def near(self, place: str | None, gpu_bridges: Sequence[str] = ()) -> set[str]:
         """The cards near memory at `place`: 'numa:N', 'cuda:N' (`gpu_bridges`: PCI addresses from the root complex to
-        the GPU), or None = not known."""
+        the GPU); None and other places are not known."""
         everything = set(self._nics)
-        if place is None:
+        if place is None or not place.startswith(("numa:", "cuda:")):
             return everything
         if place in self._near and (chosen := everything & set(self._near[place])):
             return chosen

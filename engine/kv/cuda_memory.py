@@ -41,7 +41,9 @@ class CudaMemory:
         if not arena.is_cuda or not arena.is_contiguous():
             raise ValueError(f"a device arena is a contiguous CUDA tensor, got one on {arena.device}")
         self._bytes = arena.view(torch.uint8).flatten()
-        self.location = str(arena.device)
+        card = torch.cuda.get_device_properties(arena.device)
+        address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+        self.location = f"cuda:{arena.get_device()}@{address}"
         self.nbytes = self._bytes.numel()
         self._after = after
         self._stream = torch.cuda.Stream(arena.device)
