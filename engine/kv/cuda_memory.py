@@ -7,6 +7,7 @@ tensor on the GPU first, so that thousands of them are one kernel and one copy o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class CudaMemory:
         if not arena.is_cuda or not arena.is_contiguous():
             raise ValueError(f"a device arena is a contiguous CUDA tensor, got one on {arena.device}")
         self._bytes = arena.view(torch.uint8).flatten()
-        card = torch.cuda.get_device_properties(arena.device)
+        card: Any = torch.cuda.get_device_properties(arena.device)  # the stubs leave the PCI address out
         address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
         self.location = f"cuda:{arena.get_device()}@{address}"
         self.nbytes = self._bytes.numel()
