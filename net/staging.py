@@ -92,6 +92,11 @@ class DeviceTransferEngine(TransferEngine):
         elif self._buffers is not None:
             region.device.unpin(self._buffers)
 
+    def regions(self) -> dict[str, dict[str, Any]]:
+        """See TransferEngine."""
+        ours = {one.name: {"nbytes": one.nbytes, "place": one.device.location} for one in self._devices.values()}
+        return super().regions() | ours
+
     # --- submitting
 
     async def submit(
@@ -122,8 +127,8 @@ class DeviceTransferEngine(TransferEngine):
         """One side is on a device, as far as is known."""
         device = self._devices.get(local)
         priority = URGENT if lane == URGENT else BULK
-        started = time.perf_counter()
-        until = time.monotonic() + timeout_s
+        started = time.monotonic()
+        until = started + timeout_s
 
         async def carry(region: Region, moves: Sequence[Span]) -> Completion:
             left = until - time.monotonic()
@@ -143,7 +148,7 @@ class DeviceTransferEngine(TransferEngine):
                     done = await self._staged(device, op, spans, carry, lane)
         except TimeoutError:
             raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
-        return Completion(done.nbytes, time.perf_counter() - started, done.transport)
+        return Completion(done.nbytes, time.monotonic() - started, done.transport)
 
     async def _staged(self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int) -> Completion:
         """Every chunk takes a buffer, and gives it back when nothing of it moves any more."""

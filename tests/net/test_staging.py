@@ -115,6 +115,14 @@ async def test_a_node_to_itself_and_many_at_once():
         assert a.settled() and b.settled()
 
 
+async def test_regions_say_where_they_are():
+    async with two() as (a, _):
+        found = a.engine.regions()
+        assert found["device"] == {"nbytes": SIZE, "place": "fake:0"}
+        assert found[STAGING]["place"] == "fake:0"
+        assert found["host"]["nbytes"] == SIZE and found["host"]["place"] in (None, "numa:0", "numa:1")
+
+
 async def test_two_nodes_that_send_to_each_other_do_not_wait_for_each_others_buffers():
     async with two() as (a, b):
         first, second = bytes(a.memory["device"]), bytes(b.memory["device"])
