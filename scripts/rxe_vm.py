@@ -2,7 +2,7 @@
 """Real RDMA verbs on any x86-64 Debian machine: boots a stock kernel with Soft-RoCE (rdma_rxe) under plain emulation
 and runs tests/rdma in it, with this machine's files and this Python.
 
-    scripts/rxe_vm.py                      tests/rdma, about a minute; the first run fetches about 100 MB of packages
+    scripts/rxe_vm.py                      tests/rdma, about two minutes; the first run fetches about 100 MB of packages
     scripts/rxe_vm.py tests/rdma -k rails  arguments go to pytest
     scripts/rxe_vm.py --script FILE        any bash script instead, as root of the guest
 
