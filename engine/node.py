@@ -48,15 +48,19 @@ log = logging.getLogger("mooncake.node")
 TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
 
 
+def rdma_devices(config: Config) -> list[str]:
+    """Empty: all there are."""
+    return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+
+
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
-    names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
     try:
         overrides = places.overrides(config.topology_file)
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {"devices": names, "gid_index": gid_index, "overrides": overrides}
+    rdma = {"devices": rdma_devices(config), "gid_index": gid_index, "overrides": overrides}
     return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 
