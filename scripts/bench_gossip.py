@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from scripts.benchlib.results import Row, add_result_flags, report
 
 HEADERS = 28
 LOSS = 0.01
+BLOCKS = 400  # in each cache of the runs with stores
 PAUSE_S = 2.0
 PAUSES_PER_HOUR = 12
 AGE_LIMIT_S = {256: 0.4, 1024: 1.0}
@@ -42,18 +44,33 @@ TRAFFIC_LIMIT = {256: 0.35, 1024: 0.7}
 class BusyCluster(VirtualCluster):
     """Nodes whose load is another one whenever they are asked; `written_ms` is true time, so ages can be true."""
 
+    stored: dict[str, deque[int]]  # keys in each cache, oldest first
+
+    stores_per_s = 0  # and as many evictions
+
     def load_of(self, node: GossipNode) -> NodeRecord:
+        own = node.core.digests.own
+        for _ in range(round(self.stores_per_s * self.preset.state_period_s)):
+            fresh = self.stored.setdefault(node.name, deque())
+            fresh.append(self.rng.getrandbits(64))
+            own.add(fresh[-1])
+            if len(fresh) > BLOCKS:
+                own.discard(fresh.popleft())
         return NodeRecord(
             blocks_total=1000, work_s=10 * self.rng.random(), running=8, written_ms=round(self.now * 1000)
         )
 
 
-def state_rows(size: int, warm_s: float, measure_s: float, seed: int, cell_nodes: int = 256) -> list[Row]:
-    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`."""
+def state_rows(
+    size: int, warm_s: float, measure_s: float, seed: int, cell_nodes: int = 256, stores_per_s: int = 0
+) -> list[Row]:
+    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`; with `stores_per_s`
+    of so many blocks each, and as many evictions, which the digests tell."""
     weather = Weather(loss=LOSS, delay_s=(0.0001, 0.0005))
     preset = replace(presets["lan"], cell_nodes=cell_nodes)
     cluster = BusyCluster(random.Random(seed), random.Random, preset, weather, HEADERS)
     nodes = [cluster.add(f"node-{i}", root="aa" * 16) for i in range(size)]
+    cluster.stored, cluster.stores_per_s = {}, stores_per_s
     cluster.acquaint()
     cluster.run(warm_s)
     sent = [(node.packets_sent, node.bytes_sent) for node in nodes]
@@ -71,6 +88,7 @@ def state_rows(size: int, warm_s: float, measure_s: float, seed: int, cell_nodes
     packets, nbytes = np.array([(n.packets_sent, n.bytes_sent) for n in nodes]).T - np.array(sent).T
     age = np.concatenate(ages)
     case = f"state, {size} nodes" + (f", cells of at most {cell_nodes}" if size > cell_nodes else "")
+    case += f", {stores_per_s} stores/s each" if stores_per_s else ""
     limit = {"limit": TRAFFIC_LIMIT[size]} if size in TRAFFIC_LIMIT else {}
     age_limit = {"limit": AGE_LIMIT_S[size]} if size in AGE_LIMIT_S else {}
     return [
@@ -212,6 +230,8 @@ def main() -> None:
         for size in sizes:
             warm_s, measure_s = (2.0, 2.0) if args.quick else (3.0, 4.0 if size > 256 else 8.0)
             rows += state_rows(size, warm_s, measure_s, args.seed, cell_nodes=1024)
+            if size == 256:
+                rows += state_rows(size, warm_s, measure_s, args.seed, stores_per_s=40)
             if size > 256:
                 rows += state_rows(size, warm_s, measure_s, args.seed, cell_nodes=256)
             print(f"{size} nodes: done", file=sys.stderr)
