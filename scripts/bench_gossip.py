@@ -12,6 +12,7 @@ membership core alone.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
@@ -194,29 +195,43 @@ def false_deaths(size: int, hours: float, seed: int) -> tuple[int, int, int, flo
 
 
 def false_death_rows(size: int, node_hours: float, jobs: int, seed: int) -> list[Row]:
-    runs = max(jobs, 1)
-    with ProcessPoolExecutor(runs) as pool:
-        hours = node_hours / size / runs
-        done = list(pool.map(false_deaths, [size] * runs, [hours] * runs, range(seed, seed + runs)))
+    """Counts only, so that the rows of several runs with other seeds add up (`--add`)."""
+    hours = node_hours / size / jobs
+    with ProcessPoolExecutor(jobs) as pool:
+        done = list(pool.map(false_deaths, [size] * jobs, [hours] * jobs, range(seed, seed + jobs)))
     downs, pauses, refuted, cpu_s = (sum(column) for column in zip(*done, strict=True))
     case = f"false deaths, {size} nodes"
-    note = f"{node_hours:g} node-hours, {LOSS:.0%} loss, {pauses} pauses of {PAUSE_S:g} s"
+    note = f"false deaths: {LOSS:.0%} loss, {PAUSES_PER_HOUR} pauses of {PAUSE_S:g} s per node and hour"
     return [
-        Row(case, "false deaths", "", downs, limits={"limit": 0}, note=note),
+        Row(case, "node-hours", "h", node_hours, note=note),
+        Row(case, "pauses", "", pauses),
+        Row(case, "false deaths", "", downs, limits={"limit": 0}),
         Row(case, "suspicions refuted", "", refuted),
         Row(case, "CPU of the simulation", "s", cpu_s),
-        Row(case, "CPU per node, simulator included", "% of a core", 100 * cpu_s / (node_hours * 3600)),
     ]
+
+
+def with_earlier(rows: list[Row], paths: list[Path]) -> list[Row]:
+    """Rows of earlier result files before these; counts of false deaths add up."""
+    earlier = [Row(**row) for path in paths for row in json.loads(path.read_text())["rows"]]
+    merged: dict[tuple[str, str], Row] = {}
+    for row in [*earlier, *rows]:
+        name = (row.case, row.metric)
+        if name in merged and row.case.startswith("false deaths"):
+            row = replace(row, ours=(merged[name].ours or 0) + (row.ours or 0))
+        merged[name] = row
+    return list(merged.values())
 
 
 def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_result_flags(parser)
-    parser.add_argument("--only", choices=["state", "detection", "false-deaths"], help="one part of the benchmark")
+    parser.add_argument("--only", choices=["state", "detection", "false-deaths", "none"], help="one part")
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 256, 1024], help="sizes of the state part")
     parser.add_argument("--node-hours", type=float, default=1000.0, help="of the false-deaths part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes of the false-deaths part")
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")
     return parser.parse_args()
 
 
@@ -240,7 +255,7 @@ def main() -> None:
     if args.only in (None, "false-deaths"):
         rows += false_death_rows(50, node_hours, args.jobs, args.seed)
     config = {"preset": "lan", "loss": LOSS, "seed": args.seed, "quick": args.quick, "headers_bytes": HEADERS}
-    report(config, rows, args.json)
+    report(config, with_earlier(rows, args.add), args.json)
 
 
 if __name__ == "__main__":
