@@ -21,6 +21,7 @@ from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -254,7 +255,14 @@ def main() -> None:
         rows += detection_rows(256, crashes, args.seed)
     if args.only in (None, "false-deaths"):
         rows += false_death_rows(50, node_hours, args.jobs, args.seed)
-    config = {"preset": "lan", "loss": LOSS, "seed": args.seed, "quick": args.quick, "headers_bytes": HEADERS}
+    config: dict[str, Any] = {
+        "preset": "lan",
+        "loss": LOSS,
+        "seed": args.seed,
+        "quick": args.quick,
+        "headers_bytes": HEADERS,
+    }
+    config["added"] = {path.stem: json.loads(path.read_text())["commit"] for path in args.add}
     report(config, with_earlier(rows, args.add), args.json)
 
 
