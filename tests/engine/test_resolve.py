@@ -52,7 +52,7 @@ def test_a_laptop():
         "rdma_devices",
         "speculative_length",
     }
-    assert {spec.name for spec in fields(Config) if getattr(config, spec.name) == "auto"} == policies
+    assert {field.name for field in fields(Config) if getattr(config, field.name) == "auto"} == policies
 
 
 def test_resolving_twice_changes_nothing():

@@ -395,7 +395,7 @@ async def test_unregistering_ends_what_is_under_way():
         await until(lambda: any(one._writes for one in served) and any(one._reads for one in served))
         b.unregister("of-b")
         for task in tasks:
-            with pytest.raises(TransferError, match="was unregistered|not registered there"):  # begun, or not yet
+            with pytest.raises(TransferError, match=r"was unregistered|not registered there"):  # begun, or not yet
                 await task
         theirs.memory[:] = bytes(SIZE)
         await a.fence("b")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config_field import flag
+from engine.config_model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(ModelConfig):
     block_size: int = flag(
         16,
         "cache",
