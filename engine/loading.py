@@ -21,6 +21,7 @@ from engine.config import Config
 from engine.flags import UsageError
 from engine.kv.incoming import KV_REGION
 from engine.model.decoder import Model
+from engine.model.model_error import ModelError
 from engine.model.ops import choose_ops
 from engine.model.parallel import Ranks, Shard
 from engine.model.rank_processes import RankProcesses
@@ -57,7 +58,13 @@ def load_model(
         opened = None if find_pooled is None else find_pooled()
         if opened is not None:
             log.info("the weights come from the pooled store")
-        runner = load_rank(config, geometry, source, region, progress=progress, opened=opened)
+        try:
+            runner = load_rank(config, geometry, source, region, progress=progress, opened=opened)
+        except ModelError as error:
+            if opened is None or source.format == "pooled":
+                raise
+            log.warning("%s. Loading from disk, as this node can.", error)
+            runner = load_rank(config, geometry, source, region, progress=progress)
         return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
     processes = RankProcesses(config, geometry, source, region)
     try:

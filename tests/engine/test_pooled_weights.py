@@ -106,7 +106,7 @@ def test_a_directory_without_weights_needs_a_cluster(tmp_path):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
     config |= {"intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 10, "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="no .safetensors"):
+    with pytest.raises(ModelError, match=r"no \.safetensors"):
         describe(str(tmp_path))
     source = describe(str(tmp_path), pooled=True)
     assert source.format == "pooled"
@@ -120,7 +120,7 @@ def test_a_directory_without_weights_needs_a_cluster(tmp_path):
 
 def test_a_source_with_weights_keeps_its_own_fingerprint(tmp_path):
     shape = ModelConfig(
-        num_layers=1, hidden_size=1, num_heads=1, num_kv_heads=1, head_size=1, intermediate_size=1, vocab_size=1
+        num_layers=1, hidden_size=2, num_heads=1, num_kv_heads=1, head_size=2, intermediate_size=1, vocab_size=1
     )
     source = ModelSource("m", tmp_path, "dummy", shape, "own")
     assert adopt(source, {"fingerprint": "theirs"}) is source
