@@ -92,7 +92,9 @@ class FrontDoor:
         node = self._node
 
         def cluster() -> dict[str, Any]:
-            return node_report.cluster(node.identity(), node.gossip, node.transfer)
+            return node_report.cluster(
+                node.identity() | {"fingerprint": node.source.fingerprint}, node.gossip, node.transfer
+            )
 
         live = Live(
             node.channel,

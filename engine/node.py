@@ -11,7 +11,9 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from cache import key_chain
 from cache.block import root_key
 from cache.store import Store
 from engine import node_report
+from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
 from engine.config import Config
@@ -40,6 +43,7 @@ from sched.member import Member, presets
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
+    from engine.checkpoint.pooled_weights import PooledWeights
     from engine.engine import Engine
     from engine.loading import LoadedModel
 
@@ -126,6 +130,7 @@ class Node:
         self._gossiping = False
         self._door = FrontDoor(self)
         self.unready: str | None = "starting"
+        self._publishing: asyncio.Task[None] | None = None  # of weights
 
     # --- life
 
@@ -159,6 +164,8 @@ class Node:
             self.phase("calibration")
             self.engine.start()
             self.words.start(self.engine.load.word)
+            if config.weights_from_store and self.source.format != "pooled":
+                self._publishing = asyncio.create_task(self._publish_weights())
             self.phase("engine")
         self.unready = None
         log.info("ready after %s", self._phases.line())
@@ -171,6 +178,9 @@ class Node:
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
         await self._door.close()
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
         if self._gossiping and self.store.keeper is not None:
             await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
@@ -205,17 +215,34 @@ class Node:
             from engine.loading import load_model
 
             self.phase("torch")
-            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
+            find = self._find_weights(calls) if self.config.weights_from_store else None
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress(), find)
 
         self.unready = "loading weights"
+        calls = LoopCalls()
         # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
         # every team short once there are more of its threads than cores.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
-            engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+            try:
+                engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+            finally:
+                calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.phase("weights")
         return engine(
             self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
         )
+
+    def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
+        from engine.checkpoint.pooled_weights import PooledWeights
+
+        return partial(PooledWeights.find, self.store.objects, calls, self.source.fingerprint, self.config.dtype)
+
+    async def _publish_weights(self) -> None:
+        from engine.checkpoint.pooled_weights import publish
+        from engine.loading import weights_of
+
+        opened = await asyncio.to_thread(weights_of, self.config, self.source)
+        await publish(self.store.objects, self.source.fingerprint, self.config.dtype, opened)
 
     def phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())

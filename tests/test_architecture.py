@@ -116,6 +116,7 @@ MAY_TORCH = (
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
+    "engine.checkpoint.pooled_weights",
     "engine.kv.encoded_blocks",
 )
 # ... these inside a function, for the roles that run a model ...
