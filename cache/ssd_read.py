@@ -15,6 +15,8 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from contextlib import suppress
+from errno import EOPNOTSUPP
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +36,16 @@ class ValueReader:
             self._direct_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:  # a file system without direct reads, like tmpfs
             self._direct_fd = -1
+        self._can_ask = _can_ask(self._fd)
         self._buffers = threading.local()
 
     def read(self, stored: memoryview, into: memoryview) -> None:
         """Fill `into` with what `stored`, a view of the map, shows. Raises OSError."""
         offset = np.frombuffer(stored, np.uint8).ctypes.data - self._base
-        try:
-            if os.preadv(self._fd, [into], offset, os.RWF_NOWAIT) == len(into):
-                return
-        except BlockingIOError:  # not all of it is in the page cache
-            pass
+        if self._can_ask:
+            with suppress(BlockingIOError):  # not all of it is in the page cache
+                if os.preadv(self._fd, [into], offset, os.RWF_NOWAIT) == len(into):
+                    return
         if self._direct_fd < 0:
             self._read_all(self._fd, into, offset)
             return
@@ -72,6 +74,19 @@ class ValueReader:
         for fd in (self._fd, self._direct_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+def _can_ask(fd: int) -> bool:
+    """Whether the file system reads only what is in memory when it is asked to; tmpfs does not."""
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno == EOPNOTSUPP:
+            return False
+        raise
+    return True
 
 
 def map_address(path: Path) -> int:
