@@ -217,7 +217,8 @@ class Share:
     async def _read(self, peer: str, body: dict[str, Any], data: memoryview) -> tuple[dict[str, Any], list[Buffer]]:
         """Like store.pin, with the blocks behind the reply instead of a lease. `slots` has a 0 for each of them."""
         keys, leading = split_keys(data), self._leading(_now(), body)
-        pins = await self._pins(keys, leading)
+        ready = self._local.at_hand(keys)
+        pins = await self._pins(keys, leading) if ready is None else [*ready]
         now, arena = _now(), self._local.arena
         found = [pin for pin in pins if pin is not None]
         reply: dict[str, Any] = {
@@ -229,8 +230,9 @@ class Share:
             "hot": self._warm(now, keys),
         }
         blocks = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
-        copied = b"".join(blocks)  # of memory that others may have once it is unpinned
-        self._local.unpin([pin.slot for pin in found])
+        copied = b"".join(blocks)  # of memory that others may have from here on
+        if ready is None:
+            self._local.unpin([pin.slot for pin in found])
         return reply, [copied]
 
     async def _write(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:

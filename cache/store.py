@@ -285,12 +285,17 @@ class Store:
 
     def _result(self, job: Job) -> GetResult:
         count = len(job.keys)
-        run = next((i for i in range(count) if i not in job.arrived), count)
+        run = count
+        if len(job.arrived) < count:
+            run = next(i for i in range(count) if i not in job.arrived)
         nbytes = job.nbytes(range(run))
         self._counts.update(gets=1, get_blocks=run, get_bytes=nbytes, get_misses=count - len(job.arrived))
-        came = [job.arrived[i] for i in range(run)]
-        sources, transports, tiers = (dict(Counter(origin[part] for origin in came)) for part in range(3))
-        return GetResult(run, nbytes, sources, transports, tiers)
+        result = GetResult(run, nbytes)
+        came = job.arrived.values() if run == count else [job.arrived[i] for i in range(run)]
+        for (home, transport, tier), blocks in Counter(came).items():
+            for counts, name in ((result.sources, home), (result.transports, transport), (result.tiers, tier)):
+                counts[name] = counts.get(name, 0) + blocks
+        return result
 
     def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> Job:
         if region not in self._regions:

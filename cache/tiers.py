@@ -117,6 +117,22 @@ class LocalStore:
         pins = await self.pin_each(keys, leading=True)
         return [pin for pin in pins if pin is not None]
 
+    def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
+        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
+        slots = []
+        for slot in map(self._pool.lookup, keys):
+            if slot is None:
+                return None
+            slots.append(slot)
+        self._pool.touch(slots)
+        for key in keys:
+            self._admission.wanted(key)
+            if self.ssd is not None:
+                self.ssd.touch(key)
+        self._counts["hits"] += len(slots)
+        sums, lengths = self._checksums, self._lengths
+        return [Pin(slot, sums[slot], "dram", lengths[slot]) for slot in slots]
+
     async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
         """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
         the next one into. With `leading` it ends before the first that would be None."""
