@@ -149,7 +149,11 @@ async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
             assert (await get(a, [i])).blocks == 1
         await until(lambda: holders(cluster, i) == {"a", "b", "c"})
         assert (await get(a, [i])).blocks == 1
-        assert (await get(a, [i])).sources == {"a": 1}, "the nearest of them"
+        now = asyncio.get_running_loop().time()
+        assert set(a.router.replicas_of(now, key_of(i))) == {"a", "b", "c"}
+        cluster.hub.kill("b")
+        for _ in range(4):
+            assert (await get(a, [i])).blocks == 1, "its home is not needed any more"
 
 
 async def test_values_are_bytes_or_missing(way):
