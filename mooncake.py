@@ -96,7 +96,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)
-    stop = _stop_on_signals()
+    stop, hurry = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
         node = Node(config, source, http_socket, cluster, phases, draft)
@@ -109,6 +109,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             if not stop.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)
                 await stop.wait()
+                await _first(node.drain(), hurry.wait())
         finally:
             await node.stop()
     return 0 if node.engine is None or node.engine.lost is None else 1
@@ -125,11 +126,16 @@ async def _first(*works: Coroutine[Any, Any, Any]) -> None:
         task.result()
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first signal, and by the second one."""
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    def heard() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+        loop.add_signal_handler(number, heard)
+    return stop, hurry
 
 
 def _run(work: Any) -> int:

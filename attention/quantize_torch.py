@@ -25,7 +25,7 @@ def encode_block(block: Tensor, dtype: torch.dtype, out: Tensor) -> None:
     rows = out.view(len(block), -1)
     codes_bytes = block[0].numel()
     for part in chunks(block):
-        x = block[part].float()
+        x = block[part].to(torch.float32, copy=True)  # never the arena itself
         scales = x.abs().amax((-1, -2)).div_(LARGEST[dtype])
         inverse = torch.where(scales == 0, 1.0, scales).reciprocal_()
         x.mul_(inverse[..., None, None]).clamp_(-LARGEST[dtype], LARGEST[dtype])

@@ -27,8 +27,6 @@ DEPTH = 2  # slices of one transfer under way per connection: the next one is as
 ATTEMPTS = 9  # of one slice
 REDIAL_S = 10.0  # without any connection for so long, the peer is given up
 
-_UNLIMITED = 1 << 30
-
 
 class Bundle:
     """`dial` opens one more connection. `give_up` drops the peer, which ends this bundle."""
@@ -69,7 +67,7 @@ class Bundle:
 
     async def submit(self, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
         """See net.transport.Transport."""
-        nbytes = sum(length for _, _, length in spans)
+        nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
         if nbytes <= SLICE:
             await self._slice(op, local, remote, spans, nbytes)
             return
@@ -88,7 +86,7 @@ class Bundle:
         unsettled: set[int] = set()
         try:
             for _ in range(ATTEMPTS):
-                index, rail = await self._choose(nbytes)
+                index, rail = self._ready(nbytes) or await self._choose(nbytes)
                 state = self.rails[index]
                 state.sent(time.monotonic(), nbytes)
                 ours = Cursor(local.memory, runs(here, lengths))
@@ -114,16 +112,22 @@ class Bundle:
             if unsettled and self.ended is None:
                 await self._settled(unsettled)
 
+    def _ready(self, nbytes: int) -> tuple[int, TcpRail] | None:
+        """The connection on which `nbytes` would be done first; None when all are broken."""
+        room = [0 if rail is None or rail.ended else 1 for rail in self._open]
+        index = rails.choose(self.rails, nbytes, room)
+        if index is None or (rail := self._open[index]) is None:
+            return None
+        return index, rail
+
     async def _choose(self, nbytes: int) -> tuple[int, TcpRail]:
-        """The connection on which `nbytes` would be done first; waits while there is none. Raises PeerLost."""
+        """`_ready`, once one is. Raises PeerLost."""
         give_up_at = time.monotonic() + REDIAL_S
         while True:
             if self.ended is not None:
                 raise PeerLost(str(self.ended))
-            room = [_UNLIMITED if rail is not None and not rail.ended else 0 for rail in self._open]
-            index = rails.choose(self.rails, nbytes, room)
-            if index is not None and (rail := self._open[index]) is not None:
-                return index, rail
+            if (ready := self._ready(nbytes)) is not None:
+                return ready
             self._changed.clear()
             try:
                 async with asyncio.timeout(give_up_at - time.monotonic()):

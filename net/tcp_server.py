@@ -12,7 +12,7 @@ from net.memory import Region
 from net.spans import Cursor, Run, check, pairs, unpack
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
-FRAME = 1 << 20  # bytes of one data frame
+FRAME = 4 << 20  # bytes of one data frame
 SMALL = 64 << 10  # bytes of a frame that needs no turn
 FEW_RUNS = 64  # that travel in the header of a request
 RUNS_MAX = 16 << 20  # bytes of the list of runs in one request

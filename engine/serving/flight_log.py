@@ -80,6 +80,10 @@ class FlightLog:
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
 
+    def adopted(self, flight: Flight) -> None:
+        """The client has come back from an acceptor that was lost, and its request was still there."""
+        self._add(flight, "adopted", on=flight.timeline.nodes["decode"])
+
     def redirected(self, flight: Flight, reason: str) -> None:
         self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -42,8 +42,8 @@ LAGGARD_S = 0.1
 """Once somebody has answered, the others have so long."""
 
 MOST_STRANGERS = 4
-VIEW_S = 0.02
-"""A view serves the decisions of so long; what those add is charged to it."""
+VIEW_S, VIEW_PER_NODE_S = 0.02, 2e-4
+"""A view serves the decisions of so long, what those add is charged to it; building it costs some 20 us a node."""
 
 
 @dataclass(slots=True)
@@ -54,6 +54,13 @@ class Known:
     members: list[Member]  # in the order of the view
     strangers: list[Member]
     at: float
+
+    def of(self, node_id: str, now: float) -> tuple[float, float] | None:
+        """(wait_s, age_s) of a node by gossip."""
+        i = self.view.index.get(node_id)
+        if i is None:
+            return None
+        return max(0.0, float(self.view.work_until[i]) - now), self.view.nodes[i].age_s + now - self.at
 
 
 class Placer:
@@ -86,6 +93,7 @@ class Placer:
         self._rejection, self._slo_scale = rejection, slo_scale
         self._arrivals = ArrivalRate()
         self._known: Known | None = None
+        self._boot_id = boot_id()
 
     @property
     def block_size(self) -> int:
@@ -103,7 +111,9 @@ class Placer:
         asked = self._policy.shortlist(begun, demand, known.view, known.view.none)
         members = [known.members[i] for i in asked] + known.strangers[:MOST_STRANGERS]
         horizon_s = prefill_costs(begun, demand, known.view, known.view.none, 1.0).soonest_s()
-        pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._probe_all(members, keys, horizon_s))
+        pool_tokens, answers = await asyncio.gather(
+            self._pool_tokens(keys), self._probe_all(members, keys, horizon_s, known)
+        )
         now = time.monotonic()
         view = self._answered(now, known, answers, bool(asked))
         for node in avoid:
@@ -137,6 +147,11 @@ class Placer:
         if refusal is not None:
             raise Overloaded(refusal.reason, refusal.retry_after_s)
 
+    def decode_nodes(self) -> list[str]:
+        """Alive, as gossip has them."""
+        members = self._gossip.members
+        return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
         if placed.claim is not None:
@@ -166,7 +181,7 @@ class Placer:
 
     def _now_known(self, now: float) -> Known:
         """Engine nodes as gossip has them. Those still loading their model have no blocks: they are strangers."""
-        if self._known is not None and now - self._known.at < VIEW_S:
+        if self._known is not None and now - self._known.at < VIEW_S + VIEW_PER_NODE_S * len(self._known.members):
             return self._known
         records = self._gossip.records
         members, strangers, candidates = [], [], []
@@ -198,10 +213,10 @@ class Placer:
         return [Candidate.of(m, records[m.node_id]) for m in known.members if m.node_id in records]
 
     async def _probe_all(
-        self, members: Sequence[Member], keys: Sequence[BlockKey], horizon_s: float
+        self, members: Sequence[Member], keys: Sequence[BlockKey], horizon_s: float, known: Known
     ) -> dict[str, ProbeAnswer]:
         """By node. Those that do not answer in time are left out: a slow node must not hold up every request."""
-        pending = {asyncio.ensure_future(self._probe(member, keys, horizon_s)) for member in members}
+        pending = {asyncio.ensure_future(self._probe(member, keys, horizon_s, known)) for member in members}
         answers: dict[str, ProbeAnswer] = {}
         deadline = time.monotonic() + PROBE_TIMEOUT_S
         try:
@@ -216,7 +231,9 @@ class Placer:
                 task.cancel()
         return answers
 
-    async def _probe(self, member: Member, keys: Sequence[BlockKey], horizon_s: float) -> ProbeAnswer | None:
+    async def _probe(
+        self, member: Member, keys: Sequence[BlockKey], horizon_s: float, known: Known
+    ) -> ProbeAnswer | None:
         data = [b"".join(keys)] if "prefill" in member.roles else []
         sent, begun = time.time(), time.monotonic()
         try:
@@ -225,17 +242,16 @@ class Placer:
             )
         except (PeerLost, RemoteError, TimeoutError):
             return None
-        self.clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], reply["boot_id"] == boot_id())
+        self.clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], reply["boot_id"] == self._boot_id)
         record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
-        candidate = Candidate.of(member, replace(record, work_s=record.work_s + reply["outstanding"] * CLAIM_UNIT_S))
-        ahead = {name: reply[name] for name in ("step_soon_s", "step_alone_s", "decode_s")}
-        told = self._gossip.records.get(member.node_id)
+        ahead = (reply["step_soon_s"], reply["step_alone_s"], reply["decode_s"])
+        told = known.of(member.node_id, begun)
         return ProbeAnswer(
-            candidate=replace(candidate, **ahead),
+            candidate=Candidate.of(member, record, reply["outstanding"] * CLAIM_UNIT_S, ahead),
             local_tokens=reply["local_tokens"],
             round_trip_s=time.monotonic() - begun,
-            gossiped_wait_s=None if told is None else told.work_s,
-            gossip_age_s=None if told is None else told.age_s,
+            gossiped_wait_s=None if told is None else told[0],
+            gossip_age_s=None if told is None else told[1],
             claimed=reply["claimed"],
         )
 

@@ -64,7 +64,7 @@ def decide(
     policy: TwoStages, wanted: Demand, nodes: Sequence[Node], links: FlatLinks | None = None
 ) -> Placement | Rejected:
     view = View(NOW, [candidate for candidate, _ in nodes], links or FAST, policy.limits.max_waiting)
-    return policy.place(NOW, wanted, view, np.array([float(local) for _, local in nodes]))
+    return policy.place(NOW, wanted, view, np.array([float(min(local, wanted.usable_tokens)) for _, local in nodes]))
 
 
 def demand(num_tokens: int = 1601, pool_tokens: int = 0, max_tokens: int = 100) -> Demand:
