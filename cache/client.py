@@ -24,9 +24,9 @@ import uvloop
 from cache.arena import Buffer
 from cache.block import KEY_BYTES
 from cache.objects import PREFIX, Exists
+from cache.protocol import Deadlines
 from cache.remote import Remote
-from cache.share import Deadlines
-from cache.store import GetResult, NoRoom, StoreError, Unreachable
+from cache.results import GetResult, NoRoom, StoreError, Unreachable
 from net.memory import Region
 
 __all__ = ["Exists", "NoRoom", "Store", "StoreError", "Unreachable"]

@@ -16,8 +16,8 @@ from cache.arena import checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.protocol import ELSEWHERE, Deadlines
 from cache.routing import ReadWalk, Router
-from cache.share import ELSEWHERE, Deadlines
 from net.transfer import Op, TransferEngine
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from cache.share import Deadlines
+from cache.protocol import Deadlines
 from cache.store import Store
 from net.channel import Channel
 from net.cluster_key import ClusterKey

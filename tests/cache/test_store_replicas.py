@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from cache.homes import equal_members, homes
-from cache.share import Deadlines
-from cache.store import NoRoom, Unreachable
+from cache.protocol import Deadlines
+from cache.results import NoRoom, Unreachable
 from tests.cache.test_store import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
 
 SOON = Deadlines(lookup_s=0.1, control_s=0.2, transfer_s=0.2, room_s=0.05, shun_s=30)
