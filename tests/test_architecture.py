@@ -58,6 +58,7 @@ PURE = (
     "cache.homes",
     "cache.routing",
     "cache.heat",
+    "cache.recent",
     "cache.repair",
     "net.wire",
     "net.keyring",
