@@ -51,6 +51,7 @@ struct AmxProduct {
   static void configure() {
     struct alignas(64) { uint8_t palette = 1, start = 0, pad[14] = {}; uint16_t bytes[16] = {}; uint8_t rows[16] = {}; } t;
     for (int i = 0; i < 8; i++) t.bytes[i] = 64, t.rows[i] = 16;
+    asm volatile("" : : "r"(&t) : "memory");  // the intrinsic does not tell the compiler that it reads all of t
     _tile_loadconfig(&t);
   }
   static void release() { _tile_release(); }
