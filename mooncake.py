@@ -7,6 +7,7 @@
     python mooncake.py --role store   --port 8002 --join HOST:8000
     python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
+    python mooncake.py explain REQUEST-ID [--url HOST:8000]        why a request went where it went, and how it did
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
 """
@@ -43,6 +44,7 @@ from engine.node import Node
 from engine.node_report import ready_line
 from engine.phases import Phases
 from engine.resolve import resolve
+from engine.serving.explain import main as explain
 from engine.speculation.draft_source import draft_source
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments[:1] == ["doctor"]:
             return doctor(arguments[1:])
+        if arguments[:1] == ["explain"]:
+            return explain(arguments[1:])
         config = parse(arguments)
         logging.basicConfig(
             level=config.log_level.upper(),
@@ -92,7 +96,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)
-    stop = _stop_on_signals()
+    stop, hurry = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
         node = Node(config, source, http_socket, cluster, phases, draft)
@@ -105,6 +109,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             if not stop.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)
                 await stop.wait()
+                await _first(node.drain(), hurry.wait())
         finally:
             await node.stop()
     return 0 if node.engine is None or node.engine.lost is None else 1
@@ -121,11 +126,16 @@ async def _first(*works: Coroutine[Any, Any, Any]) -> None:
         task.result()
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first signal, and by the second one."""
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    def heard() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+        loop.add_signal_handler(number, heard)
+    return stop, hurry
 
 
 def _run(work: Any) -> int:

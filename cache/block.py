@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from cache.key_chain import chain
+
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 encodings = ("fp8", "int8")
@@ -98,7 +100,8 @@ def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
 
 def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
     """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
-    for start in range(len(keys) * block_size, len(token_ids) - block_size + 1, block_size):
-        parent = keys[-1] if keys else root
-        keys.append(child_key(parent, token_ids[start : start + block_size]))
+    start = len(keys) * block_size
+    end = len(token_ids) // block_size * block_size
+    if end > start:
+        keys += chain(keys[-1] if keys else root, array("I", token_ids[start:end]), block_size)
     return keys

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.policy import Facts
 from cache.share import Deadlines, join_keys
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
@@ -97,13 +97,30 @@ class Calls:
         divert: bool = False,
         owner: str = "",
         repair: bool = False,
-        facts: Sequence[Facts] = (),
+        facts: Sequence[tuple[int, float, str]] = (),
     ) -> dict[str, Any]:
         """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes. `facts`: of all or none."""
         body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair}
         if facts:
-            body["facts"] = [(about.position, about.cost_s, about.service_class) for about in facts]
+            body["facts"] = facts
         return await self._lease(home, "store.reserve", keys, ticket, body)
+
+    async def read(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> tuple[dict[str, Any], memoryview]:
+        """Small blocks in one message: slots, checksums, lengths, tiers, more, hot; and the blocks."""
+        return await self._exchange(home, "store.read", {"leading": leading}, [join_keys(keys)])
+
+    def report(self, home: str, keys: Sequence[BlockKey]) -> None:
+        """What was read did not match its checksums."""
+        with suppress(ConnectionError):
+            self._channel.post(home, "store.bad", {}, [join_keys(keys)])
+
+    async def write(
+        self, home: str, keys: Sequence[BlockKey], blocks: Sequence[Buffer], body: dict[str, Any]
+    ) -> list[int]:
+        """Store small blocks in one message; `body` has their checksums and lengths, and the options of `reserve`.
+        Returns 0 or PRESENT for a leading part."""
+        reply, _ = await self._exchange(home, "store.write", body, [join_keys(keys), *blocks])
+        return list(reply["slots"])
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
         """All that was reserved is written; returns how many blocks that are."""
@@ -122,10 +139,14 @@ class Calls:
         ticket.open = bool(reply["region"])
         return reply
 
-    async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _exchange(
+        self, home: str, kind: str, body: dict[str, Any], data: Sequence[Buffer], timeout_s: float = 0.0
+    ) -> tuple[dict[str, Any], memoryview]:
         try:
-            reply, _ = await self._channel.call(home, kind, body, [data], timeout_s)
+            return await self._channel.call(home, kind, body, data, timeout_s or self._deadlines.control_s)
         except TimeoutError:
             self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
             raise
-        return reply
+
+    async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
+        return (await self._exchange(home, kind, body, [data], timeout_s))[0]

@@ -53,7 +53,15 @@ def homes(key: BlockKey, members: Members, replicas: int = 1) -> list[str]:
 
 def by_home(keys: Sequence[BlockKey], members: Members) -> dict[str, list[int]]:
     """Positions in `keys`, ascending, grouped by the first home of their key. Empty without members."""
+    if len(members) == 1:
+        return {next(iter(members)): list(range(len(keys)))} if keys else {}
     groups: dict[str, list[int]] = {}
+    if len(set(members.values())) == 1:
+        seeds = [(_seed(name), name) for name in members]
+        for position, key in enumerate(keys):
+            _, home = max([(xxh3_64_intdigest(key, seed), name) for seed, name in seeds])
+            groups.setdefault(home, []).append(position)
+        return groups
     for position, key in enumerate(keys if members else ()):
         groups.setdefault(ranking(key, members, 1)[0], []).append(position)
     return groups

@@ -13,6 +13,8 @@ from cache.policy import Facts
 from net.errors import RemoteError
 from net.memory import Region
 
+MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
+MESSAGE_BYTES = 512 << 10  # ... so many bytes in one
 INLINE_BYTES = 512 << 10  # more than this is checksummed off the event loop
 PIECE_BYTES = 4 << 20  # of one transfer: a piece is checksummed while the next or the one before moves
 
@@ -30,6 +32,7 @@ class Job:
     block_bytes: int
     lengths: dict[int, int] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)  # checksums by position, of a put
+    in_messages: bool = False  # the blocks are small: no leases and no transfers
     facts: Sequence[Facts] = ()  # of a put: of every block, or none
     repair: bool = False  # of a put: copies of what is elsewhere
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
@@ -39,6 +42,10 @@ class Job:
 
     def length(self, position: int) -> int:
         return self.lengths.get(position, self.block_bytes)
+
+    def nbytes(self, positions: Sequence[int]) -> int:
+        """Of all of them."""
+        return sum(map(self.length, positions)) if self.lengths else len(positions) * self.block_bytes
 
     def span(self, position: int, slot: int, slot_bytes: int) -> tuple[int, int, int]:
         """(local offset, remote offset, bytes) of a block at a home. Raises RemoteError when the layouts differ."""
@@ -56,7 +63,7 @@ class Job:
 
     async def checksums(self, positions: Sequence[int]) -> list[int]:
         """The same without holding up the loop."""
-        if sum(map(self.length, positions)) <= INLINE_BYTES:
+        if self.nbytes(positions) <= INLINE_BYTES:
             return self.sums_of(positions)
         return await asyncio.to_thread(self.sums_of, positions)
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from cache.arena import checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
-from cache.job import Job, at_each, pieces
+from cache.job import MESSAGE_BYTES, Job, at_each, pieces
 from cache.routing import ReadWalk, Router
 from cache.share import ELSEWHERE, Deadlines
 from net.transfer import Op, TransferEngine
@@ -87,28 +88,69 @@ class Reader:
     async def _take(
         self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
     ) -> None:
+        if job.in_messages:
+            window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
         while positions:
             batch = positions[:window]
             nbytes, begin = len(batch) * job.block_bytes, _now()
             self._router.started(home, nbytes)
             try:
-                with self._calls.ticket(home) as ticket:
-                    keys = [job.keys[position] for position in batch]
-                    reply = await self._calls.pin(home, keys, ticket, leading=leading)
-                    answers, answered = reply["slots"], _now()
-                    whole = await self._read(job, walk, home, batch[: len(answers)], reply, ticket)
+                reply, answered, whole = await self._ask(job, walk, home, batch, leading)
             except BaseException:
                 self._router.failed(home, nbytes)
                 raise
+            answers = reply["slots"]
             self._router.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
             for position, answer in zip(batch, answers, strict=False):
                 if answer == ELSEWHERE:
                     walk.elsewhere(position)
             for position, replicas in reply.get("hot", ()):
-                self._router.heated(_now(), keys[position], replicas)
+                self._router.heated(_now(), job.keys[batch[position]], replicas)
             if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply["more"]):
                 return
             positions = positions[len(answers) :]
+
+    async def _ask(
+        self, job: Job, walk: ReadWalk, home: str, batch: list[int], leading: bool
+    ) -> tuple[dict[str, Any], float, bool]:
+        """The home's reply, when it came, and whether all that it had has arrived whole."""
+        keys = [job.keys[position] for position in batch]
+        if job.in_messages:
+            reply, data = await self._calls.read(home, keys, leading=leading)
+            return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
+        with self._calls.ticket(home) as ticket:
+            reply = await self._calls.pin(home, keys, ticket, leading=leading)
+            answered = _now()
+            return reply, answered, await self._read(job, walk, home, batch[: len(reply["slots"])], reply, ticket)
+
+    def _unpack(
+        self, job: Job, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
+    ) -> bool:
+        """Small blocks, as they lie behind the reply; False when one is damaged."""
+        found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
+        rows = zip(found, reply["lengths"], reply["checksums"], reply["tiers"], strict=True)
+        transport = "local" if home == self._router.me else "message"
+        memory, start, bad = job.region.memory, 0, []
+        for position, length, block_checksum, tier in rows:
+            block = data[start : start + length]
+            start += length
+            if length > job.block_bytes or checksum(block) != block_checksum:
+                bad.append(job.keys[position])
+                continue
+            offset = job.offsets[position]
+            memory[offset : offset + length] = block
+            if length != job.block_bytes:
+                job.lengths[position] = length
+            job.arrived[position] = (home, transport, tier)
+            walk.found(position)
+        if bad:
+            self._damaged(home, len(bad))
+            self._calls.report(home, bad)
+        return not bad
+
+    def _damaged(self, home: str, count: int) -> None:
+        self._counts["corrupt"] += count
+        log.warning("%d blocks from %s did not match their checksums: dropped", count, home)
 
     async def _read(
         self, job: Job, walk: ReadWalk, home: str, positions: list[int], reply: dict[str, Any], ticket: Ticket
@@ -150,8 +192,7 @@ class Reader:
                 with suppress(asyncio.CancelledError):
                     await checking
         if ticket.bad:
-            self._counts["corrupt"] += len(ticket.bad)
-            log.warning("%d blocks from %s did not match their checksums: dropped", len(ticket.bad), home)
+            self._damaged(home, len(ticket.bad))
         return not ticket.bad
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 ANSWER_S = 5.0
-IDENTITY = ("model", "root", "block_size", "dtype")  # what nodes compare before they talk
+IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")  # what nodes compare before they talk
 
 
 class Remote:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.block import BlockKey
-from cache.homes import Members, ranking
+from cache.homes import Members, by_home, ranking
 
 GRACE_S = 60.0  # so long after a join its keys are also looked for at their former homes
 HOT_S = 30.0  # so long a key stays hot after its home said so
@@ -148,7 +148,11 @@ class ReadWalk:
     def wave(self, leading: bool = False) -> dict[str, list[int]]:
         """Positions to ask for by home, ascending. What nobody is left for is dropped, and with `leading` all that is
         behind it."""
-        groups: dict[str, list[int]] = {}
+        if self.single and not self._asked:
+            groups = by_home(self._keys, self._router.members)
+            self._asked = {position: [home] for home, positions in groups.items() for position in positions}
+            return groups
+        groups = {}
         planned: dict[str, int] = {}
         left: list[int] = []
         for position in self._pending:

@@ -1,12 +1,15 @@
 """Share: the serving half of the pooled store. Peers pin, read, reserve and write blocks of this node's LocalStore.
 
-The bytes themselves never pass through here: a reply names the arena and the slots, and the peer's transfer engine
-reads or writes them. What a peer may touch is a lease, numbered by the peer:
+The bytes of all but small blocks never pass through here: a reply names the arena and the slots, and the peer's
+transfer engine reads or writes them. What a peer may touch is a lease, numbered by the peer:
 
     store.has      keys -> which of them are here
     store.pin      keys -> lease on those that are here, to read
     store.reserve  keys -> lease on new slots, to write         ──> store.commit ends it
     store.unpin    ends a lease of either kind, also one whose grant is still on its way
+    store.read     keys -> small blocks themselves, in one message
+    store.write    small blocks -> stored, in one message
+    store.bad      keys of blocks that arrived damaged by store.read
     store.remove   keys -> nobody finds them here any more
     store.flush    what was committed here so far is on SSD, and synced, when the answer comes
 
@@ -28,11 +31,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
 from cache.heat import Heat
 from cache.policy import Facts
 from cache.repair import Hints
-from cache.tiers import LocalStore, NoSpace
+from cache.tiers import LocalStore, NoSpace, Pin
 from net.channel import Channel
 from net.errors import RemoteError
 from net.transfer import TransferEngine
@@ -144,6 +148,9 @@ class Share:
             ("store.unpin", self._unpin),
             ("store.reserve", self._reserve),
             ("store.commit", self._commit),
+            ("store.read", self._read),
+            ("store.write", self._write),
+            ("store.bad", self._bad),
             ("store.remove", self._remove),
             ("store.flush", self._flush),
         ):
@@ -176,9 +183,7 @@ class Share:
         a block is shorter than its slot; the other lists are over the slots in order."""
         keys, leading = split_keys(data), self._leading(_now(), body)
         self._open(peer, body["lease"], writes=False)
-        pins = await self._local.pin_each(keys, leading)
-        if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
-            pins = await self._local.pin_each(keys, leading)
+        pins = await self._pins(keys, leading)
         run, now = len(pins), _now()
         found = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
         slots = [pin.slot for _, pin in found]
@@ -196,12 +201,58 @@ class Share:
             reply["hot"] = hot
         return reply
 
+    async def _pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
+        pins = await self._local.pin_each(keys, leading)
+        if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
+            pins = await self._local.pin_each(keys, leading)
+        return pins
+
     def _warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """Count the reads; (position, replicas) of those that others have, too."""
         for key in keys:
             if extra := self.heat.read(now, key):
                 self.wanted[key] = extra
         return [(i, self.hot[key]) for i, key in enumerate(keys) if key in self.hot] if self.hot else []
+
+    async def _read(self, peer: str, body: dict[str, Any], data: memoryview) -> tuple[dict[str, Any], list[Buffer]]:
+        """Like store.pin, with the blocks behind the reply instead of a lease. `slots` has a 0 for each of them."""
+        keys, leading = split_keys(data), self._leading(_now(), body)
+        pins = await self._pins(keys, leading)
+        now, arena = _now(), self._local.arena
+        found = [pin for pin in pins if pin is not None]
+        reply: dict[str, Any] = {
+            "slots": [self._where(now, key) if pin is None else 0 for key, pin in zip(keys, pins, strict=False)],
+            "checksums": [pin.checksum for pin in found],
+            "lengths": [pin.nbytes for pin in found],
+            "tiers": [pin.tier for pin in found],
+            "more": len(pins) < len(keys) and self._local.contains(keys[len(pins)]) is not None,
+            "hot": self._warm(now, keys),
+        }
+        blocks = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
+        copied = b"".join(blocks)  # of memory that others may have once it is unpinned
+        self._local.unpin([pin.slot for pin in found])
+        return reply, [copied]
+
+    async def _write(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        """Like store.reserve and store.commit in one. `lengths` and `checksums` are of the blocks that follow the keys.
+        One entry per key: 0 when it is stored now, or PRESENT; fewer when room ends."""
+        lengths, checksums, arena = body["lengths"], body["checksums"], self._local.arena
+        start = len(lengths) * KEY_BYTES
+        keys = split_keys(data[:start])
+        if not len(keys) == len(lengths) == len(checksums) or start + sum(lengths) != len(data):
+            raise RemoteError(f"{len(data)} bytes are not {len(lengths)} keys and their blocks", "bad_request")
+        if arena is not None and not all(0 < length <= arena.slot_bytes for length in lengths):
+            raise RemoteError(f"blocks of {lengths} bytes, the slots have {arena.slot_bytes}", "layout")
+        answers = await self._room(keys, body)
+        rows = []
+        for key, slot, length, block_checksum in zip(keys, answers, lengths, checksums, strict=False):
+            if slot != PRESENT and arena is not None:
+                arena.memory(slot)[:length] = data[start : start + length]
+                rows.append((key, slot, block_checksum, length))
+            start += length
+        for key, slot, block_checksum, length in reversed(rows):  # as in _commit
+            self._stored(key, slot, block_checksum, length, body.get("owner", ""))
+        return {"slots": [min(0, answer) for answer in answers]}
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         """`bad`: positions in the lease whose bytes did not match; they are looked at here before they are dropped."""
@@ -223,9 +274,16 @@ class Share:
         the next member when the writer can (`divert`). `owner`: the home that this node stands in for. `repair`: it
         is a copy of a block that is elsewhere. `facts`: of every block, or none."""
         keys = split_keys(data)
+        self._open(peer, body["lease"], writes=True, owner=body.get("owner", ""))
+        answers = await self._room(keys, body)
+        granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
+        slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
+        return self._grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
+
+    async def _room(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
+        """Slots, or PRESENT, for a leading part of `keys`."""
         facts: list[Facts | None] = [Facts(*values) for values in body.get("facts", ())]
         facts = facts or [None] * len(keys)
-        self._open(peer, body["lease"], writes=True, owner=body.get("owner", ""))
         repair = body.get("repair", False)
         answers = self._reserve_leading(keys, facts, repair)
         if body.get("divert", False):
@@ -234,9 +292,7 @@ class Share:
                 self._passed_on.add(now, key)
         elif not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):
             answers = self._reserve_leading(keys, facts, repair)
-        granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
-        slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
-        return self._grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
+        return answers
 
     def _reserve_leading(self, keys: list[BlockKey], facts: Sequence[Facts | None], repair: bool) -> list[int]:
         answers: list[int] = []
@@ -265,14 +321,18 @@ class Share:
         rows.reverse()  # a prompt's last block first: of equals, the first to be evictable is the first to go
         for at, (key, slot, block_checksum, length) in enumerate(rows):
             try:
-                self._local.commit(key, slot, block_checksum, length)
+                self._stored(key, slot, block_checksum, length, lease.owner)
             except ValueError as error:
                 self._give_back([slot for _, slot, _, _ in rows[at:]], writes=True)
                 raise RemoteError(str(error), "bad_request") from None
-            self._passed_on.discard(key)
-            if lease.owner:
-                self.hints.add(key, lease.owner)
         return {"stored": len(checksums)}
+
+    def _stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, owner: str) -> None:
+        """Raises ValueError for an impossible length."""
+        self._local.commit(key, slot, block_checksum, length)
+        self._passed_on.discard(key)
+        if owner:
+            self.hints.add(key, owner)
 
     async def _remove(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = split_keys(data)
@@ -281,6 +341,9 @@ class Share:
             self._removed.add(now, key)
         self.hints.settled(keys)
         return {"removed": await self._local.remove(keys)}
+
+    async def _bad(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        await self._inspect(split_keys(data))
 
     async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         await self._local.flush()

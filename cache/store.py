@@ -26,7 +26,7 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Shunned
 from cache.homes import Members, by_home
-from cache.job import Job
+from cache.job import MESSAGE_BLOCK_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
@@ -76,7 +76,7 @@ class Store:
     """The pool, from `node_id`. `members()` are the nodes alive that have a share, with its bytes. Registers the local
     arena with `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a
     client. `replicas`: copies of every block; `repair_limit`: bytes per second for moving blocks to where they belong,
-    0 = as fast as it goes.
+    0 = as fast as it goes; blocks of at most `message_block_bytes` travel in the messages themselves.
     """
 
     def __init__(
@@ -91,11 +91,13 @@ class Store:
         deadlines: Deadlines | None = None,
         replicas: int = 1,
         repair_limit: float = 0.0,
+        message_block_bytes: int = MESSAGE_BLOCK_BYTES,
     ) -> None:
         self.node_id = node_id
         self.local = local
         self.block_bytes = block_bytes
         self.objects = Objects(self)
+        self._in_messages = block_bytes <= message_block_bytes
         self._transfer = transfer
         self._members = members
         self._deadlines = deadlines or Deadlines()
@@ -277,14 +279,14 @@ class Store:
     async def _put(self, job: Job) -> Job:
         await self._writer.publish(job, self._window)
         job.stored -= job.present
-        nbytes = sum(map(job.length, job.stored))
+        nbytes = sum(map(job.length, job.stored)) if job.lengths else len(job.stored) * self.block_bytes
         self._counts.update(puts=1, put_blocks=len(job.stored), put_bytes=nbytes, put_no_room=len(job.refused))
         return job
 
     def _result(self, job: Job) -> GetResult:
         count = len(job.keys)
         run = next((i for i in range(count) if i not in job.arrived), count)
-        nbytes = sum(map(job.length, range(run)))
+        nbytes = job.nbytes(range(run))
         self._counts.update(gets=1, get_blocks=run, get_bytes=nbytes, get_misses=count - len(job.arrived))
         came = [job.arrived[i] for i in range(run)]
         sources, transports, tiers = (dict(Counter(origin[part] for origin in came)) for part in range(3))
@@ -299,7 +301,7 @@ class Store:
         if outside := [offset for offset in offsets if not 0 <= offset <= last]:
             raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
         self._route()
-        return Job(keys, self._regions[region], offsets, self.block_bytes)
+        return Job(keys, self._regions[region], offsets, self.block_bytes, in_messages=self._in_messages)
 
     def _stage(self) -> str:
         if not self._staged:

@@ -6,7 +6,8 @@ SSD has room. The SSD tier is inclusive: a block found only there is promoted in
 keep its copy below from aging.
 
 Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so eviction can't touch
-it. All LMDB work runs in one executor thread, in order; the event loop never waits for the disk.
+it. One thread writes to LMDB and deletes there, in order; reads have threads of their own; the event loop never waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from cache.admission import Admission, Always
@@ -25,6 +28,9 @@ from cache.pool import BlockPool, OutOfBlocks
 from cache.ssd import SsdTier
 
 T = TypeVar("T")
+
+READERS = 2  # threads: more do not read faster from one disk
+BATCH_BYTES = 16 << 20  # written to SSD between two looks at who waits for room
 
 
 class NoSpace(Exception):
@@ -71,8 +77,11 @@ class LocalStore:
         self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
         self._promotions: dict[BlockKey, Promotion] = {}
-        self._writes: set[asyncio.Task[None]] = set()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiers")
+        self._queue: list[tuple[BlockKey, int]] = []  # (key, slot) to be written to SSD, each held
+        self._writing: asyncio.Task[None] | None = None
+        self._written = asyncio.Event()  # set, and a new one made, after each batch
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
         self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
 
     # --- what is here
@@ -183,7 +192,7 @@ class LocalStore:
 
     async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
         try:
-            found = await self._blocking(lambda: ssd.get(key, memory))
+            found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
             if found is None:
                 return False
             self._checksums[slot], self._lengths[slot] = found
@@ -244,9 +253,9 @@ class LocalStore:
         self._counts["writes"] += 1
         if self.ssd is not None:
             self._pool.hold([slot])
-            write = asyncio.create_task(self._write_behind(self.ssd, key, slot, self.arena.memory(slot)[:length]))
-            self._writes.add(write)
-            write.add_done_callback(self._writes.discard)
+            self._queue.append((key, slot))
+            if self._writing is None:
+                self._writing = asyncio.create_task(self._write_behind(self.ssd, self.arena))
         self.abandon(slot)
 
     def abandon(self, slot: int) -> None:
@@ -254,11 +263,20 @@ class LocalStore:
         self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
 
-    async def _write_behind(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> None:
-        try:
-            await self._blocking(lambda: ssd.put(key, memory, self._checksums[slot]))  # counts its own failures
-        finally:
-            self._pool.unhold([slot])
+    async def _write_behind(self, ssd: SsdTier, arena: Arena) -> None:
+        """Until the queue is empty. What came while a batch was written makes up the next one."""
+        most = max(1, BATCH_BYTES // arena.slot_bytes)
+        while self._queue:
+            batch, self._queue = self._queue[:most], self._queue[most:]
+            rows = [(key, arena.memory(slot)[: self._lengths[slot]], self._checksums[slot]) for key, slot in batch]
+            try:
+                await self._blocking(partial(ssd.put_many, rows))  # counts its own failures
+            finally:
+                for _, slot in batch:  # one by one: the oldest is evicted first
+                    self._pool.unhold([slot])
+                self._written.set()
+                self._written = asyncio.Event()
+        self._writing = None
 
     async def remove(self, keys: Sequence[BlockKey]) -> int:
         """Nobody finds `keys` here from now on, in any tier; those who read one go on. Returns how many were here."""
@@ -283,10 +301,11 @@ class LocalStore:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         while self._pool.num_free == 0 and now() < deadline:  # another waiter may have taken what was freed
-            pending = [write for write in self._writes if not write.done()]
-            if not pending:
+            if self._writing is None:
                 break
-            await asyncio.wait(pending, timeout=deadline - now(), return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline - now()):
+                    await self._written.wait()
         return self._pool.num_free > 0
 
     async def _blocking(self, work: Callable[[], T]) -> T:
@@ -315,7 +334,8 @@ class LocalStore:
 
     async def drain(self) -> None:
         """Until all promotions and writes to SSD that are under way now are done."""
-        tasks = [*self._writes, *(promotion.task for promotion in self._promotions.values())]
+        writing = [self._writing] if self._writing is not None else []
+        tasks = [*writing, *(promotion.task for promotion in self._promotions.values())]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -324,4 +344,5 @@ class LocalStore:
         await self.drain()
         if self.ssd is not None:
             await asyncio.to_thread(self.ssd.close)
+        self._readers.shutdown(wait=True)
         self._executor.shutdown(wait=True)

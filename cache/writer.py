@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from cache.calls import HOME_ERRORS, Calls, Ticket
-from cache.job import Job, at_each, pieces
+from cache.job import MESSAGE_BYTES, Job, at_each, pieces
 from cache.routing import Router, Target
 from cache.share import PRESENT, Deadlines
-from net.transfer import Op, TransferEngine
+from net.transfer import BULK, Op, TransferEngine
 
 
 class Writer:
@@ -66,6 +66,9 @@ class Writer:
 
     async def _place(self, job: Job, target: Target, positions: list[int], window: int, settled: set[int]) -> None:
         """`settled` gets the positions that the target has afterwards."""
+        if job.in_messages:
+            await self._send(job, target, positions, settled)
+            return
         while positions:
             batch = positions[:window]
             keys = [job.keys[position] for position in batch]
@@ -77,7 +80,7 @@ class Writer:
                     divert=not target.wait,
                     owner=target.owner,
                     repair=job.repair,
-                    facts=[job.facts[position] for position in batch] if job.facts else (),
+                    facts=facts_of(job, batch) if job.facts else (),
                 )
                 answers = reply["slots"]
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
@@ -89,6 +92,32 @@ class Writer:
                     await self._write(job, target, [p for p, _ in granted], [s for _, s in granted], reply, ticket)
                 job.stored |= new
                 settled |= new
+            if target.wait and not answers:
+                return
+            positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _send(self, job: Job, target: Target, positions: list[int], settled: set[int]) -> None:
+        """Small blocks in messages; `settled` as above."""
+        window, memory = max(1, MESSAGE_BYTES // job.block_bytes), job.region.memory
+        while positions:
+            batch = positions[:window]
+            await self._sum(job, batch)
+            lengths = [job.length(position) for position in batch]
+            body: dict[str, Any] = {
+                "lengths": lengths,
+                "checksums": [job.sums[position] for position in batch],
+                "divert": not target.wait,
+                "owner": target.owner,
+                "repair": job.repair,
+            }
+            if job.facts:
+                body["facts"] = facts_of(job, batch)
+            starts = [job.offsets[position] for position in batch]
+            blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+            answers = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body)
+            for position, answer in zip(batch, answers, strict=False):
+                (job.present if answer == PRESENT else job.stored).add(position)
+                settled.add(position)
             if target.wait and not answers:
                 return
             positions = positions[len(answers) if target.wait else len(batch) :]
@@ -118,7 +147,13 @@ class Writer:
                     for position, slot in zip(positions[part], slots[part], strict=True)
                 ]
                 await self._transfer.submit(
-                    target.home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
+                    target.home,
+                    Op.WRITE,
+                    job.region.name,
+                    reply["region"],
+                    spans,
+                    timeout_s=self._deadlines.transfer_s,
+                    priority=BULK,
                 )
         finally:
             if summing is not None:
@@ -131,3 +166,9 @@ class Writer:
         """Once per block, however many homes it has."""
         missing = [position for position in positions if position not in job.sums]
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
+
+
+def facts_of(job: Job, positions: Sequence[int]) -> list[tuple[int, float, str]]:
+    """As they travel."""
+    rows = (job.facts[position] for position in positions)
+    return [(about.position, about.cost_s, about.service_class) for about in rows]

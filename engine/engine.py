@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -15,24 +14,26 @@ from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
+from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.incoming import KV_REGION
+from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
+from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Publisher
+from engine.load import EngineLoad
 from engine.loading import LoadedModel
-from engine.request import RequestState
 from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
 from net.load_words import LoadWords
+from net.memory import Region
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.batching import Tuning, batching_policies
-from sched.classes import CLASSES
 from sched.cost import TransferModel
-from sched.load_word import ROLE_BITS, LoadWord
 from sched.queueing import queue_orders
-from sched.state import NodeRecord
+from sched.rejection import rejections
 
 
 class Engine:
@@ -73,8 +74,10 @@ class Engine:
         )
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
+        self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
-        self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
+        self._pool_blocks = pool_blocks(store, self.region, geometry)
+        self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         loader = PrefixLoader(
             self.batcher,
             reused,
@@ -84,6 +87,7 @@ class Engine:
             self.network,
             config.prefix_fetch,
             metrics,
+            Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self._is_busy),
             # other ranks compute without waiting
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
@@ -105,7 +109,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.record, words),
+            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](), config.slo_scale),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -114,6 +118,9 @@ class Engine:
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
+
+    def _is_busy(self) -> bool:
+        return bool(self.batcher.running)
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft
@@ -149,6 +156,7 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
+        self._pool_blocks.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
@@ -157,51 +165,6 @@ class Engine:
     def lost(self) -> str | None:
         """Why this engine cannot compute any more; None while it can."""
         return None if self._processes is None else self._processes.lost
-
-    # --- what others are told
-
-    def record(self) -> NodeRecord:
-        """This node's load, for gossip."""
-        usage, requests = self.pool.usage(), self.batcher.requests.values()
-        a0, a1, a2 = self.costs.prefill.coefficients
-        decoding = [r.num_tokens for r in self.batcher.running]
-        return NodeRecord(
-            running=len(self.batcher.running),
-            waiting=sum(r.state is not RequestState.RUNNING for r in requests),
-            max_running=self._config.max_num_seqs,
-            queued_tokens=sum(r.num_tokens - r.num_computed for r in self._queued()),
-            blocks_used=usage["held"],
-            blocks_total=usage["total"],
-            work_s=self._work_s(),
-            prefill_a0=a0,
-            prefill_a1=a1,
-            prefill_a2=a2,
-            decode_step_s=self.costs.decode.estimate(len(decoding) + 1, sum(decoding)),
-        )
-
-    def word(self) -> LoadWord:
-        """The part of it that peers read one-sided."""
-        flags = sum(ROLE_BITS[role] for role in self._config.roles)
-        return LoadWord.of(self.record(), self.waiting_by_class(), flags)
-
-    def waiting_by_class(self) -> dict[str, int]:
-        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
-        waits = Counter(r.service_class for r in self.batcher.requests.values() if r.state is not RequestState.RUNNING)
-        return {name: waits[name] for name in CLASSES}
-
-    def _queued(self) -> list[Any]:
-        """Requests with prefill to do; those whose KV another node computes are not among them."""
-        return [
-            r
-            for r in self.batcher.requests.values()
-            if r.state is not RequestState.REMOTE and r.num_tokens - r.num_computed > 1
-        ]
-
-    def _work_s(self) -> float:
-        fixed = self._config.batching_policy == "mixed"
-        most = self._config.max_num_batched_tokens
-        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
-        return sum(self.costs.prefill_left(r, chunk) for r in self._queued())
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
@@ -229,3 +192,10 @@ class Engine:
         except Exception as error:
             return str(error)
         return None
+
+
+def pool_blocks(store: Store, arena: Region, geometry: BlockGeometry) -> PoolBlocks:
+    """How blocks of `arena` go to the pool."""
+    if geometry.encoded:
+        return EncodedBlocks(store, arena, geometry)
+    return PlainBlocks(store, arena.name, geometry)

@@ -54,14 +54,14 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
 def store_members(node: Node) -> dict[str, Any]:
     """For clients of the store (cache/remote.py): where the shares are, and what they keep."""
     rows = [[member.node_id, *member.address, member.info["share"]] for member in node.gossip.members]
-    return {"members": rows, "block_bytes": node.geometry.block_bytes, "replicas": node.config.replicas}
+    return {"members": rows, "block_bytes": node.geometry.pool_bytes, "replicas": node.config.replicas}
 
 
 def state(node: Node) -> dict[str, Any]:
     """GET /debug/state."""
     return {
         "node_id": node.config.node_id,
-        "loading": node.loading,
+        "loading": node.unready,
         "config": as_dict(node.config),
         "engine": None if node.engine is None else node.engine.state(),
         "store": None if node.share is None else node.share.stats(),
@@ -78,10 +78,10 @@ def state(node: Node) -> dict[str, Any]:
 def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
     """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
     engine = node.engine
-    record = None if engine is None else engine.record()
+    record = None if engine is None else engine.load.record()
     return {
         "version": __version__,
-        "loading": node.loading,
+        "loading": node.unready,
         "load": None
         if record is None
         else {

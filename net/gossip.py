@@ -146,7 +146,7 @@ class Gossip:
     @property
     def records(self) -> dict[str, NodeRecord]:
         """Load by node id as of now; a member whose first record has not arrived yet is missing."""
-        return self.core.view.records(asyncio.get_running_loop().time())
+        return self.core.records(asyncio.get_running_loop().time())
 
     @property
     def counters(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Links: all TCP connections of one node: where peers are, who connects to whom, and when a peer counts as lost.
 
 One listening port serves every purpose: "control" messages and, so that those never wait behind bulk, connections of
-their own for "data". Any connection that breaks means that the peer is lost: the others to it are dropped and
+their own for "data". A vital connection that breaks means that the peer is lost: the others to it are dropped and
 `on_lost` fires once, on both sides if both live. When two nodes dial each other at the same moment both connections
 stay; each side sends on the one it saw first, so its messages keep their order.
 """
@@ -48,6 +48,7 @@ class Links:
         self._cluster_key = cluster_key
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
+        self._vital: set[str] = set()
         self._everyone: set[Connection] = set()  # also those still shaking hands
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -61,9 +62,12 @@ class Links:
         self.address = (host, self._server.sockets[0].getsockname()[1])
         return self.address
 
-    def accept(self, purpose: str, acceptor: Callable[[Connection], Receiver]) -> None:
-        """Give every opened connection of this purpose, dialed by either side, the receiver of its frames."""
+    def accept(self, purpose: str, acceptor: Callable[[Connection], Receiver], vital: bool = True) -> None:
+        """Give every opened connection of this purpose, dialed by either side, the receiver of its frames. When one
+        breaks that is not `vital`, only its receiver is told; the peer is not lost."""
         self._acceptors[purpose] = acceptor
+        if vital:
+            self._vital.add(purpose)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back, in order of registration, when a peer's connection broke."""
@@ -260,7 +264,7 @@ class Links:
         peer = self._peer(connection.peer_id)
         if connection not in peer.connections:
             return
-        if reason is not None:
+        if reason is not None and connection.purpose in self._vital:
             self.drop(peer.peer_id, reason)
             return
         self.left(connection)

@@ -28,6 +28,7 @@ STALL_BUCKETS_S = (
     *(0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )
+ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -199,6 +200,10 @@ class Metrics:
         """A request was placed again after its prefill or decode node was lost."""
         self._child("mooncake:requests_resumed").inc()
 
+    def observe_estimate(self, name: str, error: float) -> None:
+        """Absolute percentage error, as a ratio, of one estimate (ttft, wait, prefill, ...) behind a placement."""
+        self._child("mooncake:placement_estimate_error", estimate=name).observe(error)
+
     def count_rejected(self, reason: str) -> None:
         """A request was refused before prefill; reason: overloaded or unavailable."""
         self._child("mooncake:requests_rejected", reason=reason).inc()
@@ -270,5 +275,7 @@ class Metrics:
         text = "Of such waits over 2 ms: a handler computed, no core was free, another thread held the interpreter"
         self._add(Counter, "mooncake:event_loop_long_stall_seconds", text, "cause")
         self._add(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start")
+        name, text = "mooncake:placement_estimate_error", "|estimated - measured| / measured; sum / count is the MAPE"
+        self._add(Histogram, name, text, "estimate", buckets=ERROR_BUCKETS)
         self._add(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost")
         self._add(Counter, "mooncake:requests_rejected", "Requests refused before prefill", "reason")

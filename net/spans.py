@@ -73,6 +73,23 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return out
 
 
+def slices(spans: Sequence[Span], nbytes: int) -> list[list[Span]]:
+    """The spans in lists of `nbytes` together, the last may be shorter; spans are cut where a list ends."""
+    out: list[list[Span]] = [[]]
+    room = nbytes
+    for local, remote, length in spans:
+        done = 0
+        while done < length:
+            if not room:
+                out.append([])
+                room = nbytes
+            count = min(length - done, room)
+            out[-1].append((local + done, remote + done, count))
+            done += count
+            room -= count
+    return out
+
+
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
     """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
     if len(pairs) > FEW:  # at C speed, for thousands of small spans

@@ -30,7 +30,7 @@ HEADER_MAX = 16 << 20  # bytes
 PAYLOAD_MAX = 256 << 20  # bytes of a payload nobody gave a place for
 STAGING = 256 << 10  # bytes
 DIRECT_MIN = 64 << 10  # bytes: smaller pieces are staged, a read per piece would cost more than the copy
-READ_MAX = 512 << 10  # bytes: bounds how long one read holds the event loop
+READ_MAX = 1 << 20  # bytes: bounds how long one read holds the event loop
 ALIGN = 64
 """Bytes: heads are padded with spaces to a multiple, so that payload keeps its alignment in the kernel's buffers.
 Copying into and out of another one was measured half as slow again."""

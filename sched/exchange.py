@@ -51,7 +51,7 @@ class Exchange:
         if now < self.next_at:
             return []
         self.next_at = now + self._preset.state_s(len(peers) + 1)
-        chosen = self._rng.sample(peers, min(self._preset.fanout, len(peers)))
+        chosen = self._rng.sample(peers, min(self._preset.state_fanout, len(peers)))
         packets = list(self._summaries()) if chosen else []
         return [SendPacket(peer.address, packet) for peer in chosen for packet in packets]
 

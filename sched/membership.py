@@ -13,7 +13,6 @@ of this node: no time of one node is ever compared with another's.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -64,6 +63,7 @@ class Membership:
         self._gossip_at = now + rng.random() * preset.gossip_period_s
         self._sync_at = now + rng.random() * preset.sync_period_s
         self._pull_at = now
+        self._wake_at = self._next_wake()
 
     # --- what is known
 
@@ -89,11 +89,15 @@ class Membership:
 
     def wake_at(self) -> float:
         """When the next Tick is due; late Ticks are harmless."""
+        return self._wake_at
+
+    def _next_wake(self) -> float:
         if not self.me.here:
             return self._sync_at
-        gossip_at = self._gossip_at if self._out.has_rumours else math.inf
-        retry_at = math.inf if self._joining is None else self._joining.retry_at
-        return min(gossip_at, retry_at, self._sync_at, self._detector.wake_at())
+        wake = min(self._sync_at, self._detector.wake_at())
+        if self._out.has_rumours:
+            wake = min(wake, self._gossip_at)
+        return wake if self._joining is None else min(wake, self._joining.retry_at)
 
     # --- events
 
@@ -118,10 +122,11 @@ class Membership:
                     self._learn(now, member, spread=False)
             case Leave():
                 self._leave(now)
+        self._wake_at = self._next_wake()
         return self._out.collect()
 
     def _forgive_pause(self, now: float) -> None:
-        late = now - max(self._last, min(self.wake_at(), now))
+        late = now - max(self._last, min(self._wake_at, now))
         gap, self._last = now - self._last, now
         if late > self._preset.gossip_period_s + self._preset.probe_timeout_s:
             self._counters["pauses"] += 1

@@ -48,7 +48,9 @@ class Prober:
     def wake_at(self) -> float:
         probe = self.current
         own = min(probe.ask_at, self.next_at) if probe and not probe.asked else self.next_at
-        return min(own, min((relay.nack_at for relay in self._relays.values()), default=math.inf))
+        if not self._relays:
+            return own
+        return min(own, min(relay.nack_at for relay in self._relays.values()))
 
     def start(self, now: float, node_ids: Collection[str], slowness: int = 1) -> Probe | None:
         """Begin this period's probe of one of `node_ids`; None when there is nobody to probe.

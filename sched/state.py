@@ -12,7 +12,17 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from sched.record import FLOAT_WORDS, RECORD, RECORD_BYTES, NodeRecord, Version, node_key
+from sched.record import (
+    FLOAT_WORDS,
+    IDENTITY_WORDS,
+    RECORD,
+    RECORD_BYTES,
+    RECORD_WORDS,
+    RESIDUAL_WORD,
+    NodeRecord,
+    Version,
+    node_key,
+)
 
 __all__ = ["HEARTBEAT_S", "ClusterView", "NodeRecord", "Version", "node_key"]
 
@@ -24,12 +34,19 @@ FILL_STEP = 0.05
 """Moves of the queue (seconds) and of shares (KV use, tiers, network) that are worth a new version."""
 
 LAST_KEY = 2**64 - 1
-_INFINITE = np.uint32(0x7F800000)
-"""32-bit floats below this, read as integers, are finite and not negative."""
+_INFINITE = 0x7F800000
+_HALF_INFINITE = 0x7C00
+_INCARNATION = np.uint64(32)
+"""Floats of 32 and 16 bits below these, read as integers, are finite and not negative."""
 
 Keys = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.void]
+Words = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.intp]
+
+
+RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS = range(3)
+"""Columns of what is noted of a record here: when it came, and the work sent there since, which it cannot know."""
 
 
 class ClusterView:
@@ -38,14 +55,13 @@ class ClusterView:
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self._own = node_key(node_id)
+        self._own_key = np.uint64(self._own)
         self._names: dict[int, str] = {self._own: node_id}
         self._stale_rows = False  # members changed since the rows were laid out
         self._keys: Keys = np.array([self._own], np.uint64)
         self._orders = np.zeros(1, np.uint64)  # incarnation << 32 | version, 0 = no record yet
-        self._records: Records = np.zeros(1, RECORD)
-        self._received_at = np.zeros(1)
-        self._charged_s = np.zeros(1)  # work sent there since, which the record cannot know yet
-        self._charged_requests = np.zeros(1, np.int64)
+        self._words: Words = np.zeros((1, RECORD_WORDS), "<u4")
+        self._held = np.zeros((1, 3))  # RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS
         self._fingerprint: int | None = None
 
     # --- membership
@@ -71,14 +87,11 @@ class ClusterView:
         kept = np.isin(keys, self._keys, assume_unique=True)
         rows = np.searchsorted(self._keys, keys[kept])
 
-        def moved(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-            fresh = np.zeros(keys.size, column.dtype)
-            fresh[kept] = column[rows]
-            return fresh
-
-        self._orders, self._records = moved(self._orders), moved(self._records)  # type: ignore[assignment]
-        self._received_at, self._charged_s = moved(self._received_at), moved(self._charged_s)  # type: ignore[assignment]
-        self._charged_requests = moved(self._charged_requests)  # type: ignore[assignment]
+        orders = np.zeros(keys.size, np.uint64)
+        words = np.zeros((keys.size, RECORD_WORDS), "<u4")
+        held = np.zeros((keys.size, 3))
+        orders[kept], words[kept], held[kept] = self._orders[rows], self._words[rows], self._held[rows]
+        self._orders, self._words, self._held = orders, words, held
         self._keys = keys
 
     def _row(self, key: int) -> int | None:
@@ -96,10 +109,11 @@ class ClusterView:
         return self._charged(row, now)
 
     def _charged(self, row: int, now: float) -> NodeRecord:
-        record = NodeRecord.of_row(self._records[row].item())
-        passed = max(0.0, now - float(self._received_at[row]))
-        work_s = max(0.0, record.work_s + float(self._charged_s[row]) - passed)
-        waiting = record.waiting + int(self._charged_requests[row])
+        record = NodeRecord.unpack(self._words[row].tobytes())
+        received_at, charged_s, charged_requests = self._held[row].tolist()
+        passed = max(0.0, now - received_at)
+        work_s = max(0.0, record.work_s + charged_s - passed)
+        waiting = record.waiting + int(charged_requests)
         return replace(record, age_s=record.age_s + passed, work_s=work_s, waiting=waiting)
 
     def records(self, now: float) -> dict[str, NodeRecord]:
@@ -114,17 +128,18 @@ class ClusterView:
         A node without a record yet has version 0.
         """
         self._lay_out()
-        records = self._aged(np.arange(self._keys.size), now, self._charged_s)
-        records["waiting_standard"] += np.minimum(self._charged_requests, 0xFFFF).astype(np.uint16)
+        held = self._held
+        records = self._aged(np.arange(self._keys.size), now, held[:, CHARGED_S]).view(RECORD)[:, 0]
+        records["waiting_standard"] += np.minimum(held[:, CHARGED_REQUESTS], 0xFFFF).astype(np.uint16)
         return [self._names[key] for key in self._keys.tolist()], records
 
-    def _aged(self, rows: Rows, now: float, charged_s: npt.NDArray[np.float64] | None = None) -> Records:
-        records = self._records[rows]
-        passed = np.maximum(0.0, now - self._received_at[rows])
-        work_s = records["work_s"] if charged_s is None else records["work_s"] + charged_s[rows]
-        records["work_s"] = np.maximum(0.0, work_s - passed)
+    def _aged(self, rows: Rows, now: float, charged_s: npt.NDArray[np.float64] | float = 0.0) -> Words:
+        words = self._words[rows]
+        records = words.view(RECORD)[:, 0]
+        passed = np.maximum(0.0, now - self._held[rows, RECEIVED_AT])
+        records["work_s"] = np.maximum(0.0, records["work_s"] + charged_s - passed)
         records["age_s"] += passed
-        return records
+        return words
 
     # --- writing
 
@@ -132,12 +147,13 @@ class ClusterView:
         """Take the own load. It becomes a new version when it differs from what others extrapolate, or as heartbeat."""
         row = self._row(self._own)
         assert row is not None, "a view always has a row for its own node"
-        told = NodeRecord.of_row(self._records[row].item()) if self._orders[row] else None
-        passed = now - float(self._received_at[row])
+        told = NodeRecord.unpack(self._words[row].tobytes()) if self._orders[row] else None
+        passed = now - float(self._held[row, RECEIVED_AT])
         if told is None or told.incarnation != incarnation or _differs(told.aged(passed), record):
             version = told.version + 1 if told else 1
             fresh = replace(record, node=self._own, incarnation=incarnation, version=version, age_s=0.0)
-            self._put(np.array([row]), np.frombuffer(fresh.pack(), RECORD), now)
+            words = np.frombuffer(fresh.pack(), "<u4").reshape(1, RECORD_WORDS)
+            self._put(np.array([row]), words, np.array([incarnation << 32 | version], np.uint64), now)
 
     def merge(self, now: float, record: NodeRecord) -> bool:
         """Keep the record if it is of a member and newer than what is held; True if it was kept."""
@@ -148,36 +164,41 @@ class ClusterView:
 
         Raises ValueError, and keeps none, when the length is wrong or a float is negative or not finite.
         """
-        if len(data) % RECORD_BYTES:
+        if not data or len(data) % RECORD_BYTES:
             raise ValueError(f"records have {RECORD_BYTES} bytes each, got {len(data)}")
-        words = np.frombuffer(data, "<u4").reshape(-1, RECORD_BYTES // 4)
-        records = np.frombuffer(data, RECORD)
-        residual = records["residual"]
-        if not ((words[:, FLOAT_WORDS] < _INFINITE).all() and ((residual >= 0) & (residual < np.inf)).all()):
+        words = np.frombuffer(data, "<u4").reshape(-1, RECORD_WORDS)
+        if words.take(FLOAT_WORDS, axis=1).max() >= _INFINITE or words[:, RESIDUAL_WORD].max() >> 16 >= _HALF_INFINITE:
             raise ValueError("record with a field that is negative or not finite")
         self._lay_out()
-        keys = records["node_low"] | records["node_high"].astype(np.uint64) << np.uint64(32)
-        orders = _orders_of(records)
-        rows = np.minimum(np.searchsorted(self._keys, keys), self._keys.size - 1)
-        news = (self._keys[rows] == keys) & (keys != np.uint64(self._own)) & (orders > self._orders[rows])
-        ascending = np.argsort(orders[news], kind="stable")  # of two records of one node the newer one is written last
-        self._put(rows[news][ascending], records[news][ascending], now)
+        identities = words.take(IDENTITY_WORDS, axis=1).view("<u8")
+        keys, orders = identities[:, 0], identities[:, 1]
+        rows = self._keys.searchsorted(keys)
+        np.minimum(rows, self._keys.size - 1, out=rows)
+        news = (self._keys[rows] == keys) & (orders > self._orders[rows]) & (keys != self._own_key)
         kept = int(np.count_nonzero(news))
-        return kept, records.size - kept
+        if kept < news.size:
+            rows, words, orders = rows[news], words[news], orders[news]
+        if kept:
+            self._put(rows, words, orders, now)
+        return kept, news.size - kept
 
-    def _put(self, rows: Rows, records: Records, now: float) -> None:
-        orders = _orders_of(records)
-        if (orders >> np.uint64(32) != self._orders[rows] >> np.uint64(32)).any():
+    def _put(self, rows: Rows, words: Words, orders: Keys, now: float) -> None:
+        before = self._orders[rows]
+        self._orders[rows] = orders
+        if (self._orders[rows] != orders).any():  # two records of one node: the newer one must be written last
+            ascending = np.argsort(orders, kind="stable")
+            rows, words, orders = rows[ascending], words[ascending], orders[ascending]
+            self._orders[rows] = orders
+        if ((before ^ orders) >> _INCARNATION).any():
             self._fingerprint = None
-        self._orders[rows], self._records[rows], self._received_at[rows] = orders, records, now
-        self._charged_s[rows], self._charged_requests[rows] = 0.0, 0
+        self._words[rows] = words
+        self._held[rows] = (now, 0.0, 0.0)
 
     def charge(self, node_id: str, work_s: float, requests: int = 1) -> None:
         """Work was just sent to this node; counts in `get` until its next record (LSQ: own increments)."""
         row = self._row(node_key(node_id))
         if row is not None and self._orders[row]:
-            self._charged_s[row] += work_s
-            self._charged_requests[row] += requests
+            self._held[row] += (0.0, work_s, requests)
 
     # --- anti-entropy
 
@@ -206,11 +227,6 @@ class ClusterView:
     def packed(self, now: float, rows: Rows) -> bytes:
         """The records of these rows as of `now`, without charges: what is passed on."""
         return self._aged(rows, now).tobytes()
-
-
-def _orders_of(records: Records) -> Keys:
-    orders: Keys = records["incarnation"].astype(np.uint64) << np.uint64(32) | records["version"]
-    return orders
 
 
 def _differs(told: NodeRecord, fresh: NodeRecord) -> bool:

@@ -76,4 +76,6 @@ class Suspicions:
         yield from [node_id for node_id, suspicion in self._open.items() if now >= suspicion.ends_at]
 
     def wake_at(self) -> float:
-        return min((suspicion.ends_at for suspicion in self._open.values()), default=math.inf)
+        if not self._open:
+            return math.inf
+        return min(suspicion.ends_at for suspicion in self._open.values())

@@ -23,11 +23,11 @@ from cache.admission import choose as choose_admission
 from cache.policies import choose, policies
 from cache.policy import EvictionPolicy
 from scripts.benchlib.results import Row, add_result_flags, write_result
-from scripts.benchlib.trace import TraceRow, read_trace
 from scripts.lab.belady import Belady
 from scripts.lab.generate import Labelled, as_interactive, chats, flood
 from scripts.lab.replay import replay
 from scripts.lab.targets import CAPACITIES, CEILINGS, TARGETS, TOLERANCE
+from sim.trace import TraceRow, read_trace
 
 SHARES = {"interactive": 0.9}
 FLOOD = 1.0  # batch prompts per request of the trace

@@ -47,6 +47,7 @@ PURE = (
     "engine.seats",
     "engine.step",
     "engine.serving.timeline",
+    "engine.serving.truth",
     "cache.block",
     "cache.pool",
     "cache.prefix",
@@ -61,6 +62,7 @@ PURE = (
     "net.keyring",
     "net.sealed_packets",
     "net.rails",
+    "net.topology",
     "net.traffic",
     "net.rdma.send_queue",
     "sched",
@@ -105,11 +107,21 @@ MAY_TORCH = (
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
+    "engine.kv.encoded_blocks",
 )
 # ... these inside a function, for the roles that run a model ...
 LAZY_TORCH = ("engine.machine",)
 # ... and these are all that a store node imports at start.
-STORE_NODE = ("mooncake", "engine.node", "engine.node_report", "engine.text.tokenizer", "cache", "net", "sched")
+STORE_NODE = (
+    "mooncake",
+    "engine.node",
+    "engine.node_report",
+    "engine.front_door",
+    "engine.text.tokenizer",
+    "cache",
+    "net",
+    "sched",
+)
 
 
 def modules() -> dict[str, Path]:

@@ -12,7 +12,15 @@ from scripts.up import OWN_FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-ELSEWHERE = {"--quick", "--base-url", "--peer", "--help", "--version", "--check"}  # mooncake's own help, and ruff's
+ELSEWHERE = {
+    "--quick",
+    "--url",
+    "--base-url",
+    "--peer",
+    "--help",
+    "--version",
+    "--check",
+}  # mooncake's own help, and ruff's
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
 SCRIPTS |= {"--test", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
 

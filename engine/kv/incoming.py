@@ -135,6 +135,11 @@ class Incoming:
         self._worker.batcher.arrived(time.monotonic(), request, first_token)
         self._worker.wake()
 
+    def request(self, request_id: str) -> Request | None:
+        """The request of a reservation."""
+        reservation = self._reservations.get(request_id)
+        return None if reservation is None else reservation.request
+
     def of_node(self, prefill_node: str) -> list[Request]:
         """Requests whose KV comes from that node."""
         return [one.request for one in self._reservations.values() if one.prefill_node == prefill_node]

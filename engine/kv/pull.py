@@ -20,7 +20,7 @@ from engine.serving import messages
 from net.channel import Channel
 from net.errors import RemoteError
 from net.spans import Span, pack_spans
-from net.transfer import Completion, Op, TransferEngine
+from net.transfer import URGENT, Completion, Op, TransferEngine
 
 REPLY_MARGIN_S = 5.0  # the reader's own deadline should be the one that is met
 
@@ -66,7 +66,8 @@ class KvPull:
             raise RemoteError("the request has ended on the decode node", code="gone")
         self._check(spans)
         swapped = [(here, there, nbytes) for there, here, nbytes in spans]
-        task = asyncio.create_task(self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s))
+        reading = self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s, URGENT)
+        task = asyncio.create_task(reading)
         self._reads.add(task)
         try:
             return await task

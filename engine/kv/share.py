@@ -18,9 +18,9 @@ DRAM_REGION = "dram"
 def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
     """Raises SsdError when the path cannot be used, UsageError for a policy that is not there."""
     policies = eviction(config), cache_admission(config)
-    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.block_bytes)
+    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.pool_bytes)
     ssd = None
     if config.ssd_path is not None:
         path, below = Path(config.ssd_path), eviction(config)
-        ssd = SsdTier(path, geometry.block_bytes, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms)
+        ssd = SsdTier(path, geometry.pool_bytes, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms)
     return LocalStore(arena, ssd, *policies)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -18,7 +17,8 @@ from typing import Any
 from cache.block import BlockKey, salted_root
 from engine.request import Request, SamplingParams
 from engine.serving import messages
-from engine.serving.flight import Flight, OutputText
+from engine.serving.adoption import Adoption
+from engine.serving.flight import Flight, OutputText, drawn_seed
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.placing import Placer
@@ -37,6 +37,12 @@ RESUME_PATIENCE_S = 30.0
 RESUME_RETRY_S = 0.25
 TIMED_OUT = [-1, None, None, "timed_out", None]
 """Comes among a flight's items at its deadline: one timer instead of one for every token."""
+
+CLOSING = [-1, None, None, "closing", None]
+"""Comes among them when this node goes before the request ends."""
+
+CLOSING_REASON = "this node is shutting down"
+DRAIN_POLL_S = 0.02
 
 
 class AttemptFailed(Exception):
@@ -59,7 +65,6 @@ class Acceptor:
         root: BlockKey,
         max_model_len: int,
         timeout_s: float,
-        rng: random.Random,
         metrics: Metrics,
     ) -> None:
         self._node_id = node_id
@@ -69,9 +74,10 @@ class Acceptor:
         self._root = root
         self._max_model_len = max_model_len
         self._timeout_s = timeout_s
-        self._rng = rng
         self._log = FlightLog(node_id, metrics, placer)
         self._flights: dict[str, Flight] = {}  # by attempt id
+        self._closing = False
+        self._adoption = Adoption(channel)
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
@@ -79,14 +85,25 @@ class Acceptor:
     # --- a request, from prompt to last token
 
     async def generate(
-        self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """Stream the answer. Raises ValueError, Overloaded or Unavailable before the first output; closing the
-        iterator aborts the request on every node."""
+        """Stream the answer; `again`: see Frontend.generate. Raises ValueError, Overloaded or Unavailable before the
+        first output; closing the iterator aborts the request on every node."""
+        if self._closing:
+            raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
         self._log.accepted(flight)
         reason = None
         try:
+            if again and await self._adoption.adopt(flight, self._placer.decode_nodes()):
+                self._flights[flight.attempt_id] = flight
+                self._log.adopted(flight)
             async for output in self._outputs(flight):
                 reason = output.finish_reason
                 yield output
@@ -107,7 +124,7 @@ class Acceptor:
                 f"the prompt has {len(prompt)} tokens; with at least one to generate it exceeds the context of "
                 f"{self._max_model_len} tokens"
             )
-        seed = self._rng.getrandbits(63) if params.seed is None else params.seed
+        seed = drawn_seed(request_id, prompt) if params.seed is None else params.seed
         limit = min(params.max_tokens, room)
         params = replace(params, seed=seed, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
         timeline = Timeline(request_id, len(prompt))
@@ -128,7 +145,8 @@ class Acceptor:
         text = OutputText(self._tokenizer, flight)
         while True:
             try:
-                await self._start_or_wait(flight)
+                if flight.adopted is None:
+                    await self._start_or_wait(flight)
                 async for output in self._attempt(flight, text):
                     yield output
                     if output.finish_reason is not None:
@@ -147,6 +165,7 @@ class Acceptor:
         log.warning("request %s, attempt %d: %s", flight.request_id, flight.attempt, reason)
         self._log.attempt_failed(flight, reason)
         self._abort_attempt(flight)
+        flight.adopted = None
         flight.attempt += 1
         if flight.attempt - flight.redirects >= MAX_ATTEMPTS:
             raise Unavailable(f"the request failed on {MAX_ATTEMPTS} placements, last: {reason}", retry_after_s=1.0)
@@ -161,7 +180,8 @@ class Acceptor:
                 return await self._start(flight)
             except (Overloaded, Unavailable):
                 self._abort_attempt(flight)
-                if flight.attempt == flight.redirects or time.monotonic() > min(patience, flight.deadline):
+                new = flight.attempt == flight.redirects
+                if new or self._closing or time.monotonic() > min(patience, flight.deadline):
                     raise
                 await asyncio.sleep(RESUME_RETRY_S)
 
@@ -176,7 +196,7 @@ class Acceptor:
             root=flight.root,
             service_class=flight.service_class,
         )
-        placed = await self._placer.place(request, flight.avoid)
+        placed = await self._placer.place(request, flight.avoid, new=flight.attempt == flight.redirects)
         placement = placed.placement
         self._log.placed(flight, placed)
         self._flights[flight.attempt_id] = flight
@@ -223,11 +243,17 @@ class Acceptor:
                     self._log.timed_out(flight)
                     yield text.end("abort")
                     return
+                if finish == "closing":
+                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+                if finish == "refused":  # by its decode node: --rejection stage-load
+                    raise Overloaded(extra["error"], retry_after_s=1.0)
                 if finish == "failed":
                     raise AttemptFailed(extra["error"] if extra else "a node failed")
                 if finish == "handed_over":
                     flight.watched.discard(flight.timeline.nodes["prefill"])
                     continue
+                if 0 <= index < flight.num_output_tokens:
+                    continue  # an adopted request's newest tokens can come twice
                 if index != flight.num_output_tokens:  # a late item of an earlier attempt cannot come here: ids differ
                     raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
                 self._log.token(flight)
@@ -247,7 +273,9 @@ class Acceptor:
     async def _on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         for attempt_id, *item in body["items"]:
             flight = self._flights.get(attempt_id)
-            if flight is not None:
+            if flight is None:
+                self._adoption.keep(attempt_id, item)
+            else:
                 flight.items.put_nowait(item)
                 if item[3] is not None:  # ended there, nothing to abort
                     flight.nodes.discard(peer)
@@ -260,6 +288,20 @@ class Acceptor:
                 flight.items.put_nowait([-1, None, None, "failed", note])
 
     # --- ends
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more, and wait for what was accepted. What is left after the timeout, or when this is
+        cancelled, fails."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._flights:  # noqa: ASYNC110 - once in a node's life
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.warning("%d requests are not finished after %g s and fail", len(self._flights), timeout_s)
+        finally:
+            for flight in self._flights.values():
+                flight.items.put_nowait(CLOSING)
 
     def _abort_attempt(self, flight: Flight) -> None:
         if self._flights.pop(flight.attempt_id, None) is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from cache.block import BlockKey
@@ -30,6 +32,7 @@ class Flight:
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
+    adopted: str | None = None  # the attempt of another acceptor that this flight goes on with
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # nodes that did
     items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
@@ -39,11 +42,20 @@ class Flight:
     @property
     def attempt_id(self) -> str:
         """Name on the engine nodes: clients of two acceptors may choose the same request id."""
+        if self.adopted is not None:
+            return self.adopted
         return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+
+def drawn_seed(request_id: str, prompt: list[int]) -> int:
+    """The seed of a request that brings none: whichever node computes it, now or again, draws the same tokens. Ids that
+    clients do not choose are random, and so are their seeds."""
+    content = request_id.encode() + b"\0" + array("I", prompt).tobytes()
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
 class OutputText:

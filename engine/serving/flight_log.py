@@ -14,6 +14,7 @@ from engine.serving.placed import Placed
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
+from engine.serving.truth import compare
 from net.metrics import Metrics
 
 KEPT_TIMELINES = 1000
@@ -48,7 +49,7 @@ class FlightLog:
     def placed(self, flight: Flight, placed: Placed) -> None:
         timeline, placement = flight.timeline, placed.placement
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
-        timeline.placement = placed.explain()
+        timeline.decisions.append(placed.explain())
         timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
         self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
 
@@ -79,6 +80,10 @@ class FlightLog:
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
 
+    def adopted(self, flight: Flight) -> None:
+        """The client has come back from an acceptor that was lost, and its request was still there."""
+        self._add(flight, "adopted", on=flight.timeline.nodes["decode"])
+
     def redirected(self, flight: Flight, reason: str) -> None:
         self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
 
@@ -103,6 +108,8 @@ class FlightLog:
         self._metrics.observe_decode(decode_s)
         self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
+        for name, found in compare(summary).items():
+            self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
         for observe, value in (
             (self._metrics.observe_queue, summary["queue_ms"]),
             (self._metrics.observe_prefill, summary["prefill_ms"]),

@@ -61,9 +61,16 @@ class ServingFrontend:
         return self._tokenizer.token_str(token_id)
 
     def generate(
-        self, prompt: list[int], sampling: dict[str, Any], *, request_id: str, service_class: str, cache_salt: str
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        *,
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt)
+        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, again)
 
     async def metrics(self) -> bytes:
         return await self._metrics()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 from engine.request import Request, SamplingParams, TokenLogprobs
@@ -14,6 +15,7 @@ PROBE = "engine.probe"  # how long would you take for this prompt, and what of i
 RESERVE = "engine.reserve"  # to the decode node: take blocks for this request
 PREFILL = "engine.prefill"  # to the prefill node: compute it, push its KV to these blocks
 ABORT = "engine.abort"
+ADOPT = "engine.adopt"  # does a request wait there whose acceptor was lost? Then its tokens come here from now on
 # prefill node -> decode node
 PULL = "engine.kv.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
 HANDOVER = "engine.handover"  # all KV has landed, this is the first token
@@ -21,6 +23,11 @@ HANDOVER = "engine.handover"  # all KV has landed, this is the first token
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
 # engine nodes -> acceptor
 TOKENS = "engine.tokens"
+
+
+def prompt_digest(root: bytes, prompt: Sequence[int]) -> str:
+    """Names a prompt, so that nobody is given the answer to another one of the same request id."""
+    return blake2b(root + array("I", prompt).tobytes(), digest_size=16).hexdigest()
 
 
 def pack_request(request: Request, age_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
@@ -60,7 +67,14 @@ def unpack_logprobs(wire: Sequence[Any] | None) -> TokenLogprobs | None:
     return None if wire is None else TokenLogprobs(wire[0], [(int(t), float(p)) for t, p in wire[1]])
 
 
+def _clock_offset() -> tuple[float, float]:
+    """(unix - monotonic seconds, how wrong that may be): this thread may lose the processor between two clocks, and
+    what one node stamps at different times is compared."""
+    before, unix_s, after = time.monotonic(), time.time(), time.monotonic()
+    return unix_s - (before + after) / 2, after - before
+
+
 def pack_events(request: Request, node: str) -> list[dict[str, Any]]:
     """The request's log on this node as timeline events; the monotonic clock becomes unix seconds."""
-    offset = time.time() - time.monotonic()
+    offset = min((_clock_offset() for _ in range(3)), key=lambda found: found[1])[0]
     return [{"t": t + offset, "node": node, "event": event, "detail": detail} for t, event, detail in request.log]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
+from engine.load import EngineLoad
 from net.channel import RemoteError
 from net.load_words import LoadWords
 from net.shm import boot_id
 from sched.load_word import CLAIM_UNIT_S
-from sched.state import NodeRecord
+from sched.rejection import Rejection
 
 REDIRECT_SHARE, REDIRECT_S = 0.25, 0.1
 """A prompt is sent elsewhere if its first token would come later than promised by more than this."""
@@ -19,16 +19,23 @@ REDIRECT_SHARE, REDIRECT_S = 0.25, 0.1
 class OwnLoad:
     """Of an engine node."""
 
-    def __init__(self, node_id: str, record: Callable[[], NodeRecord], words: LoadWords) -> None:
-        self._node_id, self._record, self._words = node_id, record, words
+    def __init__(
+        self, node_id: str, load: EngineLoad, words: LoadWords, rejection: Rejection, slo_scale: float
+    ) -> None:
+        self.load = load
+        self._node_id, self._words = node_id, words
+        self._rejection, self._slo_scale = rejection, slo_scale
 
-    async def answer(self) -> dict[str, Any]:
-        """To a probe."""
-        load = (await self._words.probe([self._node_id]))[self._node_id]
+    async def answer(self, horizon_s: float) -> dict[str, Any]:
+        """To a probe; `horizon_s`: when the prompt would come here to decode."""
+        claims = (await self._words.probe([self._node_id]))[self._node_id]
         return {
-            "record": self._record().pack().hex(),
-            "claimed": load.claimed,
-            "outstanding": load.outstanding,
+            "record": self.load.record().pack().hex(),
+            "claimed": claims.claimed,
+            "outstanding": claims.outstanding,
+            "step_soon_s": self.load.step_s(self.load.running_soon(horizon_s) + 1),
+            "step_alone_s": self.load.step_s(1),
+            "decode_s": self.load.lengths.mean * self.load.step_s(max(1, self.load.running_soon(0.0))),
             "unix_s": time.time(),
             "boot_id": boot_id(),
         }
@@ -38,6 +45,14 @@ class OwnLoad:
         acceptor knew when it chose; not for ever: a prompt brings the number of times that this may still happen."""
         if promise["claim"]:
             self._words.arrived(promise["claim"])
-        late = self._record().work_s + self._words.outstanding * CLAIM_UNIT_S - promise["wait_s"]
+        late = self.load.record().work_s + self._words.outstanding * CLAIM_UNIT_S - promise["wait_s"]
         if promise["redirects_left"] and late > REDIRECT_SHARE * promise["ttft_s"] + REDIRECT_S:
             raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
+
+    def decode(self, service_class: str) -> None:
+        """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection says that it may not."""
+        load = self.load
+        step_s = load.step_s(load.running_soon(0.0) + 1)
+        refusal = self._rejection.after_prefill(service_class, step_s, load.step_s(1), self._slo_scale)
+        if refusal is not None:
+            raise RemoteError(refusal.reason, code="refused")

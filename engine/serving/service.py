@@ -25,8 +25,9 @@ from engine.kv.pull import PullOffer
 from engine.kv.push import Push
 from engine.request import Request
 from engine.serving import messages
-from engine.serving.intervals import Intervals
-from engine.serving.messages import pack_events, pack_logprobs, unpack_request
+from engine.serving.items import extra, item
+from engine.serving.messages import unpack_request
+from engine.serving.orphans import NOBODY, Orphans
 from engine.serving.own_load import OwnLoad
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
@@ -72,6 +73,7 @@ class EngineService:
         self._incoming = Incoming(
             channel, transfer, worker, geometry, max_waiting, metrics, lambda request_id: request_id in self._fenced
         )
+        self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
         channel.handle(messages.PROBE, self._on_probe)
         channel.handle(messages.RESERVE, self._on_reserve)
@@ -87,7 +89,9 @@ class EngineService:
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        return await self._own_load.answer() | {"local_tokens": len(matched) * self._geometry.block_size}
+        return await self._own_load.answer(body["horizon_s"]) | {
+            "local_tokens": len(matched) * self._geometry.block_size
+        }
 
     # --- decode side
 
@@ -98,6 +102,8 @@ class EngineService:
         return await self._incoming.reserve(request, body["prefill_node"])
 
     async def _on_handover(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        if (request := self._incoming.request(body["id"])) is not None and not request.num_output_tokens:
+            self._own_load.decode(request.service_class)
         self._incoming.arrive(body["id"], body["first_token"])
 
     async def _give_up(self, reservation: Reservation) -> None:
@@ -136,6 +142,7 @@ class EngineService:
             report = await transfer.finish()
             if self._kv_transfer == "push":  # a pull is counted where it is done
                 self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
+            now = time.monotonic()
             detail = {
                 "how": self._kv_transfer,
                 "overlap": self._kv_overlap,
@@ -143,10 +150,10 @@ class EngineService:
                 "batches": report.batches,
                 "transport": report.transport,
                 "seconds": report.seconds,
-                "exposed_seconds": time.monotonic() - begin,  # from the end of the prefill until all had landed
-                "intervals": report.intervals.before(time.monotonic()),
+                "exposed_seconds": now - begin,  # from the end of the prefill until all had landed
+                "intervals": report.intervals.before(now),
             }
-            request.log.append((time.monotonic(), "kv_moved", detail))
+            request.log.append((now, "kv_moved", detail))
             await self._channel.call(
                 transfer.node,
                 messages.HANDOVER,
@@ -154,7 +161,8 @@ class EngineService:
             )
         except Exception as error:
             await transfer.stop()
-            self._send(acceptor, [[request.request_id, -1, None, None, "failed", self._extra(request, str(error))]])
+            end = "refused" if isinstance(error, RemoteError) and error.code == "refused" else "failed"
+            self._send(acceptor, [[request.request_id, -1, None, None, end, self._extra(request, str(error))]])
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
@@ -200,9 +208,12 @@ class EngineService:
         self.blocks_freed()
 
     def peer_lost(self, node: str) -> None:
-        """`node` is gone: what it accepted ends here, what it was sending will not come."""
+        """`node` is gone: what it accepted ends here, or waits for its client; what it was sending will not come."""
         for request_id in [r for r, acceptor in self._acceptors.items() if acceptor == node]:
-            self._end(request_id)
+            if self._orphans.keep(request_id):
+                self._acceptors[request_id] = NOBODY
+            else:
+                self._end(request_id)
         for request in self._incoming.of_node(node):
             acceptor = self._acceptors.get(request.request_id)
             self._end(request.request_id)
@@ -216,6 +227,7 @@ class EngineService:
         self._worker.wake()
 
     async def close(self) -> None:
+        self._orphans.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -236,39 +248,24 @@ class EngineService:
                 if transfer is not None:
                     self._spawn(self._stop_transfer(request.request_id, transfer))
                 continue
-            items[acceptor].append(self._item(emission))
+            items[acceptor].append(item(emission, self._node_id, time.monotonic()))
             if reason == "handover" and transfer is not None:
                 self._leaving[request.request_id] = transfer
                 self._spawn(self._hand_over(request, transfer, acceptor))
             elif transfer is not None:
                 self._spawn(self._stop_transfer(request.request_id, transfer))
             if ends:
+                if reason in ("stop", "length"):
+                    self._own_load.load.lengths.ended(request.num_output_tokens)
+                    self._orphans.ended(request)
                 del self._acceptors[request.request_id]
+        items.pop(NOBODY, None)
         for acceptor, batch in items.items():
             self._send(acceptor, batch)
         self.blocks_freed()
 
-    def _item(self, emission: Emission) -> list[Any]:
-        """[id, index, token, logprobs, finish, extra]; `extra` comes with the first and the last token."""
-        request = emission.request
-        behind = emission.num_behind
-        finish = None if behind or request.finish_reason == "handover" else request.finish_reason
-        index = request.num_output_tokens - 1 - behind
-        extra = None
-        if emission.error or finish or request.first_output_index == index:
-            extra = self._extra(request, emission.error)
-        if emission.error:
-            return [request.request_id, -1, None, None, "failed", extra]
-        return [request.request_id, index, emission.token_id, pack_logprobs(emission.logprobs), finish, extra]
-
     def _extra(self, request: Request, error: str | None = None) -> dict[str, Any]:
-        if request.steps:
-            now = time.monotonic()
-            request.log.append((now, "computed", {"intervals": request.steps.before(now)}))
-            request.steps = Intervals()
-        events = pack_events(request, self._node_id)
-        request.log.clear()
-        return {"cached_tokens": request.num_cached, "events": events, "error": error}
+        return extra(request, self._node_id, time.monotonic(), error)
 
     def _send(self, acceptor: str, items: list[list[Any]]) -> None:
         self._channel.post(acceptor, messages.TOKENS, {"items": items})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.serving.intervals import Interval, efficiency, shared
+from engine.serving.truth import compare
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class Timeline:
     prompt_tokens: int
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[str, str] = field(default_factory=dict)  # acceptor, prefill, decode
-    placement: dict[str, Any] = field(default_factory=dict)  # the last decision, explained
+    decisions: list[dict[str, Any]] = field(default_factory=list)  # placements, explained; the last one counts
     clocks: dict[str, Any] = field(
         default_factory=dict
     )  # node -> offset_s and error_s of its clock (engine/serving/clocks.py)
@@ -32,10 +33,13 @@ class Timeline:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: what /debug/requests/<id> answers."""
+        summary = self.summary()
         return {
             "request_id": self.request_id,
             "events": self._sorted(),
-            "summary": self.summary(),
+            "summary": summary,
+            "decisions": self.decisions,
+            "truth": compare(summary),
             "clocks": self.clocks,
         }
 
@@ -62,6 +66,7 @@ class Timeline:
             "transfer_hidden_ms": 1000 * shared(transfer, compute),
             "overlap_efficiency": efficiency(transfer, compute),
             "ttft_ms": _ms(received, first),
+            "decision_to_token_ms": _ms(_last(events, "placed"), first),
             "decode_ms": _ms(first, _first(events, "answered")),
             "e2e_ms": _ms(received, _first(events, "answered")),
             "nodes": self.nodes,
@@ -69,12 +74,16 @@ class Timeline:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "bytes_moved": _bytes_moved(fetched, moved),
-            "placement": self.placement,
+            "placement": self.decisions[-1] if self.decisions else {},
         }
 
 
 def _first(events: list[dict[str, Any]], name: str, node: str | None = None) -> float | None:
     return next((e["t"] for e in events if e["event"] == name and node in (None, e["node"])), None)
+
+
+def _last(events: list[dict[str, Any]], name: str) -> float | None:
+    return max((e["t"] for e in events if e["event"] == name), default=None)
 
 
 def _all(events: list[dict[str, Any]], name: str, node: str | None = None) -> list[dict[str, Any]]:

@@ -74,9 +74,17 @@ class Frontend(Protocol):
         ...
 
     def generate(
-        self, prompt: list[int], sampling: dict[str, Any], *, request_id: str, service_class: str, cache_salt: str
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        *,
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """Generate from `prompt`; the last Output carries a finish_reason.
+        """Generate from `prompt`; the last Output carries a finish_reason. `again`: the client has sent this request to
+        another node that was lost; the same tokens come, from the first one on.
 
         `sampling` holds fields of SamplingParams (stop and stop_token_ids as tuples, logit_bias as {int: float}).
         Closing the generator, or cancelling its consumer, aborts the request on every node.

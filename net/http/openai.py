@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import orjson
@@ -21,6 +22,9 @@ from net.http.schema import SERVICE_CLASSES, ChatBody, CompletionBody, Generatio
 from net.http.streams import Item, run
 
 CLASS_HEADER = "X-Mooncake-Class"
+RESUME_HEADER = "X-Resume-From"
+"""Sent again with the X-Request-Id of the first time when the node that answered was lost: output tokens received."""
+
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -51,6 +55,7 @@ class OpenAI:
     async def _answer(
         self, request: web.Request, body: Generation, plan: Plan, renderer_class: type[Renderer]
     ) -> web.StreamResponse:
+        plan = _resumed(request, plan)
         with self._unique_id(request[request_id_key]) as request_id:
             renderer = renderer_class(self._frontend, plan, request_id, int(time.time()), body.return_token_ids)
             # The server cancels this task when the client hangs up; `aclosing` then closes every generation.
@@ -107,6 +112,21 @@ async def _stream(
 
 def _event(data: Json) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def _resumed(request: web.Request, plan: Plan) -> Plan:
+    """With what the client has of the answer already."""
+    given = request.headers.get(RESUME_HEADER)
+    if given is None:
+        return plan
+    if not given.isdecimal() or "X-Request-Id" not in request.headers or len(plan.choices) != 1:
+        raise ApiError(
+            400,
+            f"header {RESUME_HEADER} is the number of output tokens received; it needs the X-Request-Id of the first "
+            "time and a request with one choice",
+            param=RESUME_HEADER,
+        )
+    return replace(plan, resume_from=int(given))
 
 
 def _with_class(request: web.Request, body: BodyT) -> BodyT:

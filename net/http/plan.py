@@ -34,6 +34,7 @@ class Plan:
     choices: list[dict[str, Any]]  # sampling fields
     service_class: str
     cache_salt: str
+    resume_from: int | None = None  # output tokens that the client has from another node, which was lost
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.n]

@@ -53,8 +53,9 @@ class HttpServer:
     first token: that is how a hang-up reaches `Frontend.generate`.
     """
 
-    def __init__(self, app: web.Application, *, shutdown_timeout_s: float = 5.0) -> None:
-        """shutdown_timeout_s: how long `close` lets requests in progress finish before it cancels them."""
+    def __init__(self, app: web.Application, *, shutdown_timeout_s: float = 1.0) -> None:
+        """shutdown_timeout_s: how long `close` waits for requests in progress to finish, and once more for them to end
+        by being cancelled."""
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout_s, handle_signals=False
         )

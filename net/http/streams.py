@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from net.http.errors import naming
 from net.http.frontend import Frontend, Output
@@ -28,17 +29,24 @@ async def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator
 async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Output, None]:
     """One choice. Raises ApiError 400 for what the frontend calls invalid, RuntimeError for an end without reason."""
     name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
+    again = {} if plan.resume_from is None else {"again": True}
     stream = frontend.generate(
         plan.prompt_of(choice).token_ids,
         plan.choices[choice],
         request_id=name,
         service_class=plan.service_class,
         cache_salt=plan.cache_salt,
+        **again,
     )
+    known = plan.resume_from or 0  # tokens that the client has
     try:
         async with aclosing(stream):
             async for output in stream:
-                yield output
+                known -= len(output.token_ids)
+                if known < 0:
+                    yield output
+                elif output.finish_reason is not None:
+                    yield replace(output, text="", token_ids=[], logprobs=None)
                 if output.finish_reason is not None:
                     return
     except ValueError as error:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
-from sched.placements.view import Mask, View
+from sched.placements.view import View
 
 Row = dict[str, Any]
 """One candidate at one stage, JSON-ready: stage, node, its estimates, and `skipped` with the reason if it cannot."""
@@ -28,31 +28,38 @@ Row = dict[str, Any]
 class PrefillCosts:
     """Columns over the nodes of the view; `ttft_s` is infinite where the node cannot prefill this."""
 
+    now: float
     view: View
     demand: Demand
     local: Vector  # leading tokens cached on the node itself
-    wait_s: Vector
     ttft_s: Vector
     own_s: Vector  # prefill behind the own prefix
-    fetched: Mask | None  # the pool's prefix is fetched; None: nowhere
-    transfer_s: Vector | None  # of that fetch
+    transfer_s: Vector | None  # fetching the pool's prefix; None: it has none
     rest_s: Vector | None  # prefill behind the fetched prefix
+    most_local: float  # a node with as much of its own does not fetch
+
+    @property
+    def wait_s(self) -> Vector:
+        return np.maximum(self.view.work_until - self.now, 0.0)
 
     def able(self) -> list[int]:
         found: list[int] = np.flatnonzero(self.ttft_s < np.inf).tolist()
         return found
 
-    def fetches(self, i: int) -> bool:
-        return self.fetched is not None and bool(self.fetched[i])
+    def soonest_s(self) -> float:
+        """Least TTFT, 0 when nobody can."""
+        soonest = float(self.ttft_s.min(initial=np.inf))
+        return soonest if soonest < np.inf else 0.0
 
     def row(self, i: int) -> Row:
         """All of node `i`."""
         own, pooled = int(self.local[i]), self.demand.pooled_tokens
         transfer_s, prefill_s, prefix, source = 0.0, float(self.own_s[i]), own, "local" if own else "none"
-        if self.fetches(i) and self.transfer_s is not None and self.rest_s is not None:
-            transfer_s, prefill_s = float(self.transfer_s[i]), float(self.rest_s[i])
-            prefix, source = pooled, "pool"
-        wait_s = float(self.wait_s[i])
+        if self.transfer_s is not None and self.rest_s is not None and own < self.most_local:
+            fetch_s, rest_s = float(self.transfer_s[i]), float(self.rest_s[i])
+            if fetch_s + rest_s < prefill_s:
+                transfer_s, prefill_s, prefix, source = fetch_s, rest_s, pooled, "pool"
+        wait_s = max(0.0, float(self.view.work_until[i]) - self.now)
         return {
             "stage": "prefill",
             "node": self.view.ids[i],
@@ -77,31 +84,36 @@ class PrefillCosts:
 def prefill_costs(
     now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True
 ) -> PrefillCosts:
-    """`matched` [N]: leading tokens of the prompt that each node has, in whole blocks. `fetch`: the pool counts."""
+    """`matched` [N]: leading tokens of the prompt that each node has, in whole blocks and at most
+    demand.usable_tokens. `fetch`: the pool counts."""
     n, pooled = float(demand.num_tokens), float(demand.pooled_tokens)
-    wait_s = view.work_until - now
-    np.maximum(wait_s, 0.0, out=wait_s)
-    whole = view.prefill @ np.array((1.0, n, n * n))
-    if matched is view.none:
-        local, own_s = matched, whole
-    else:
-        local = np.minimum(matched, float(demand.usable_tokens))
-        own_s = whole - local * (view.per_token + view.per_pair * local)
-    fetched = transfer_s = rest_s = None
-    least = own_s
+    transfer_s = rest_s = None
+    # a prefix is at least a block, so below one token means none: every threshold lets such a node fetch
+    most_local = max(pooled / threshold, 1.0)
     if fetch and pooled > 0:
-        latency_s, per_byte_s = view.fetch
-        transfer_s = latency_s + (pooled - local) * (per_byte_s * demand.token_bytes)
-        rest_s = view.prefill @ np.array((1.0, n - pooled, n * n - pooled * pooled))
+        features = np.array(((1.0, n, n * n), (1.0, n - pooled, n * n - pooled * pooled)))
+        whole, rest_s = features @ view.prefill
+    else:
+        whole = np.array((1.0, n, n * n)) @ view.prefill
+    own_s = whole
+    if matched is not view.none:
+        own_s = view.per_pair * matched
+        own_s += view.per_token
+        own_s *= matched
+        np.subtract(whole, own_s, out=own_s)
+    ttft_s = view.open_at - now
+    np.maximum(ttft_s, 0.0, out=ttft_s)
+    if rest_s is None:
+        ttft_s += own_s
+    else:
+        latency_s, per_token_s = view.fetch(demand.token_bytes)
+        transfer_s = (pooled - matched) * per_token_s
+        transfer_s += latency_s
         remote_s = transfer_s + rest_s
-        # a prefix is at least a block, so below one token means none: every threshold lets such a node fetch
-        fetched = (remote_s < own_s) & (local < max(pooled / threshold, 1.0))
-        least = np.where(fetched, remote_s, own_s)
-    ttft_s = wait_s + least
-    ttft_s += view.closed_prefill
+        ttft_s += np.where(matched < most_local, np.minimum(remote_s, own_s), own_s)
     if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
         ttft_s += long
-    return PrefillCosts(view, demand, local, wait_s, ttft_s, own_s, fetched, transfer_s, rest_s)
+    return PrefillCosts(now, view, demand, matched, ttft_s, own_s, transfer_s, rest_s, most_local)
 
 
 @dataclass(slots=True)
@@ -110,7 +122,7 @@ class DecodeCosts:
 
     view: View
     demand: Demand
-    wait_s: Vector
+    now: float
     handover_s: Vector
     decode_s: Vector  # time that the node adds after the first token
     headroom: Vector  # blocks it would have left
@@ -130,7 +142,7 @@ class DecodeCosts:
             "node": self.view.ids[i],
             "skipped": self.view.obstacle(i, self.demand.num_tokens, self.demand.block_size),
             "waiting": int(self.view.waiting[i]),
-            "wait_s": float(self.wait_s[i]),
+            "wait_s": max(0.0, float(self.view.work_until[i]) - self.now),
             "running": int(self.view.running[i]),
             "headroom_blocks": int(self.headroom[i]),
             "handover_s": handover_s,
@@ -152,7 +164,7 @@ def decode_costs(demand: Demand, view: View, prefill: PrefillCosts, source: int)
     decode_s += view.closed_decode
     if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
         decode_s += long
-    return DecodeCosts(view, demand, prefill.wait_s, handover_s, decode_s, view.free_blocks - float(demand.num_blocks))
+    return DecodeCosts(view, demand, prefill.now, handover_s, decode_s, view.free_blocks - float(demand.num_blocks))
 
 
 def least(column: Vector, among: Sequence[int] | None = None) -> list[int]:

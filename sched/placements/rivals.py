@@ -69,7 +69,7 @@ class PowerOfTwo(TwoStages):
     """Draws two per stage before it asks, so that the answer is about them."""
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
-        pools = (np.flatnonzero(closed == 0).tolist() for closed in (view.closed_prefill, view.closed_decode))
+        pools = (np.flatnonzero(np.isfinite(column)).tolist() for column in (view.open_at, view.closed_decode))
         return list(dict.fromkeys(i for able in pools for i in self._two(able)))
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:

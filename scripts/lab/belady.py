@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 
 from cache.policy import PLAIN, Facts
-from scripts.benchlib.trace import TraceRow
+from sim.trace import TraceRow
 
 NEVER = 1 << 60
 

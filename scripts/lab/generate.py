@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from scripts.benchlib.trace import BLOCK_TOKENS, TraceRow
+from sim.trace import BLOCK_TOKENS, TraceRow
 
 
 @dataclass(frozen=True, slots=True)

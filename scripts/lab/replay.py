@@ -13,7 +13,7 @@ from typing import cast
 
 from cache.admission import Admission
 from cache.policy import EvictionPolicy, Facts
-from scripts.benchlib.trace import BLOCK_TOKENS, TraceRow
+from sim.trace import BLOCK_TOKENS, TraceRow
 
 CONTEXT_FLOPS = 4 / (22 * 8192)
 """FAST'25 equation 1 with its LLaMA3-70B values: a token at position n costs 1 + 2 n a / (b d) times one at 0."""

@@ -44,7 +44,7 @@ class Cluster:
 
     async def add(self, node_id, slots=64, directory=None, deadlines=PATIENT, kv_blocks=64, **options):
         """`slots` 0: a node without a share."""
-        options |= {"block_bytes": SLOT, "deadlines": deadlines}
+        options = {"message_block_bytes": 0} | options | {"block_bytes": SLOT, "deadlines": deadlines}
         channel, transfer = self.hub.node(node_id)
         local = None
         if slots:

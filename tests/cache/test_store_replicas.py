@@ -16,8 +16,14 @@ def holders(cluster, i):
     return {n for n, store in cluster.stores.items() if store.local is not None and store.local.contains(key_of(i))}
 
 
-async def test_every_block_has_its_replicas():
-    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+@pytest.fixture(params=[0, SLOT], ids=["leases", "messages"])
+def way(request):
+    """How blocks travel: through leases and transfers, or, small ones, in the messages themselves."""
+    return {"message_block_bytes": request.param}
+
+
+async def test_every_block_has_its_replicas(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
         assert await put(cluster.stores["a"], range(30)) == 30
         members = equal_members("abc")
         assert all(holders(cluster, i) == set(homes(key_of(i), members, 2)) for i in range(30))
@@ -25,8 +31,8 @@ async def test_every_block_has_its_replicas():
         assert (await get(cluster.stores["c"], range(30))).blocks == 30
 
 
-async def test_with_two_replicas_a_dead_home_is_no_miss():
-    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+async def test_with_two_replicas_a_dead_home_is_no_miss(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
         a = cluster.stores["a"]
         await put(a, range(30))
         cluster.hub.kill("c")
@@ -52,8 +58,8 @@ async def test_a_home_that_dies_in_the_middle_of_a_read_is_replaced_within_the_c
         assert (result.blocks, result.sources) == (8, {"c": 8})
 
 
-async def test_a_block_evicted_at_one_replica_is_read_from_the_other():
-    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+async def test_a_block_evicted_at_one_replica_is_read_from_the_other(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
         a = cluster.stores["a"]
         await put(a, range(20))
         for i in range(0, 20, 3):
@@ -62,9 +68,9 @@ async def test_a_block_evicted_at_one_replica_is_read_from_the_other():
         assert (await get(a, range(20))).blocks == 20
 
 
-async def test_a_full_home_passes_on_and_gets_its_blocks_back():
-    async with cluster_of("a", "b") as cluster:
-        small = await cluster.add("s", slots=2, deadlines=SOON)
+async def test_a_full_home_passes_on_and_gets_its_blocks_back(way):
+    async with cluster_of("a", "b", **way) as cluster:
+        small = await cluster.add("s", slots=2, deadlines=SOON, **way)
         a = cluster.stores["a"]
         numbers = of_home(cluster, "s", 6)
         blockers = [small.local.reserve(key_of(10**6 + i)) for i in range(2)]
@@ -80,14 +86,14 @@ async def test_a_full_home_passes_on_and_gets_its_blocks_back():
         assert sum("s" in holders(cluster, i) for i in numbers) == 2, "as many as it can hold"
 
 
-async def test_a_newcomer_gets_its_share_while_reads_go_on():
-    async with cluster_of("a", "b") as cluster:
+async def test_a_newcomer_gets_its_share_while_reads_go_on(way):
+    async with cluster_of("a", "b", **way) as cluster:
         a = cluster.stores["a"]
         await put(a, range(60))
         for name in "ab":
             cluster.stores[name].keeper.start()
         await until(lambda: all(cluster.stores[n].keeper._before for n in "ab"))
-        await cluster.add("c")
+        await cluster.add("c", **way)
         numbers = of_home(cluster, "c", 60)
         mine = [i for i in numbers if i < 60]
         assert mine
@@ -98,8 +104,8 @@ async def test_a_newcomer_gets_its_share_while_reads_go_on():
         assert moved == len(mine), "nothing else moves"
 
 
-async def test_after_a_loss_the_survivors_make_new_replicas():
-    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+async def test_after_a_loss_the_survivors_make_new_replicas(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
         await put(cluster.stores["a"], range(40))
         for name in "ab":
             cluster.stores[name].keeper.start()
@@ -109,8 +115,8 @@ async def test_after_a_loss_the_survivors_make_new_replicas():
         await until(lambda: all({"a", "b"} <= holders(cluster, i) for i in range(40)))
 
 
-async def test_a_leaving_node_hands_over_what_it_has():
-    async with cluster_of("a", "b", "c") as cluster:
+async def test_a_leaving_node_hands_over_what_it_has(way):
+    async with cluster_of("a", "b", "c", **way) as cluster:
         await put(cluster.stores["a"], range(40))
         await cluster.stores["c"].keeper.leave(10)
         cluster.hub.kill("c")
@@ -118,13 +124,13 @@ async def test_a_leaving_node_hands_over_what_it_has():
         assert (await get(cluster.stores["a"], range(40))).blocks == 40
 
 
-async def test_a_node_that_was_away_offers_what_it_finds_on_its_disk(tmp_path):
-    async with cluster_of() as cluster:
-        alone = await cluster.add("b", directory=tmp_path)
+async def test_a_node_that_was_away_offers_what_it_finds_on_its_disk(tmp_path, way):
+    async with cluster_of(**way) as cluster:
+        alone = await cluster.add("b", directory=tmp_path, **way)
         assert await put(alone, range(20)) == 20
         await alone.close()
         cluster.members.clear()
-        a, b = await cluster.add("a"), await cluster.add("b", directory=tmp_path)
+        a, b = await cluster.add("a", **way), await cluster.add("b", directory=tmp_path, **way)
         b.keeper.start()
         away = of_home(cluster, "a", 20)
         mine = [i for i in away if i < 20]
@@ -132,8 +138,8 @@ async def test_a_node_that_was_away_offers_what_it_finds_on_its_disk(tmp_path):
         assert (await get(a, range(20))).blocks == 20
 
 
-async def test_a_hot_block_gets_more_replicas_and_readers_use_them():
-    async with cluster_of("a", "b", "c") as cluster:
+async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
+    async with cluster_of("a", "b", "c", **way) as cluster:
         a = cluster.stores["a"]
         (i,) = of_home(cluster, "b", 1)
         await put(a, [i])
@@ -146,8 +152,8 @@ async def test_a_hot_block_gets_more_replicas_and_readers_use_them():
         assert (await get(a, [i])).sources == {"a": 1}, "the nearest of them"
 
 
-async def test_values_are_bytes_or_missing():
-    async with cluster_of("a", "b") as cluster:
+async def test_values_are_bytes_or_missing(way):
+    async with cluster_of("a", "b", **way) as cluster:
         a, b = cluster.stores["a"], cluster.stores["b"]
         items = [(key_of(i), block_of(i)[: 1 + 97 * i]) for i in range(30)]
         assert await a.put_many(items) == [True] * 30
@@ -162,10 +168,10 @@ async def test_values_are_bytes_or_missing():
                 await a.put(key_of(100), wrong)
 
 
-async def test_removed_is_missing_everywhere(tmp_path):
-    async with cluster_of(replicas=2) as cluster:
+async def test_removed_is_missing_everywhere(tmp_path, way):
+    async with cluster_of(replicas=2, **way) as cluster:
         for name in "ab":
-            await cluster.add(name, directory=tmp_path / name, replicas=2)
+            await cluster.add(name, directory=tmp_path / name, replicas=2, **way)
         a = cluster.stores["a"]
         await a.put(key_of(1), b"one")
         await a.flush()
@@ -176,29 +182,29 @@ async def test_removed_is_missing_everywhere(tmp_path):
         assert await cluster.stores["b"].get(key_of(1)) == b"two"
 
 
-async def test_short_values_survive_the_disk(tmp_path):
-    async with cluster_of("client", slots=0) as cluster:
+async def test_short_values_survive_the_disk(tmp_path, way):
+    async with cluster_of("client", slots=0, **way) as cluster:
         client = cluster.stores["client"]
-        await cluster.add("b", slots=4, directory=tmp_path)
+        await cluster.add("b", slots=4, directory=tmp_path, **way)
         values = {key_of(i): block_of(i)[: 1 + 50 * i] for i in range(40)}
         assert all(await client.put_many(list(values.items())))
         assert await client.get_many(list(values)) == list(values.values())
 
 
-async def test_put_says_why_it_failed():
-    async with cluster_of("client", slots=0) as cluster:
+async def test_put_says_why_it_failed(way):
+    async with cluster_of("client", slots=0, **way) as cluster:
         client = cluster.stores["client"]
         with pytest.raises(Unreachable):
             await client.put(key_of(1), b"x")
-        full = await cluster.add("b", slots=1, deadlines=SOON)
+        full = await cluster.add("b", slots=1, deadlines=SOON, **way)
         full.local.reserve(key_of(2))
         with pytest.raises(NoRoom, match="--dram-bytes"):
             await client.put(key_of(1), b"x")
         full.local.abandon(0)
 
 
-async def test_a_long_prefix_arrives_in_parts():
-    async with cluster_of("a", "b") as cluster:
+async def test_a_long_prefix_arrives_in_parts(way):
+    async with cluster_of("a", "b", **way) as cluster:
         a = cluster.stores["a"]
         a._window = 4
         await put(a, range(30))

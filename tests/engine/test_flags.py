@@ -148,8 +148,10 @@ def test_choices_are_the_entries_of_the_registries():
     from attention import backends
     from cache.policies import policies
     from sched.placements.table import placements
+    from sched.rejection import rejections
 
     choices = {spec.name: set(spec.metadata["choices"]) for spec in fields(Config)}
     assert choices["attention_backend"] == {"auto", *backends}
     assert choices["eviction"] == set(policies)
     assert choices["placement"] == set(placements)
+    assert choices["rejection"] == set(rejections)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from engine.serving.measured_links import MeasuredLinks
 from engine.serving.own_load import OwnLoad
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
+from engine.serving.placing import with_silent
 from net.channel import RemoteError
 from net.http.frontend import Overloaded, Unavailable
 from net.load_words import Claim
 from sched.placements.choice import Rejected
 from sched.placements.demand import Demand
 from sched.placements.view import Candidate, View
+from sched.rejection import NoRejection
 from sched.state import NodeRecord
 
 MIXED = ("prefill", "decode", "store")
@@ -91,9 +94,19 @@ async def test_runners_up_are_given_up_twice_at_most():
     assert given_up == 2 and decision.prefill == "c" and claim is not None
 
 
+def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role():
+    prefill, other = replace(node("p"), roles=("prefill",)), replace(node("q"), roles=("prefill",))
+    decode = replace(node("d"), roles=("decode",))
+    gossiped = [prefill, other, decode]
+    assert with_silent([prefill], gossiped) == [prefill, decode]
+    assert with_silent([prefill, decode], gossiped) == [prefill, decode]
+    assert with_silent([], gossiped) == gossiped
+
+
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
-    own = OwnLoad("n", lambda: NodeRecord(work_s=3.0), words)
+    load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0))
+    own = OwnLoad("n", load, words, NoRejection(), 1.0)
     promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
     with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
         own.keep(promise)

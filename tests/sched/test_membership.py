@@ -152,7 +152,7 @@ def test_another_node_may_take_over_the_address_of_a_crashed_one():
     net = converged_net(4, seed=7)
     address = net.nodes["n1"].address
     net.crash("n1")
-    net.add("fresh", address=address)
+    net.start("fresh", address=address)
     net.join("fresh", "n2")
     assert net.run_until(net.converged, 1.0) is not None, "the joiner owns the address, nobody waits for the dead"
     net.run(5.0)
@@ -165,7 +165,7 @@ def test_a_node_may_rejoin_under_its_own_name_before_its_death_was_noticed(seed)
     address = net.nodes["n1"].address
     net.crash("n1")
     net.run(0.05)
-    net.add("n1", address=address)
+    net.start("n1", address=address)
     net.join("n1", "n2")
     net.run(3.0)
     assert net.converged()
@@ -178,7 +178,7 @@ def test_a_node_may_rejoin_under_its_own_name_after_its_death():
     net = converged_net(4, seed=8)
     net.crash("n1")
     assert net.run_until(net.converged, 10.0) is not None
-    net.add("n1")
+    net.start("n1")
     net.join("n1", "n0")
     assert net.run_until(net.converged, 2.0) is not None
     assert net.nodes["n1"].core.membership.me.incarnation > 0
@@ -186,7 +186,7 @@ def test_a_node_may_rejoin_under_its_own_name_after_its_death():
 
 def test_a_joiner_with_another_root_is_refused_with_the_reason_on_both_sides():
     net = converged_net(3, seed=9)
-    stranger = net.add("stranger", root="ff" * 16, model="other-model", block_size=32)
+    stranger = net.start("stranger", root="ff" * 16, model="other-model", block_size=32)
     net.join("stranger", "n0")
     net.run(3.0)
     [refused] = [effect for _, effect in stranger.log if isinstance(effect, Refused)]
@@ -194,6 +194,7 @@ def test_a_joiner_with_another_root_is_refused_with_the_reason_on_both_sides():
     assert seen and all(effect == refused for effect in seen)
     for word in ("toy", "other-model", "block size 16", "block size 32", "--block-size"):
         assert word in refused.reason
+    assert "--model and --block-size" in refused.reason and "--dtype" not in refused.reason
     assert stranger.sees() == {"stranger"}
     assert all(node.sees() == {"n0", "n1", "n2"} for node in net.nodes.values() if node is not stranger)
 
@@ -203,7 +204,7 @@ def test_a_joiner_under_a_name_in_use_is_refused(name):
     """n0 is the node asked, n1 another one."""
     net = converged_net(3, seed=10)
     first, asked = net.nodes[name], net.nodes["n0"].address
-    double = net.add(name)
+    double = net.start(name)
     net.tell(name, Join(asked))
     net.run(1.0)
     [refused] = [effect for _, effect in double.log if isinstance(effect, Refused)]
@@ -212,7 +213,7 @@ def test_a_joiner_under_a_name_in_use_is_refused(name):
 
 def test_a_node_cannot_join_itself():
     net = VirtualNet(seed=11)
-    net.add("n0")
+    net.start("n0")
     net.join("n0", "n0")
     net.run(1.0)
     assert any(isinstance(effect, Refused) and "own" in effect.reason for _, effect in net.nodes["n0"].log)

@@ -64,7 +64,7 @@ def decide(
     policy: TwoStages, wanted: Demand, nodes: Sequence[Node], links: FlatLinks | None = None
 ) -> Placement | Rejected:
     view = View(NOW, [candidate for candidate, _ in nodes], links or FAST, policy.limits.max_waiting)
-    return policy.place(NOW, wanted, view, np.array([float(local) for _, local in nodes]))
+    return policy.place(NOW, wanted, view, np.array([float(min(local, wanted.usable_tokens)) for _, local in nodes]))
 
 
 def demand(num_tokens: int = 1601, pool_tokens: int = 0, max_tokens: int = 100) -> Demand:
@@ -256,9 +256,18 @@ def test_candidates_come_from_records_and_links_from_measured_transfers():
         blocks_total=100, blocks_used=30, waiting=2, running=3, work_s=1.5, prefill_a1=1e-3, decode_step_s=0.02
     )
     a = Candidate.of(Member("a", ("h", 1), roles=MIXED), record)
-    assert (a, 0) == node("a", wait_s=1.5, waiting=2, running=3, free_blocks=70, total_blocks=100, step_s=0.02)
+    assert (a, 0) == node(
+        "a", wait_s=1.5, waiting=2, running=3, free_blocks=70, total_blocks=100, step_s=0.02, step_soon_s=0.02
+    )
     links = UniformLinks(TransferModel(1e-3, 1e6), TransferModel(1e-3, 1e9))
     (latency, _), (per_byte, _) = links.fetch(["a", "b"])
     assert (latency, per_byte) == (pytest.approx(1e-3), pytest.approx(1e-6))
     (latency, _), (per_byte, _) = links.handover("a", ["a", "b"])
     assert latency + 1_000_000 * per_byte == pytest.approx(0.002)
+
+
+def test_a_node_that_became_slow_is_slow_in_everything():
+    record = NodeRecord(blocks_total=100, work_s=1.5, prefill_a1=1e-3, decode_step_s=0.02, residual=2.0)
+    a = Candidate.of(Member("a", ("h", 1), roles=MIXED), record)
+    assert (a.wait_s, a.prefill, a.step_s) == (3.0, (0.0, 2e-3, 0.0), 0.04)
+    assert Candidate.of(Member("a", ("h", 1), roles=MIXED), replace(record, residual=1.2)).wait_s == 1.5

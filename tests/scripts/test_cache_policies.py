@@ -6,12 +6,12 @@ import pytest
 from cache.admission import choose as choose_admission
 from cache.policies import choose, policies
 from cache.policy import LRU
-from scripts.benchlib.trace import TraceRow, read_trace
 from scripts.cache_policies import disagreements, find_traces, main, reference
 from scripts.lab.belady import Belady
 from scripts.lab.generate import as_interactive, chats, flood
 from scripts.lab.replay import replay
 from scripts.lab.targets import TARGETS, TOLERANCE
+from sim.trace import TraceRow, read_trace
 
 TRACES = find_traces(None)
 

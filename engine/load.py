@@ -1,0 +1,93 @@
+"""How busy the engine of this node is: what gossip, load words and probes tell of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine.batcher import Batcher
+from engine.config import Config
+from engine.costs import StepCosts
+from engine.request import Request, RequestState
+from sched.classes import CLASSES
+from sched.load_word import ROLE_BITS, LoadWord
+from sched.record import NodeRecord
+from sched.rejection import OutputLengths, running_soon
+
+SOON_S = 1.0
+"""How far ahead the record's predictions look."""
+
+
+class EngineLoad:
+    """Reads the batcher's books."""
+
+    def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
+        self.lengths = OutputLengths()
+        self._config = config
+        self._batcher = batcher
+        self._costs = costs
+
+    def record(self) -> NodeRecord:
+        """For gossip."""
+        usage, requests = self._batcher.pool.usage(), self._batcher.requests.values()
+        a0, a1, a2 = self._costs.prefill.coefficients
+        waiting = self.waiting_by_class()
+        soon, queued = self.running_soon(SOON_S), self._queued()
+        running = len(self._batcher.running)
+        return NodeRecord(
+            running=running,
+            running_soon=soon,
+            waiting=sum(waiting.values()),
+            waiting_interactive=waiting["interactive"],
+            waiting_batch=waiting["batch"],
+            max_running=self._config.max_num_seqs,
+            queued_tokens=sum(r.num_tokens - r.num_computed for r in queued),
+            blocks_used=usage["held"],
+            blocks_soon=usage["held"] * soon // max(1, sum(r.state is not RequestState.WAITING for r in requests)),
+            blocks_total=usage["total"],
+            work_s=self._work_s(queued),
+            prefill_a0=a0,
+            prefill_a1=a1,
+            prefill_a2=a2,
+            decode_step_s=self.step_s(running + 1),
+            residual=self._costs.residual,
+            flags=sum(ROLE_BITS[role] for role in self._config.roles),
+        )
+
+    def word(self) -> LoadWord:
+        """The part of it that peers read one-sided."""
+        record = self.record()
+        return LoadWord.of(record, self.waiting_by_class(), record.flags)
+
+    def waiting_by_class(self) -> dict[str, int]:
+        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
+        requests = self._batcher.requests.values()
+        waits = Counter(r.service_class for r in requests if r.state is not RequestState.RUNNING)
+        return {name: waits[name] for name in CLASSES}
+
+    def running_soon(self, horizon_s: float) -> int:
+        """Requests that will decode here `horizon_s` from now."""
+        requests = self._batcher.requests.values()
+        made = [r.num_output_tokens for r in requests if r.state is RequestState.RUNNING and not r.handover]
+        arriving = sum(r.state is not RequestState.RUNNING and not r.handover for r in requests)
+        step_s = self.step_s(max(1, len(made)))
+        return running_soon(made, arriving, self.lengths.mean, step_s, horizon_s, self._config.max_num_seqs)
+
+    def step_s(self, batch: int) -> float:
+        """A decode step of `batch` requests as long as those that run now."""
+        contexts = [r.num_tokens for r in self._batcher.running]
+        mean = sum(contexts) / len(contexts) if contexts else 0.0
+        return self._costs.decode.estimate(batch, round(batch * mean))
+
+    def _queued(self) -> list[Request]:
+        """Requests with prefill to do; those whose KV another node computes are not among them."""
+        return [
+            r
+            for r in self._batcher.requests.values()
+            if r.state is not RequestState.REMOTE and r.num_tokens - r.num_computed > 1
+        ]
+
+    def _work_s(self, queued: list[Request]) -> float:
+        fixed = self._config.batching_policy == "mixed"
+        most = self._config.max_num_batched_tokens
+        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
+        return sum(self._costs.prefill_left(r, chunk) for r in queued)

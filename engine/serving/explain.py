@@ -1,0 +1,127 @@
+"""`python mooncake.py explain <request-id> --url http://HOST:PORT`: why a request went where it went, as a table.
+
+Asks the node at --url, then the other nodes of its cluster: the one that accepted the request knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+PREFILL_COLUMNS = ("wait_s", "transfer_s", "prefill_s", "ttft_s", "local_tokens", "pool_tokens", "prefix_source")
+DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "decode_s", "running", "headroom_blocks")
+PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 1 when nobody knows the request, 2 when nobody answers."""
+    parser = argparse.ArgumentParser(prog="mooncake explain", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("request_id", metavar="REQUEST-ID", help="the id in the answer of the API")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="any node of the cluster")
+    parser.add_argument("--api-key", help="of the cluster, if it has one")
+    parser.add_argument("--json", action="store_true", help="print /debug/requests/<id> as it is")
+    args = parser.parse_args(argv)
+    try:
+        record = find(args.url.rstrip("/"), args.request_id, args.api_key)
+    except OSError as error:
+        print(f"mooncake explain: {args.url} does not answer ({error}); give --url of a running node", file=sys.stderr)
+        return 2
+    if record is None:
+        print(f"mooncake explain: no node knows {args.request_id} (any more)", file=sys.stderr)
+        return 1
+    print(json.dumps(record, indent=1) if args.json else table(record))
+    return 0
+
+
+def find(url: str, request_id: str, api_key: str | None) -> dict[str, Any] | None:
+    """The record of a request from whichever node has it. Raises OSError when `url` does not answer."""
+    path = f"/debug/requests/{quote(request_id, safe='')}"
+    record = _get(url + path, api_key)
+    if record is not None:
+        return record
+    for member in (_get(f"{url}/cluster", api_key) or {"members": []})["members"]:
+        try:
+            record = _get(member["http"] + path, api_key)
+        except OSError:
+            continue
+        if record is not None:
+            return record
+    return None
+
+
+def _get(url: str, api_key: str | None) -> dict[str, Any] | None:
+    """None for 404."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            body: dict[str, Any] = json.load(answer)
+            return body
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
+def table(record: dict[str, Any]) -> str:
+    """Every decision of the request with its candidates, then estimates beside the truth."""
+    summary = record["summary"]
+    lines = [
+        f"request {record['request_id']}: {summary['prompt_tokens']} prompt tokens, {summary['cached_tokens']} of them "
+        f"cached, {summary['output_tokens']} output tokens, accepted by {summary['nodes'].get('acceptor', '?')}"
+    ]
+    for number, decision in enumerate(record["decisions"]):
+        if len(record["decisions"]) > 1:
+            lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
+        lines += _decision(decision)
+    if record["truth"]:
+        rows = [
+            (name, t["estimated_s"], t["measured_s"], f"{100 * t['error']:.0f} %")
+            for name, t in record["truth"].items()
+        ]
+        lines += ["", *_columns(("", "estimated", "measured", "error"), rows)]
+    return "\n".join(lines)
+
+
+def _decision(decision: dict[str, Any]) -> list[str]:
+    lines = [""]
+    for stage, columns in (("prefill", PREFILL_COLUMNS), ("decode", DECODE_COLUMNS)):
+        rows = [
+            (
+                ("* " if row["node"] == decision[stage] else "  ") + row["node"],
+                *(row[c] for c in columns),
+                row["skipped"],
+            )
+            for row in decision["considered"]
+            if row["stage"] == stage
+        ]
+        lines += [*_columns((f"{stage} on", *columns, ""), rows), ""]
+    probes = [("  " + p["node"], *(p[c] for c in PROBE_COLUMNS)) for p in decision["probes"]]
+    if probes:
+        lines += _columns((f"asked {decision['asked']}", *PROBE_COLUMNS), probes)
+    claim = decision["claim"]
+    how = "no claim" if claim is None else f"claimed {claim['amount'] / 1e6:.3f} s" + " one-sided" * claim["one_sided"]
+    took = f"decided in {1000 * decision['decision_s']:.2f} ms"
+    return [*lines, f"{took}, {how}, given up for a runner-up {decision['runners_up']} times"]
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Aligned: the first column to the left, the others to the right."""
+    cells = [list(head)] + [[_text(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    aligned = (
+        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in cells
+    )
+    return ["  ".join(row).rstrip() for row in aligned]
+
+
+def _text(value: Any) -> str:
+    """Seconds with three significant digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

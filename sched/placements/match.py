@@ -1,0 +1,51 @@
+"""How much of a prompt each node holds, as far as the digests tell.
+
+A node that holds a block of a chain holds those before it too (chains are evicted leaf first), so a few keys of a long
+chain say nearly as much as all of them: with ANCHORS keys the depth is known to a 12th of the prompt, never too deep.
+Nodes that are asked answer with the exact depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sched.holders import Holders, Key
+from sched.placements.links import Vector
+
+ANCHORS = 12
+
+KEPT = 256
+"""Answers kept: prompts that share a prefix find the same nodes at the same depths."""
+
+
+class Matcher:
+    """Depths by the digests in `holders`."""
+
+    def __init__(self, holders: Holders) -> None:
+        self._holders = holders
+        self._kept: dict[tuple[object, ...], Vector] = {}
+
+    def depths(self, keys: Sequence[Key], block_size: int) -> Vector:
+        """Leading tokens of the prompt that each node holds [len(holders.nodes)], by the holders' index."""
+        stride = max(1, -(-len(keys) // ANCHORS))
+        size = len(self._holders.nodes)
+        levels = tuple(self._holders.levels(keys[stride - 1 :: stride]))
+        name = (size, stride * block_size, levels)
+        found = self._kept.get(name)
+        if found is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = self._kept[name] = _spread(levels, size) * float(stride * block_size)
+        return found
+
+
+def _spread(levels: Sequence[tuple[int, int]], size: int) -> Vector:
+    """From (depth, mask of the nodes at least so deep), ascending, to a depth per node."""
+    found = np.zeros(size)
+    width = (size + 7) // 8
+    for depth, mask in levels:
+        bits = np.unpackbits(np.frombuffer(mask.to_bytes(width, "little"), np.uint8), count=size, bitorder="little")
+        found[bits == 1] = depth
+    return found

@@ -1,0 +1,1 @@
+"""The parts of scripts/bench_sched.py, one question each."""

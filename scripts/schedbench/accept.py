@@ -1,0 +1,81 @@
+"""How many requests one core accepts: from token ids to the messages for prefill and decode node, without a network.
+
+The nodes that are asked answer at once and from memory, so this is the acceptor's own work: keys, view, shortlist,
+probes as messages, choice, explanation, packing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+from cache.block import BlockGeometry
+from engine.request import Request, SamplingParams
+from engine.serving.messages import pack_request
+from engine.serving.placing import Placer
+from sched.admission import Limits
+from sched.member import Member
+from sched.placements.table import placements
+from sched.record import NodeRecord
+from sched.rejection import Predicted
+
+GEOMETRY = BlockGeometry(num_layers=2, num_kv_heads=2, head_size=64, block_size=16, dtype="float32")
+ROOT = bytes(16)
+
+
+class Answers:
+    """The channel, gossip, store and load words of a cluster that is all in one process."""
+
+    def __init__(self, nodes: int, rng: random.Random) -> None:
+        self.members = [Member(f"n{i}", ("127.0.0.1", i), roles=("prefill", "decode")) for i in range(nodes)]
+        self.records = {member.node_id: _record(rng) for member in self.members}
+        self.view = SimpleNamespace(charge=lambda *_: None)
+        self.replies = {
+            name: {
+                "record": record.pack().hex(), "claimed": 0, "outstanding": 0, "step_soon_s": 0.01,
+                "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "", "local_tokens": 0,
+            }
+            for name, record in self.records.items()
+        }  # fmt: skip
+
+    async def call(self, peer: str, kind: str, body: Any, data: Any = (), timeout_s: float = 0.0) -> Any:
+        return self.replies[peer], memoryview(b"")
+
+    async def lookup(self, keys: Any) -> int:
+        return 0
+
+    async def reserve(self, peer: str, amount: int) -> Any:
+        return SimpleNamespace(previous=0, amount=amount, one_sided=False)
+
+
+def _record(rng: random.Random) -> NodeRecord:
+    return NodeRecord(
+        work_s=rng.random(), prefill_a0=1e-3, prefill_a1=1e-5, prefill_a2=1e-10, decode_step_s=0.01,
+        blocks_total=10_000, age_s=0.1,
+    )  # fmt: skip
+
+
+def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) -> float:
+    """Of one core."""
+    rng = random.Random(seed)
+    world = cast(Any, Answers(nodes, rng))
+    policy = placements["mooncake"](Limits(), rng)
+    placer = Placer(policy, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0)
+    prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
+    sampling = SamplingParams(max_tokens=64)
+
+    async def accept() -> float:
+        count, begun = 0, time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            tokens = prompts[count % len(prompts)]
+            request = Request(str(count), tokens, len(tokens), sampling, 0.0, ROOT, service_class="batch")
+            placed = await placer.place(request)
+            placed.explain()
+            pack_request(request)
+            count += 1
+        return count / (time.perf_counter() - begun)
+
+    return asyncio.run(accept())

@@ -1,0 +1,133 @@
+"""How long one placement takes, hashes given: match the digests, score all nodes, draw a shortlist; then decide on the
+answers of those that were asked.
+
+The cluster is made up: loads and speeds are drawn, a third of the nodes holds the start of the prompt and a few hold
+more, as when a prefix has spread.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sched.admission import Limits
+from sched.cost import TransferModel
+from sched.digest import CuckooDigest, assemble, key64
+from sched.holders import Holders
+from sched.placements.choice import PlacementPolicy
+from sched.placements.demand import Demand
+from sched.placements.links import UniformLinks, Vector
+from sched.placements.match import Matcher
+from sched.placements.table import placements
+from sched.placements.view import Candidate, View
+
+PROMPT_TOKENS, BLOCK_SIZE, TOKEN_BYTES = 12_000, 16, 320 << 10
+KEYS_PER_NODE = 1_000
+EXPECTED_ARRIVALS = 8.0
+ROLES = (("prefill",), ("decode",), ("prefill", "decode"))
+
+
+class Cluster:
+    """`nodes` nodes as one acceptor sees them."""
+
+    def __init__(self, nodes: int, seed: int) -> None:
+        rng = random.Random(seed)
+        self.rng = rng
+        self.candidates = [_candidate(f"node-{i:05d}", rng) for i in range(nodes)]
+        self.links = UniformLinks(TransferModel(1e-3, 10e9), TransferModel(1e-3, 10e9))
+        self.view = View(0.0, self.candidates, self.links, 256, EXPECTED_ARRIVALS)
+        self.keys = [rng.randbytes(16) for _ in range(PROMPT_TOKENS // BLOCK_SIZE)]
+        self.holders = Holders()
+        self.matcher = Matcher(self.holders)
+        for node in self.candidates:
+            self._fill(node.node_id)
+
+    def _fill(self, node_id: str) -> None:
+        """A digest with the leading keys that the node holds; other keys only fill its table."""
+        digest = CuckooDigest(epoch=1, expected_keys=KEYS_PER_NODE)
+        draw = self.rng.random()
+        depth = 0 if draw < 0.66 else len(self.keys) // 2 if draw < 0.95 else self.rng.randrange(len(self.keys))
+        for key in self.keys[:depth]:
+            digest.add(key64(key))
+        while digest.take_delta() is not None:
+            pass
+        loaded = assemble(digest.pages())
+        assert loaded is not None
+        self.holders.admit(node_id)
+        self.holders.load(node_id, *loaded)
+
+    def demand(self) -> Demand:
+        return Demand(
+            num_tokens=PROMPT_TOKENS - self.rng.randrange(BLOCK_SIZE),
+            max_tokens=256,
+            pool_tokens=PROMPT_TOKENS // 2,
+            block_size=BLOCK_SIZE,
+            token_bytes=TOKEN_BYTES,
+        )
+
+
+def _candidate(name: str, rng: random.Random) -> Candidate:
+    speed = rng.uniform(0.8, 1.2)
+    return Candidate(
+        node_id=name,
+        roles=rng.choice(ROLES),
+        wait_s=rng.expovariate(0.5),
+        waiting=rng.randrange(8),
+        running=rng.randrange(32),
+        prefill=(5e-3 * speed, 1e-4 * speed, 1e-9 * speed),
+        free_blocks=rng.randrange(500, 20_000),
+        total_blocks=20_000,
+        step_s=rng.uniform(0.01, 0.05),
+    )
+
+
+def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float]]:
+    """Seconds of each part, `decisions` of each: match, shortlist (score and draw), choose (among the answers),
+    decide (match and shortlist), decision (all three)."""
+    chosen: PlacementPolicy = placements[policy](Limits(), cluster.rng)
+    found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decide": [], "decision": []}
+    gc.disable()
+    for number in range(decisions + 50):
+        demand = cluster.demand()
+        begun = time.perf_counter()
+        matched = cluster.matcher.depths(cluster.keys, BLOCK_SIZE)
+        at_match = time.perf_counter()
+        asked = chosen.shortlist(1.0, demand, cluster.view, matched)
+        at_list = time.perf_counter()
+        answered, known = _answers(cluster, asked, matched) if len(asked) else (cluster.view, matched)
+        begun_choice = time.perf_counter()
+        chosen.place(1.0, demand, answered, known)
+        ended = time.perf_counter()
+        if number < 50:
+            continue
+        found["match"].append(at_match - begun)
+        found["shortlist"].append(at_list - at_match)
+        found["choose"].append(ended - begun_choice)
+        found["decide"].append(at_list - begun)
+        found["decision"].append(at_list - begun + ended - begun_choice)
+    gc.enable()
+    return found
+
+
+def _answers(cluster: Cluster, asked: Sequence[int], matched: Vector) -> tuple[View, Vector]:
+    nodes = [cluster.candidates[i] for i in asked]
+    return View(1.0, nodes, cluster.links, 256), matched[np.asarray(asked)]
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
+
+
+def timed(work: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each call."""
+    work()
+    found = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun)
+    return found

@@ -1,0 +1,54 @@
+"""The C code makes the keys that hashlib makes, and machines without a compiler make them too."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache import key_chain
+from cache.block import child_key, extend_keys
+
+ROOT = bytes(range(16))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(key_chain, "_library", None)
+        key_chain.prepare()
+        yield key_chain
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 130), st.lists(st.integers(0, 2**32 - 1), max_size=600))
+def test_both_ways_make_the_same_keys(compiled, block_size, tokens):
+    """Blocks below, at and above one and several chunks of the hash, whatever is left over."""
+    packed = array("I", tokens)
+    expected, parent = [], ROOT
+    for i in range(len(tokens) // block_size):
+        parent = child_key(parent, tokens[i * block_size : (i + 1) * block_size])
+        expected.append(parent)
+    assert compiled.chain(ROOT, packed, block_size) == expected
+    library, compiled._library = compiled._library, None
+    try:
+        assert compiled.chain(ROOT, packed, block_size) == expected
+    finally:
+        compiled._library = library
+
+
+@given(st.integers(1, 20), st.integers(0, 100), st.integers(0, 100))
+def test_keys_grow_with_the_tokens(block_size, first, more):
+    tokens = list(range(first + more))
+    grown = extend_keys(ROOT, extend_keys(ROOT, [], tokens[:first], block_size), tokens, block_size)
+    assert grown == extend_keys(ROOT, [], tokens, block_size)
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(key_chain.Unavailable, match="apt install gcc"):
+        key_chain.prepare()

@@ -1,0 +1,107 @@
+"""Estimates beside the truth, and the table that shows them."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from engine.config import Config
+from engine.serving.claims import accepted
+from engine.serving.explain import main, table
+from engine.serving.placed import Placed, ProbeAnswer
+from engine.serving.placement_policy import placement_policy
+from engine.serving.timeline import Timeline
+from sched.placements.view import View
+from tests.engine.test_placing import DEMAND, MeasuredLinks, node
+
+
+def record() -> dict:
+    """A request that was placed twice: node a was lost before it prefilled."""
+    policy = placement_policy(Config(), random.Random(0))
+    timeline = Timeline("r-1", 1000, output_tokens=5, cached_tokens=0)
+    timeline.add(10.0, "acc", "accepted")
+    for attempt, names in enumerate((("a", "b"), ("b",))):
+        view = View(0.0, [node(name, 0.5 * i) for i, name in enumerate(names)], MeasuredLinks(), 256)
+        decision = accepted(policy.place(0.0, DEMAND, view, view.none))
+        timeline.decisions.append(
+            Placed(decision, [ProbeAnswer(node("b"), 16, 0.001, None, None, 0)], 2, 0.003).explain()
+        )
+        timeline.nodes |= {"acceptor": "acc", "prefill": decision.prefill, "decode": decision.decode}
+        timeline.add(10.1 + attempt, "acc", "placed", attempt=attempt)
+    timeline.add(11.11, "b", "waiting")
+    timeline.add(11.2, "b", "running")
+    timeline.add(12.1, "acc", "first_token")
+    timeline.add(12.5, "acc", "answered")
+    return json.loads(json.dumps(timeline.as_dict()))
+
+
+def test_truth_stands_beside_the_estimates_of_the_last_decision():
+    truth = record()["truth"]
+    assert truth["ttft_s"]["estimated_s"] == pytest.approx(1.0)
+    assert truth["ttft_s"]["measured_s"] == pytest.approx(1.0), "from that decision, not from the first"
+    assert truth["wait_s"]["measured_s"] == pytest.approx(0.09) and truth["wait_s"]["error"] == pytest.approx(1.0)
+    assert truth["step_s"]["measured_s"] == pytest.approx(0.1)
+    assert truth["step_s"]["error"] == pytest.approx(0.9)
+
+
+def test_what_did_not_happen_has_no_truth():
+    timeline = Timeline("r-2", 10)
+    timeline.add(1.0, "acc", "accepted")
+    assert timeline.as_dict()["truth"] == {}
+
+
+def test_the_table_names_candidates_probes_and_errors():
+    text = table(record())
+    assert "decision 1 of 2" in text and "decision 2 of 2" in text
+    lines = text.splitlines()
+    assert any(line.startswith("* a") for line in lines) and any(line.startswith("  b") for line in lines)
+    assert any(line.split() == ["step_s", "0.01", "0.1", "90", "%"] for line in lines)
+    assert "asked 2" in text and "decided in 3.00 ms, no claim" in text
+
+
+class Node(BaseHTTPRequestHandler):
+    """Knows its cluster; the second of them knows the request."""
+
+    def do_GET(self) -> None:
+        host, port = self.server.server_address[:2]
+        bodies = {
+            "/cluster": {"members": [{"http": f"http://{host}:{port}"}, {"http": f"http://{host}:{port}/other"}]},
+            "/other/debug/requests/r-1": record(),
+        }
+        body = bodies.get(self.path)
+        data = json.dumps(body or {}).encode()
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_command_finds_the_node_that_accepted_it(url, capsys):
+    assert main(["r-1", "--url", url]) == 0
+    assert "accepted by acc" in capsys.readouterr().out
+    assert main(["r-1", "--url", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["request_id"] == "r-1"
+    assert main(["r-9", "--url", url]) == 1
+    assert "no node knows r-9" in capsys.readouterr().err
+
+
+def test_a_node_that_is_not_there_is_named(capsys):
+    assert main(["r-1", "--url", "http://127.0.0.1:9"]) == 2
+    assert "--url of a running node" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""A request survives its acceptor: its client comes back to another node and gets every token once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cache.pool import BlockPool
+from engine.batcher import Batcher
+from engine.request import Request, SamplingParams
+from engine.serving import messages, orphans
+from engine.serving.adoption import Adoption
+from engine.serving.flight import Flight, drawn_seed
+from engine.serving.messages import pack_request, prompt_digest
+from engine.serving.service import EngineService
+from engine.serving.timeline import Timeline
+from engine.worker import Emission
+from net.channel import RemoteError
+from net.metrics import Metrics
+from tests.engine.test_service import GEOMETRY, PROMISE, ROOT, IdleWorker, SlowTransfer, Wires, idle_load
+
+PROMPT = [1] * 5
+
+
+async def decoding(count: int, max_tokens: int = 8) -> tuple[Wires, IdleWorker, EngineService]:
+    """A node on which acceptor a's request 'r' has made `count` tokens: 10, 11, ..."""
+    channel, worker = Wires(), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
+    service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, idle_load(), Metrics("m", "d"))
+    request = Request("a/r#0", PROMPT, 5, SamplingParams(max_tokens=max_tokens), 0.0, ROOT)
+    body, data = pack_request(request)
+    await channel.handlers[messages.PREFILL]("a", body | {"target": None, "promise": PROMISE}, memoryview(data[0]))
+    for token in range(10, 10 + count):
+        step_of(worker, service, token)
+    return channel, worker, service
+
+
+def step_of(worker: IdleWorker, service: EngineService, token: int) -> None:
+    step = worker.batcher.schedule(0.0)
+    done = worker.batcher.commit(0.0, step, [(token,)])
+    service.on_emissions([Emission(done.emitted[0][0], token)])
+
+
+def told(channel: Wires, node: str) -> list[tuple[int, int, str | None]]:
+    items = [item for peer, _, body in channel.posted if peer == node for item in body["items"]]
+    return [(index, token, finish) for _, index, token, _, finish, _ in items]
+
+
+async def adopt(channel: Wires, prompt: list[int], request_id: str = "r"):
+    body = {"request_id": request_id, "digest": prompt_digest(ROOT, prompt)}
+    return await channel.handlers[messages.ADOPT]("b", body, memoryview(b""))
+
+
+async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
+    channel, worker, service = await decoding(2)
+    service.peer_lost("a")
+    step_of(worker, service, 12)  # nobody is told
+    answer = await adopt(channel, PROMPT)
+    assert answer["attempt_id"] == "a/r#0"
+    assert [item[:2] for item in answer["items"]] == [[0, 10], [1, 11], [2, 12]]
+    for token in range(13, 18):
+        step_of(worker, service, token)
+    assert told(channel, "b") == [(3, 13, None), (4, 14, None), (5, 15, None), (6, 16, None), (7, 17, "length")]
+    assert told(channel, "a") == [(0, 10, None), (1, 11, None)]
+    assert service.held()["acceptors"] == 0
+    await service.close()
+
+
+async def test_a_request_that_ended_with_its_acceptor_is_remembered():
+    channel, _, service = await decoding(3, max_tokens=3)
+    service.peer_lost("a")
+    answer = await adopt(channel, PROMPT)
+    assert [item[:2] + item[3:4] for item in answer["items"]] == [[0, 10, None], [1, 11, None], [2, 12, "length"]]
+    await service.close()
+
+
+async def test_nobody_is_given_the_answer_to_another_prompt_or_of_a_living_acceptor():
+    channel, _, service = await decoding(2)
+    with pytest.raises(RemoteError):
+        await adopt(channel, PROMPT)
+    service.peer_lost("a")
+    for prompt, name in (([1] * 6, "r"), (PROMPT, "q")):
+        with pytest.raises(RemoteError):
+            await adopt(channel, prompt, name)
+    await adopt(channel, PROMPT)
+    await service.close()
+
+
+async def test_nobody_came(monkeypatch):
+    monkeypatch.setattr(orphans, "LEASE_S", 0.02)
+    channel, worker, service = await decoding(2)
+    service.peer_lost("a")
+    await asyncio.sleep(0.1)
+    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "acceptors": 0}
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+    with pytest.raises(RemoteError):
+        await adopt(channel, PROMPT)
+    await service.close()
+
+
+async def test_a_request_without_a_token_ends_with_its_acceptor():
+    _, worker, service = await decoding(0)
+    service.peer_lost("a")
+    await asyncio.sleep(0)
+    assert not worker.batcher.requests
+    await service.close()
+
+
+async def test_tokens_that_overtake_the_answer_are_kept():
+    class Channel:
+        async def call(self, node, kind, body, data=(), timeout_s=0.0):
+            if node == "d":
+                adoption.keep("a/r#0", [1, 11, None, None, None])
+                return {"attempt_id": "a/r#0", "items": [[0, 10, None, None, None]]}, memoryview(b"")
+            raise RemoteError("no", code="gone")
+
+    adoption = Adoption(Channel())
+    timeline = Timeline("r", 5)
+    flight = Flight("r", list(PROMPT), 5, SamplingParams(), "standard", ROOT, timeline, deadline=9.0, accepted=0.0)
+    assert await adoption.adopt(flight, ["c", "d"])
+    assert flight.attempt_id == "a/r#0" and flight.watched == {"d"}
+    assert [flight.items.get_nowait()[:2] for _ in range(2)] == [[0, 10], [1, 11]]
+    assert not await adoption.adopt(flight, ["c"])
+    adoption.keep("x", [0])
+    assert adoption._early == {}
+
+
+def test_a_request_draws_the_same_wherever_it_is_computed():
+    assert drawn_seed("r", PROMPT) == drawn_seed("r", PROMPT)
+    assert len({drawn_seed("r", PROMPT), drawn_seed("q", PROMPT), drawn_seed("r", [1] * 6)}) == 3

@@ -1,0 +1,19 @@
+"""The benchmark runs and writes what it measured."""
+
+from __future__ import annotations
+
+import json
+
+from scripts import bench_sched
+
+
+def test_a_small_run(tmp_path, capsys):
+    path = tmp_path / "out.json"
+    assert bench_sched.main(["--quick", "--nodes", "16", "--json", str(path)]) == 0
+    rows = json.loads(path.read_bytes())["rows"]
+    named = {(row["case"], row["metric"]): row["ours"] for row in rows}
+    for part in ("match + shortlist p50", "match p99", "choose p50"):
+        assert named["decision, 16 nodes", part] > 0
+    assert named["accept, 16 nodes, 2,000 tokens", "requests"] > 0
+    assert named["keys of 12,000 tokens", "chain p50"] > 0
+    assert "decision, 16 nodes" in capsys.readouterr().out
