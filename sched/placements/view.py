@@ -146,14 +146,18 @@ class View:
         chosen = np.asarray(indices, dtype=np.intp)
         view = copy(self)
         view.__dict__ = {
-            name: value[chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
+            name: value[..., chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
         }
         view.nodes, view.ids = [self.nodes[i] for i in indices], [self.ids[i] for i in indices]
-        view._handover = {}
+        view._handover, view._fetch = {}, {}
         view.least_blocks = float(view.total_blocks.min(initial=np.inf))
-        for cached in ("fetch", "index"):
-            vars(view).pop(cached, None)
+        vars(view).pop("index", None)
         return view
+
+    def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
+        """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
+        self.work_until[i], self.waiting[i], self.queued_tokens[i] = until, waiting, tokens
+        self.open_at[i] = until if self.prefills[i] and waiting < self.max_waiting else np.inf
 
     def charge(self, now: float, node_id: str, seconds: float, tokens: int = 0) -> None:
         """So much prefill was just sent to this node; counts until the next view is built."""
