@@ -5,6 +5,7 @@
     python mooncake.py --role prefill --port 8000                  the first node of a cluster
     python mooncake.py --role decode  --port 8001 --join HOST:8000
     python mooncake.py --role store   --port 8002 --join HOST:8000
+    python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
     python mooncake.py explain REQUEST-ID [--url HOST:8000]        why a request went where it went, and how it did
 
@@ -33,8 +34,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
-from engine.checkpoint.model_source import ModelSource, describe
-from engine.config import Config
+from engine.checkpoint.model_source import ModelSource, describe, no_model
+from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
@@ -78,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         phases = Phases(BEGUN)
         phases.end("imports", time.monotonic())
-        source = describe(config.model, config.load_format, config.seed)
+        if config.model == NO_MODEL:
+            source = no_model(config.value_bytes, config.block_size)
+        else:
+            source = describe(config.model, config.load_format, config.seed)
         return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
@@ -92,7 +96,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)
-    stop = _stop_on_signals()
+    stop, hurry = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
         node = Node(config, source, http_socket, cluster, phases, draft)
@@ -105,6 +109,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             if not stop.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)
                 await stop.wait()
+                await _first(node.drain(), hurry.wait())
         finally:
             await node.stop()
     return 0 if node.engine is None or node.engine.lost is None else 1
@@ -121,11 +126,16 @@ async def _first(*works: Coroutine[Any, Any, Any]) -> None:
         task.result()
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first signal, and by the second one."""
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    def heard() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+        loop.add_signal_handler(number, heard)
+    return stop, hurry
 
 
 def _run(work: Any) -> int:

@@ -24,8 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""The payload's element types and the largest code of each."""
+from attention.quantize_torch import LARGEST
 
 WIDTH = 2048
 """Elements per turn of the loop."""

@@ -22,6 +22,9 @@ from cache.key_chain import chain
 
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+encodings = ("fp8", "int8")
+"""Types that blocks may have in the pool and on the wire only: one byte per element, a float32 scale per head."""
+
 BlockKey = bytes
 """16 bytes."""
 
@@ -38,7 +41,8 @@ class BlockGeometry:
     num_kv_heads: int
     head_size: int
     block_size: int  # tokens
-    dtype: str  # a key of type_bytes
+    dtype: str  # in the arena: a key of type_bytes
+    pool_dtype: str = ""  # in the pool: one of `encodings`; anything else = as in the arena
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -55,6 +59,19 @@ class BlockGeometry:
         return self.num_layers * self.layer_bytes
 
     @property
+    def encoded(self) -> bool:
+        """Blocks are converted between the arena and the pool."""
+        return self.pool_dtype in encodings
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of one block in the pool."""
+        if not self.encoded:
+            return self.block_bytes
+        heads = self.num_layers * 2 * self.num_kv_heads
+        return heads * (self.block_size * self.head_size + type_bytes["float32"])
+
+    @property
     def token_bytes(self) -> int:
         """KV bytes per token, all layers."""
         return self.block_bytes // self.block_size
@@ -64,6 +81,8 @@ def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
     """The root that all keys of a cluster descend from; nodes with another root cannot join."""
     g = geometry
     text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
+    if g.encoded:
+        text += f"|{g.pool_dtype}"
     return blake2b(text.encode(), digest_size=KEY_BYTES, person=b"mooncake-root").digest()
 
 

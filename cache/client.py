@@ -1,99 +1,175 @@
-"""Client: the asking half of the pooled store's messages (cache/share.py answers them).
+"""The pooled store for programs without an event loop.
 
-Every message has a deadline, every lease that was asked for is ended in words whatever happens, and a home that hangs
-costs one deadline and not one per request.
+    from cache.client import Store
+
+    with Store("127.0.0.1:8000") as store:        # the HTTP address of any node
+        store.put("objects/adapter", data)        # named bytes of any size
+        store.get("objects/adapter")              # None when it is missing
+        store.put(key, value)                     # 16-byte key, at most block_bytes bytes: KV blocks and the like
+        store.get_many([key, other])
+
+A missing value is None and never an error; what went wrong is an exception whose message says what to do. Every call
+may be made from any thread. The work is done by an event loop in a thread of its own (cache/store.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, TypeVar
 
-from cache.block import BlockKey
-from cache.share import Deadlines, join_keys
-from net.channel import Channel
-from net.errors import RemoteError, TransferError
+import uvloop
 
+from cache.arena import Buffer
+from cache.block import KEY_BYTES
+from cache.objects import PREFIX, Exists
+from cache.remote import Remote
+from cache.share import Deadlines
+from cache.store import GetResult, NoRoom, StoreError, Unreachable
+from net.memory import Region
 
-class Shunned(Exception):
-    """A home is passed over because it was too slow a moment ago."""
+__all__ = ["Exists", "NoRoom", "Store", "StoreError", "Unreachable"]
 
-
-HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
-
-
-@dataclass(slots=True)
-class Ticket:
-    """This side of a lease: its number, and whether the home may still have it."""
-
-    number: int
-    open: bool = True
-    bad: list[int] = field(default_factory=list)  # positions in the lease that did not match their checksums
+T = TypeVar("T")
+Key = bytes | str
+"""16 bytes, or a name that starts with 'objects/'."""
 
 
-class Client:
-    """Messages to homes over `channel`. Errors are the channel's, and Shunned."""
+class Store:
+    """`address`: HOST:PORT of any node. Raises ClusterError when nobody answers there."""
 
-    def __init__(self, channel: Channel, deadlines: Deadlines) -> None:
-        self._channel = channel
-        self._deadlines = deadlines
-        self._shunned: dict[str, float] = {}  # home -> until when
-        self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
-
-    def check(self, home: str) -> None:
-        """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
-        if asyncio.get_running_loop().time() < self._shunned.get(home, 0.0):
-            raise Shunned(f"{home} did not answer in time a moment ago")
-
-    async def count_leading(self, home: str, keys: Sequence[BlockKey]) -> int:
-        """Length of the leading run of `keys` that the home has."""
-        reply = await self._call(home, "store.has", {}, join_keys(keys), self._deadlines.lookup_s)
-        return int(reply["leading"])
-
-    @contextmanager
-    def ticket(self, home: str) -> Iterator[Ticket]:
-        """A lease to ask `home` for. Leaving ends it unless it is over by then; a home to which the connection is
-        lost knows by itself. The transfers under it must be over: their slots are reused at once."""
-        ticket = Ticket(next(self._numbers))
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        transports: Sequence[str] = ("shm", "tcp"),
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="store", daemon=True)
+        self._thread.start()
+        self._regions: list[Region] = []
+        self._closed = False
         try:
-            yield ticket
-        except ConnectionError:
-            ticket.open = False
+            self._remote = self._run(Remote.open(address, api_key=api_key, transports=transports, deadlines=deadlines))
+        except BaseException:
+            self._stop()
             raise
-        finally:
-            if ticket.open:
-                with suppress(ConnectionError):
-                    self._channel.post(home, "store.unpin", {"lease": ticket.number, "bad": ticket.bad})
+        self._store = self._remote.store
 
-    async def pin(self, home: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        """Ask to read the leading run of `keys`: slots, checksums, tiers, more, region, slot_bytes."""
-        return await self._lease(home, "store.pin", keys, ticket)
+    @property
+    def block_bytes(self) -> int:
+        """The longest value under a 16-byte key, and the size of a slot in an arena."""
+        return self._store.block_bytes
 
-    async def reserve(self, home: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes."""
-        return await self._lease(home, "store.reserve", keys, ticket)
+    # --- values and objects
 
-    async def commit(self, home: str, checksums: list[int], ticket: Ticket) -> int:
-        """All that was reserved is written; returns how many blocks that are."""
-        body = {"lease": ticket.number, "checksums": checksums}
-        reply = await self._call(home, "store.commit", body, b"", self._deadlines.control_s)
-        ticket.open = False
-        return int(reply["stored"])
+    def get(self, key: Key) -> bytes | bytearray | None:
+        """The value or object; None when it is missing."""
+        if isinstance(key, str):
+            return self._run(self._store.objects.get(key))
+        return self._run(self._store.get(_value_key(key)))
 
-    async def _lease(self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket) -> dict[str, Any]:
-        reply = await self._call(home, kind, {"lease": ticket.number}, join_keys(keys), self._deadlines.control_s)
-        ticket.open = bool(reply["region"])
-        return reply
+    def get_many(self, keys: Sequence[Key]) -> list[bytes | bytearray | None]:
+        """Values in batches, objects one after the other; None for each that is missing."""
+        names = [i for i, key in enumerate(keys) if isinstance(key, str)]
+        values = [(i, _value_key(key)) for i, key in enumerate(keys) if not isinstance(key, str)]
+        out: list[bytes | bytearray | None] = [None] * len(keys)
+        found = self._run(self._store.get_many([key for _, key in values])) if values else []
+        for (i, _), value in zip(values, found, strict=True):
+            out[i] = value
+        for i in names:
+            out[i] = self.get(keys[i])
+        return out
 
-    async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
-        try:
-            reply, _ = await self._channel.call(home, kind, body, [data], timeout_s)
-        except TimeoutError:
-            self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
-            raise
-        return reply
+    def put(self, key: Key, value: Buffer, *, replace: bool = False) -> bool:
+        """False when it was there. A value never changes: the first one stays. An object of other bytes is replaced
+        with `replace`, else Exists is raised. Raises NoRoom, Unreachable."""
+        if isinstance(key, str):
+            return self._run(self._store.objects.put(key, value, replace=replace))
+        return self._run(self._store.put(_value_key(key), value))
+
+    def put_many(self, items: Sequence[tuple[bytes, Buffer]]) -> list[bool]:
+        """Values only; per item whether it is new."""
+        return self._run(self._store.put_many([(_value_key(key), value) for key, value in items]))
+
+    def exists(self, key: Key) -> bool:
+        """Whether it is there now, an object as a whole."""
+        if isinstance(key, str):
+            return self._run(self._store.objects.exists(key))
+        return self._run(self._store.exists(_value_key(key)))
+
+    def exists_many(self, keys: Sequence[bytes]) -> list[bool]:
+        """Values only."""
+        return self._run(self._store.exists_many([_value_key(key) for key in keys]))
+
+    def remove(self, key: Key) -> bool:
+        """False when it was not there."""
+        if isinstance(key, str):
+            return self._run(self._store.objects.remove(key))
+        return self._run(self._store.remove(_value_key(key)))
+
+    def flush(self) -> None:
+        """Until what has been put so far is on SSD, at homes that have one."""
+        self._run(self._store.flush())
+
+    # --- arenas
+
+    def arena(self, name: str, nbytes: int) -> Region:
+        """Shared memory that blocks are got into and put from without a copy. It lives as long as this client."""
+        region = Region.shared(name, nbytes)
+        self._regions.append(region)
+        self._call(self._store.attach, region)
+        return region
+
+    def get_into(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> GetResult:
+        """The leading run of `keys`, block i to offsets[i] of `arena`."""
+        return self._run(self._store.get_into(keys, arena.name, offsets))
+
+    def put_from(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> int:
+        """Blocks of block_bytes from offsets[i] of `arena`; returns how many were not there before."""
+        return self._run(self._store.put_from(keys, arena.name, offsets))
+
+    # --- accounts and life
+
+    def stats(self) -> dict[str, Any]:
+        """`client`: counters of this client; `homes`: what each node says of its share, None when it does not."""
+        return {"client": self._store.stats(), "homes": self._run(self._store.stats_of_homes())}
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._run(self._remote.close())
+        self._stop()
+        for region in self._regions:
+            region.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        async def call() -> None:
+            function(*arguments)
+
+        self._run(call())
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _value_key(key: bytes) -> bytes:
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise ValueError(f"{key!r} is neither {KEY_BYTES} bytes nor a name that starts with {PREFIX}")
+    return key

@@ -1,18 +1,26 @@
-"""Homes of a block: rendezvous hashing, computed by everybody alike and never looked up. Pure.
+"""Homes of a block: weighted rendezvous hashing, computed by everybody alike and never looked up. Pure.
 
-Every member has a score for every key and the highest score wins (Thaler and Ravishankar, 1998). When a member
-comes or goes only the keys that it wins or won move: 1/n of them.
+Every member has a score for every key, and the best scores win (Thaler and Ravishankar, 1998). With a hash h of member
+and key, uniform in (0, 1), and the member's weight w, the score is -ln(h) / w, least first: a member wins a share of
+the keys in proportion to its weight (logarithmic method; Schindelhauer and Schomaker, 2005). When a member comes or
+goes only the keys that it wins or won move, w / sum(w) of them, and the order of the others stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from heapq import nlargest
+from heapq import nlargest, nsmallest
+from math import log
 
 from xxhash import xxh3_64_intdigest
 
 from cache.block import BlockKey
+
+Members = Mapping[str, int]
+"""Node id -> weight: the bytes of its share of the store. At least 1."""
+
+HASHES = float(1 << 64)
 
 
 @lru_cache(maxsize=4096)
@@ -20,22 +28,40 @@ def _seed(member: str) -> int:
     return xxh3_64_intdigest(member.encode())
 
 
-def _score(key: BlockKey, member: str) -> tuple[int, str]:
-    return xxh3_64_intdigest(key, _seed(member)), member  # the name breaks ties
+def equal_members(names: Iterable[str]) -> dict[str, int]:
+    """Members that have the same share."""
+    return dict.fromkeys(names, 1)
 
 
-def homes(key: BlockKey, members: Sequence[str], replicas: int = 1) -> list[str]:
-    """The `replicas` members that keep `key`, best first; fewer when there are fewer members."""
-    if replicas == 1:
-        return [max(members, key=lambda member: _score(key, member))] if members else []
-    return nlargest(replicas, members, key=lambda member: _score(key, member))
+def ranking(key: BlockKey, members: Members, count: int) -> list[str]:
+    """The `count` best members for `key`, best first; fewer when there are fewer members."""
+    weights = set(members.values())
+    if len(weights) < 2:  # the order of -ln(h) is that of h
+        hashes = [(xxh3_64_intdigest(key, _seed(name)), name) for name in members]
+        best = [max(hashes)] if count == 1 and hashes else nlargest(count, hashes)
+        return [name for _, name in best]
+    scores = [
+        (-log((xxh3_64_intdigest(key, _seed(name)) + 1) / HASHES) / weight, name) for name, weight in members.items()
+    ]
+    return [name for _, name in nsmallest(count, scores)]
 
 
-def by_home(keys: Sequence[BlockKey], members: Sequence[str]) -> dict[str, list[int]]:
+def homes(key: BlockKey, members: Members, replicas: int = 1) -> list[str]:
+    """The members that keep `key`, best first."""
+    return ranking(key, members, replicas)
+
+
+def by_home(keys: Sequence[BlockKey], members: Members) -> dict[str, list[int]]:
     """Positions in `keys`, ascending, grouped by the first home of their key. Empty without members."""
-    seeds = [(_seed(member), member) for member in members]
+    if len(members) == 1:
+        return {next(iter(members)): list(range(len(keys)))} if keys else {}
     groups: dict[str, list[int]] = {}
+    if len(set(members.values())) == 1:
+        seeds = [(_seed(name), name) for name in members]
+        for position, key in enumerate(keys):
+            _, home = max([(xxh3_64_intdigest(key, seed), name) for seed, name in seeds])
+            groups.setdefault(home, []).append(position)
+        return groups
     for position, key in enumerate(keys if members else ()):
-        _, home = max([(xxh3_64_intdigest(key, seed), member) for seed, member in seeds])
-        groups.setdefault(home, []).append(position)
+        groups.setdefault(ranking(key, members, 1)[0], []).append(position)
     return groups

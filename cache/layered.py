@@ -17,7 +17,7 @@ from typing import Any
 
 from cache.arena import checksum
 from cache.block import BlockKey
-from cache.client import HOME_ERRORS, Client, Ticket
+from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.share import Deadlines
 from net.memory import Region
 from net.transfer import Completion, Op, TransferEngine
@@ -40,7 +40,7 @@ class Lease:
 
 @asynccontextmanager
 async def pinned(
-    client: Client,
+    calls: Calls,
     transfer: TransferEngine,
     deadlines: Deadlines,
     keys: Sequence[BlockKey],
@@ -54,11 +54,11 @@ async def pinned(
         async def lease(home: str, positions: list[int]) -> list[Lease]:
             leases: list[Lease] = []
             try:
-                client.check(home)
+                calls.check(home)
                 for first in range(0, len(positions), window):
                     batch = positions[first : first + window]
-                    ticket = stack.enter_context(client.ticket(home))
-                    reply = await client.pin(home, [keys[position] for position in batch], ticket)
+                    ticket = stack.enter_context(calls.ticket(home))
+                    reply = await calls.pin(home, [keys[position] for position in batch], ticket)
                     if len(reply["slots"]) < len(batch):
                         break
                     leases.append(Lease(home, batch, reply, ticket))

@@ -1,37 +1,53 @@
-"""Eviction policies: in which order cached content goes. Pure and O(1) per call.
+"""What a pool or a tier asks of its eviction policy, and LRU, the default. Pure.
 
-A policy sees the life of every item (a slot of a pool, a key of the SSD tier):
+A policy sees the life of every item (a block key of a pool or of the SSD tier):
 
     added ──> [pinned <──> unpinned, touched] ──> removed
 
-`added` makes it evictable, `pinned` takes it out of reach while somebody uses it, `victim` names who goes next
-without removing it. A new policy is one class and one entry of `policies`.
+`added` makes it evictable, `touched` is a hit, `pinned` takes it out of reach while somebody uses it, `victim` names
+who goes next without removing it. The other policies and their table are in cache/policies/.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Protocol
 
 
-class EvictionPolicy(Protocol):
-    """What a pool or tier asks of its policy. Calls follow the life drawn above; any other order is undefined."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a block when it enters; policies use what they need. All blocks of a pool have one size, so
+    seconds per block rank as seconds per byte do."""
 
-    def added(self, item: Hashable) -> None:
+    position: int = 0  # in its prompt: 0 = the first block
+    cost_s: float = 1.0  # estimated time to compute it again, its predecessors being there; only ratios count
+    service_class: str = ""  # of the request that brought it
+
+
+PLAIN = Facts()
+"""Nothing is known."""
+
+
+class EvictionPolicy(Protocol):
+    """What a pool or tier asks of its policy. Calls follow the life drawn above; any other order is undefined.
+    Each is O(1) or O(log n), amortised."""
+
+    def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
         """New content, evictable from now on."""
 
     def touched(self, item: Hashable) -> None:
         """A hit on content that stays where it is; pinned or not."""
 
     def pinned(self, item: Hashable) -> None:
-        """In use: no victim until `unpinned`."""
+        """In use: no victim until `unpinned`. Not a hit by itself: transfers pin, too."""
 
     def unpinned(self, item: Hashable) -> None:
         """No longer in use: evictable again."""
 
     def removed(self, item: Hashable) -> None:
-        """Content is gone, whether it was pinned or not."""
+        """Content is gone, whether it was pinned or not, and whether it was the victim or not."""
 
     def victim(self) -> Hashable:
         """The evictable item that should go next. Raises LookupError when nothing is evictable."""
@@ -46,7 +62,7 @@ class LRU:
     def __init__(self) -> None:
         self._evictable: OrderedDict[Hashable, None] = OrderedDict()  # oldest first
 
-    def added(self, item: Hashable) -> None:
+    def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
         self._evictable[item] = None
 
     def touched(self, item: Hashable) -> None:
@@ -69,48 +85,3 @@ class LRU:
 
     def __len__(self) -> int:
         return len(self._evictable)
-
-
-class FIFO:
-    """Oldest content first, however often it was used."""
-
-    def __init__(self) -> None:
-        self._queue: OrderedDict[Hashable, None] = OrderedDict()  # oldest first; may hold pinned items
-        self._pinned: set[Hashable] = set()
-        self._passed: set[Hashable] = set()  # pinned items that `victim` met and took out of the queue
-
-    def added(self, item: Hashable) -> None:
-        self._queue[item] = None
-
-    def touched(self, item: Hashable) -> None:
-        pass
-
-    def pinned(self, item: Hashable) -> None:
-        self._pinned.add(item)
-
-    def unpinned(self, item: Hashable) -> None:
-        self._pinned.remove(item)
-        if item in self._passed:  # it was older than all that is left in the queue
-            self._passed.remove(item)
-            self._queue[item] = None
-            self._queue.move_to_end(item, last=False)
-
-    def removed(self, item: Hashable) -> None:
-        self._queue.pop(item, None)
-        self._pinned.discard(item)
-        self._passed.discard(item)
-
-    def victim(self) -> Hashable:
-        while self._queue:
-            item = next(iter(self._queue))
-            if item not in self._pinned:
-                return item
-            del self._queue[item]
-            self._passed.add(item)
-        raise LookupError("nothing is evictable")
-
-    def __len__(self) -> int:
-        return len(self._queue) + len(self._passed) - len(self._pinned)
-
-
-policies: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRU, "fifo": FIFO}

@@ -14,10 +14,11 @@ and is evicted when room is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from cache.block import BlockKey
-from cache.policy import LRU, EvictionPolicy
+from cache.policy import LRU, PLAIN, EvictionPolicy, Facts
 from cache.prefix import PrefixIndex
 
 
@@ -29,8 +30,17 @@ class IntegrityError(Exception):
     """The pool's books disagree: a bug."""
 
 
+@dataclass(slots=True)
+class Newcomer:
+    """A named block in its first use. The policy hears of it at the end of that, when it becomes evictable: then the
+    last block of a prompt comes first, and no policy takes a prefix from under its continuation."""
+
+    facts: Facts
+    hits: int = 0
+
+
 class BlockPool:
-    """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block.
+    """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block, or as fast as the policy.
 
     `on_evict(key, block_id)` is called while the content is still whole, before the block is handed out again.
     """
@@ -47,7 +57,8 @@ class BlockPool:
         self._transfer_refs = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
         self._index = PrefixIndex()
-        self._policy: EvictionPolicy = LRU() if policy is None else policy
+        self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
+        self._newcomers: dict[BlockKey, Newcomer] = {}
         self._on_evict = on_evict
 
     # --- room
@@ -70,20 +81,34 @@ class BlockPool:
         return block_ids
 
     def _evict(self) -> None:
-        block_id = cast(int, self._policy.victim())
-        key = self._index.key_of(block_id)
-        if key is None:
-            raise IntegrityError(f"block {block_id} is evictable but has no key")
+        key = cast(BlockKey, self._policy.victim())
+        block_id = self._index.block_of(key)
+        if block_id is None:
+            raise IntegrityError(f"key {key.hex()} is evictable but has no block")
         if self._on_evict is not None:
             self._on_evict(key, block_id)
         self.num_evictions += 1
         self.forget(key)
 
+    def next_victim(self) -> BlockKey | None:
+        """The key that the next allocation of one block would evict; None when it would evict none, or fail."""
+        return None if self._free or not len(self._policy) else cast(BlockKey, self._policy.victim())
+
     # --- references
 
-    def acquire(self, block_ids: Iterable[int]) -> None:
-        """One more request reference on each: they must be held already or cached (found by `match`)."""
+    def acquire(self, block_ids: Sequence[int]) -> None:
+        """A hit: one more request reference on each; they must be held already or cached (found by `match`)."""
         self._take(self._request_refs, block_ids)
+        self.touch(block_ids)
+
+    def touch(self, block_ids: Sequence[int]) -> None:
+        """A hit that takes no reference."""
+        for block_id in reversed(block_ids):
+            key = self._index.key_of(block_id)
+            if key in self._newcomers:
+                self._newcomers[key].hits += 1
+            elif key is not None:
+                self._policy.touched(key)
 
     def release(self, block_ids: Sequence[int]) -> None:
         """One request reference less on each. The last block of a prefix becomes evictable first, so that what is
@@ -101,9 +126,10 @@ class BlockPool:
     def _take(self, refs: list[int], block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             if not self._held(block_id):
-                if self._index.key_of(block_id) is None:
+                key = self._index.key_of(block_id)
+                if key is None:
                     raise ValueError(f"block {block_id} is free: allocate it first")
-                self._policy.pinned(block_id)
+                self._policy.pinned(key)
             refs[block_id] += 1
 
     def _give(self, refs: list[int], block_ids: Iterable[int]) -> None:
@@ -113,27 +139,31 @@ class BlockPool:
             refs[block_id] -= 1
             if self._held(block_id):
                 continue
-            if self._index.key_of(block_id) is None:
+            key = self._index.key_of(block_id)
+            if key is None:
                 self._free.append(block_id)
+            elif (newcomer := self._newcomers.pop(key, None)) is not None:
+                self._policy.added(key, newcomer.facts)
+                for _ in range(newcomer.hits):
+                    self._policy.touched(key)
             else:
-                self._policy.unpinned(block_id)
+                self._policy.unpinned(key)
 
     def _held(self, block_id: int) -> bool:
         return self._request_refs[block_id] > 0 or self._transfer_refs[block_id] > 0
 
     # --- content
 
-    def name(self, block_id: int, key: BlockKey) -> bool:
+    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN) -> bool:
         """The content of the held block is complete and known as `key` from now on. False when another block
-        already has that key: this one stays unnamed and goes free at its last reference."""
+        already has that key: this one stays unnamed and goes free at its last reference. `facts` are for the policy."""
         if not self._held(block_id):
             raise ValueError(f"block {block_id} is not held: its content is nobody's to name")
         known = self._index.block_of(key)
         if known is not None:
             return known == block_id
         self._index.add(key, block_id)
-        self._policy.added(block_id)
-        self._policy.pinned(block_id)
+        self._newcomers[key] = Newcomer(facts)
         return True
 
     def forget(self, key: BlockKey) -> bool:
@@ -142,7 +172,8 @@ class BlockPool:
         if block_id is None:
             return False
         self._index.remove(block_id)
-        self._policy.removed(block_id)
+        if self._newcomers.pop(key, None) is None:
+            self._policy.removed(key)
         if not self._held(block_id):
             self._free.append(block_id)
         return True
@@ -153,6 +184,10 @@ class BlockPool:
 
     def lookup(self, key: BlockKey) -> int | None:
         return self._index.block_of(key)
+
+    def keys(self) -> list[BlockKey]:
+        """Of all content that has one, in use or not."""
+        return [key for key, _ in self._index.pairs()]
 
     def key_of(self, block_id: int) -> BlockKey | None:
         return self._index.key_of(block_id)

@@ -1,8 +1,12 @@
 """Store: the pooled store over the DRAM and SSD of all nodes, as one node uses it.
 
 Where a block lives is computed (cache/homes.py), so a lookup is one message per home and a get goes straight to the
-homes, all at once. There is no master and no directory to be stale. Whatever goes wrong with a home, its blocks
-are misses; what is returned has been checked against its checksum.
+homes, all at once. There is no master and no directory to be stale. A home that fails within a call is replaced by
+the next replica within that call (cache/routing.py); a block that nobody has is missing, and what is returned has been
+checked against its checksum.
+
+Two ways in and out: blocks of whole prefixes between the pool and arenas (`get_into`, `put_from`), which are not copied
+on the way, and single values as bytes (`get`, `put` and their batch forms), which pass through a staging area.
 
 Calls write into or read from the caller's memory until they are over. A cancelled call ends its transfers, which may
 take a moment, before it raises CancelledError: then the memory is the caller's again.
@@ -13,30 +17,48 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache.arena import checksum
+from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.client import HOME_ERRORS, Client, Shunned, Ticket
-from cache.homes import by_home
+from cache.calls import HOME_ERRORS, Calls, Shunned
+from cache.homes import Members, by_home
+from cache.job import MESSAGE_BLOCK_BYTES, Job
+from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
-from cache.share import PRESENT, Deadlines, Share
+from cache.objects import Objects
+from cache.policy import Facts
+from cache.reader import Reader
+from cache.routing import Router
+from cache.share import Deadlines, Share
+from cache.staging import Staging
 from cache.tiers import LocalStore
+from cache.writer import Writer
 from net.channel import Channel
-from net.errors import RemoteError
 from net.memory import Region
-from net.transfer import Op, TransferEngine
+from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
 LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
-INLINE_BYTES = 512 << 10  # more than this is checksummed off the event loop
 GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
 PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
+
+
+class StoreError(Exception):
+    """A value could not be stored; the message says why."""
+
+
+class NoRoom(StoreError):
+    """Every home that could have taken it is full of blocks in use or not yet written to SSD."""
+
+
+class Unreachable(StoreError):
+    """No home that could have taken it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +72,11 @@ class GetResult:
     tiers: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Job:
-    """One get or put: block i is keys[i], at offsets[i] of the caller's region."""
-
-    keys: Sequence[BlockKey]
-    region: Region
-    offsets: Sequence[int]
-    arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
-    stored: int = 0
-
-
 class Store:
-    """The pool, from `node_id`. `members()` names the nodes alive that have a share. Registers the local arena with
-    `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a client.
+    """The pool, from `node_id`. `members()` are the nodes alive that have a share, with its bytes. Registers the local
+    arena with `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a
+    client. `replicas`: copies of every block; `repair_limit`: bytes per second for moving blocks to where they belong,
+    0 = as fast as it goes; blocks of at most `message_block_bytes` travel in the messages themselves.
     """
 
     def __init__(
@@ -72,143 +85,212 @@ class Store:
         channel: Channel,
         transfer: TransferEngine,
         local: LocalStore | None,
-        members: Callable[[], Sequence[str]],
+        members: Callable[[], Members],
         *,
         block_bytes: int,
         deadlines: Deadlines | None = None,
+        replicas: int = 1,
+        repair_limit: float = 0.0,
+        message_block_bytes: int = MESSAGE_BLOCK_BYTES,
     ) -> None:
         self.node_id = node_id
         self.local = local
         self.block_bytes = block_bytes
+        self.objects = Objects(self)
+        self._in_messages = block_bytes <= message_block_bytes
         self._transfer = transfer
         self._members = members
         self._deadlines = deadlines or Deadlines()
         self._regions: dict[str, Region] = {}
-        self._counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "home_failures"), 0))
+        self._counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "removed", "home_failures"), 0))
         self._window = max(1, WINDOW_BYTES // block_bytes)
         self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
-        self._client = Client(channel, self._deadlines)
-        if local is not None and local.arena is not None:
+        self._calls = calls = Calls(channel, self._deadlines)
+        self.router = Router(node_id, replicas)
+        self._reader = Reader(calls, transfer, self.router, self._deadlines, self._counts, self._failed)
+        self._writer = Writer(calls, transfer, self.router, self._deadlines, self._failed)
+        self._staging = Staging(block_bytes)
+        self._staged = False
+        self._keeper: Keeper | None = None
+        if self._share is not None:
+            channel.handle("store.stats", self._stats)
+        if local is not None and self._share is not None and local.arena is not None:
             self.attach(local.arena.region)
+            self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, repair_limit)
 
     def attach(self, region: Region) -> None:
         """Blocks may be got into and put from `region` from now on."""
         self._regions[region.name] = region
         self._transfer.register(region)
 
-    # --- lookup
-
-    async def lookup(self, keys: Sequence[BlockKey]) -> int:
-        """Length of the leading run of `keys` that the pool has now; a home that does not answer has nothing."""
-        groups = self._by_home(keys)
-        if not groups:
-            return 0
-        ends = await asyncio.gather(*(self._first_missing(keys, home, group) for home, group in groups.items()))
-        return min(ends)
-
-    async def _first_missing(self, keys: Sequence[BlockKey], home: str, positions: list[int]) -> int:
-        try:
-            self._client.check(home)
-            leading = await self._client.count_leading(home, [keys[position] for position in positions])
-        except HOME_ERRORS as error:
-            self._failed(home, error)
-            return positions[0]
-        return positions[leading] if leading < len(positions) else len(keys)
-
-    # --- get
-
-    async def get(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> GetResult:
-        """Fetch the leading run of `keys` that can be had, block i to offsets[i] of `region`. What lies there for
-        blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
-        job = self._job(keys, region, offsets)
-        await self._each_home(job, self._fetch)
-        run = next((i for i in range(len(keys)) if i not in job.arrived), len(keys))
-        came = [job.arrived[i] for i in range(run)]
-        self._counts.update(gets=1, get_blocks=run, get_bytes=run * self.block_bytes, get_misses=len(keys) - run)
-        sources, transports, tiers = (dict(Counter(origin[part] for origin in came)) for part in range(3))
-        return GetResult(run, run * self.block_bytes, sources, transports, tiers)
-
-    async def _fetch(self, job: Job, home: str, positions: list[int]) -> None:
-        while positions:
-            batch = positions[: self._window]
-            with self._client.ticket(home) as ticket:
-                reply = await self._client.pin(home, [job.keys[position] for position in batch], ticket)
-                pinned = len(reply["slots"])
-                if not pinned or not await self._read(job, home, batch[:pinned], reply, ticket):
-                    return
-            if pinned < len(batch) and not reply["more"]:
-                return
-            positions = positions[pinned:]
-
-    async def _read(self, job: Job, home: str, positions: list[int], reply: dict[str, Any], ticket: Ticket) -> bool:
-        """Transfer what was pinned and check it; False when a block was damaged."""
-        spans = self._spans(job, positions, reply["slots"], reply["slot_bytes"])
-        done = await self._transfer.submit(
-            home, Op.READ, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
-        )
-        sums = await self._checksums(job, positions)
-        for i, position in enumerate(positions):
-            if sums[i] == reply["checksums"][i]:
-                job.arrived[position] = (home, done.transport, reply["tiers"][i])
-            else:
-                ticket.bad.append(i)
-        if ticket.bad:
-            self._counts["corrupt"] += len(ticket.bad)
-            log.warning("%d blocks from %s did not match their checksums: dropped", len(ticket.bad), home)
-        return not ticket.bad
-
-    @asynccontextmanager
-    async def pinned(self, keys: Sequence[BlockKey]) -> AsyncIterator[PinnedBlocks | None]:
-        """All of `keys` kept at their homes while this is open, to be read part by part (cache/layered.py). None when
-        they cannot be had all at once: then `get`."""
-        homes = self._by_home(keys)
-        if not homes or len(keys) > LAYERED_BYTES // self.block_bytes:
-            yield None
-            return
-        async with pinned(self._client, self._transfer, self._deadlines, keys, homes, self._window) as blocks:
-            yield blocks
-
     def region(self, name: str) -> Region:
         """What was attached under that name. Raises KeyError."""
         return self._regions[name]
 
-    # --- put
+    @property
+    def keeper(self) -> Keeper | None:
+        """What keeps blocks where they belong; `start` it once this node has joined. None without a share."""
+        return self._keeper
 
-    async def put(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> int:
-        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A home that has no room or does not answer is passed over. Raises ValueError for offsets outside
-        the region."""
+    # --- lookup
+
+    async def lookup(self, keys: Sequence[BlockKey]) -> int:
+        """Length of the leading run of `keys` that the pool has now; a home that does not answer has nothing."""
+        self._route()
+        have = await self._reader.which(keys, leading=True)
+        return next((i for i in range(len(keys)) if i not in have), len(keys))
+
+    async def exists(self, key: BlockKey) -> bool:
+        """Whether the pool has it now."""
+        return (await self.exists_many([key]))[0]
+
+    async def exists_many(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """The same for each of `keys`, with one message per home."""
+        self._route()
+        have = await self._reader.which(keys, leading=False)
+        return [i in have for i in range(len(keys))]
+
+    # --- blocks between the pool and arenas
+
+    async def get_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> GetResult:
+        """Fetch the leading run of `keys` that can be had, block i to offsets[i] of `region`. What lies there for
+        blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
         job = self._job(keys, region, offsets)
-        await self._each_home(job, self._publish)
-        self._counts.update(puts=1, put_blocks=job.stored, put_bytes=job.stored * self.block_bytes)
-        return job.stored
+        await self._reader.fetch(job, self._window, leading=True)
+        return self._result(job)
 
-    async def _publish(self, job: Job, home: str, positions: list[int]) -> None:
-        while positions:
-            batch = positions[: self._window]
-            with self._client.ticket(home) as ticket:
-                reply = await self._client.reserve(home, [job.keys[position] for position in batch], ticket)
-                answers = reply["slots"]
-                granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
-                if granted:
-                    await self._write(job, home, [p for p, _ in granted], [slot for _, slot in granted], reply, ticket)
-            if not answers:
-                self._counts["put_no_room"] += len(positions)
+    async def stream_into(
+        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]
+    ) -> AsyncIterator[GetResult]:
+        """The same for a long prefix, window by window: each result is for the blocks behind those of the one before,
+        which are whole. It ends with the prefix or with a result that is shorter than its window."""
+        self._job(keys, region, offsets)
+        step = self._window * max(1, len(self._members()))
+        for first in range(0, len(keys), step):
+            part = slice(first, first + step)
+            result = await self.get_into(keys[part], region, offsets[part])
+            yield result
+            if result.blocks < len(keys[part]):
                 return
-            positions = positions[len(answers) :]
 
-    async def _write(
-        self, job: Job, home: str, positions: list[int], slots: list[int], reply: dict[str, Any], ticket: Ticket
-    ) -> None:
-        spans = self._spans(job, positions, slots, reply["slot_bytes"])
-        sums = await self._checksums(job, positions)
-        await self._transfer.submit(
-            home, Op.WRITE, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
-        )
-        stored = await self._client.commit(home, sums, ticket)
-        job.stored += stored  # after the await: homes add to it in any order
+    @asynccontextmanager
+    async def pinned(self, keys: Sequence[BlockKey]) -> AsyncIterator[PinnedBlocks | None]:
+        """All of `keys` kept at their homes while this is open, to be read part by part (cache/layered.py). None when
+        they cannot be had all at once: then `get_into`."""
+        homes = by_home(keys, self._route())
+        if not homes or len(keys) > LAYERED_BYTES // self.block_bytes:
+            yield None
+            return
+        async with pinned(self._calls, self._transfer, self._deadlines, keys, homes, self._window) as blocks:
+            yield blocks
+
+    async def put_from(
+        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int], facts: Sequence[Facts] = ()
+    ) -> int:
+        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
+        before. A block that no home takes is passed over. With `facts`, one per block, homes may refuse a block for
+        others that they have (--cache-admission). Raises ValueError for offsets outside the region."""
+        if facts and len(facts) != len(keys):
+            raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
+        job = self._job(keys, region, offsets)
+        job.facts = facts
+        return len((await self._put(job)).stored)
+
+    # --- values as bytes
+
+    @property
+    def values_at_once(self) -> int:
+        """Values that one batch moves together; longer batches are cut."""
+        return max(1, self._staging.num_slots // 2)
+
+    async def get(self, key: BlockKey) -> bytes | None:
+        """The value, None when it is missing. An empty value cannot be stored, so b'' is never returned."""
+        return (await self.get_many([key]))[0]
+
+    async def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
+        """Each value or None, in order."""
+        out: list[bytes | None] = []
+        for first in range(0, len(keys), self.values_at_once):
+            batch = keys[first : first + self.values_at_once]
+            async with self._staging.slots(len(batch)) as offsets:
+                job = self._job(batch, self._stage(), offsets)
+                await self._reader.fetch(job, self._window, leading=False)
+                self._result(job)
+                out += [self._value(job, i) if i in job.arrived else None for i in range(len(batch))]
+        return out
+
+    def _value(self, job: Job, position: int) -> bytes:
+        start = job.offsets[position]
+        return bytes(job.region.memory[start : start + job.length(position)])
+
+    async def put(self, key: BlockKey, value: Buffer) -> bool:
+        """Store 1 to block_bytes bytes; False when the key was there (values never change: the first one stays).
+        Raises ValueError for another length, NoRoom, Unreachable."""
+        return (await self.put_many([(key, value)]))[0]
+
+    async def put_many(self, items: Sequence[tuple[BlockKey, Buffer]]) -> list[bool]:
+        """Per item whether it is new. When this raises, some of the items may have been stored."""
+        if wrong := [len(value) for _, value in items if not 0 < len(value) <= self.block_bytes]:
+            raise ValueError(f"a value has 1 to {self.block_bytes} bytes, not {wrong[0]}: larger ones go to objects/")
+        out: list[bool] = []
+        for first in range(0, len(items), self.values_at_once):
+            batch = items[first : first + self.values_at_once]
+            async with self._staging.slots(len(batch)) as offsets:
+                job = self._job([key for key, _ in batch], self._stage(), offsets)
+                for i, (_, value) in enumerate(batch):
+                    job.region.memory[offsets[i] : offsets[i] + len(value)] = value
+                    job.lengths[i] = len(value)
+                await self._put(job)
+                self._all_taken(job)
+                out += [i in job.stored for i in range(len(batch))]
+        return out
+
+    def _all_taken(self, job: Job) -> None:
+        lost = set(range(len(job.keys))) - job.stored - job.present
+        if not lost:
+            return
+        if lost & job.refused:
+            raise NoRoom(f"{len(lost)} of {len(job.keys)} values found no room in the pool: see --dram-bytes")
+        raise Unreachable(f"no home of {len(lost)} of {len(job.keys)} values answers")
+
+    async def remove(self, key: BlockKey) -> bool:
+        """False when nobody had it."""
+        return await self.remove_many([key]) > 0
+
+    async def remove_many(self, keys: Sequence[BlockKey]) -> int:
+        """Nobody finds `keys` any more, wherever they were; returns how many copies that were. A node that is not
+        reached keeps its copies."""
+        counts = await asyncio.gather(*(self._ask(home, self._calls.remove(home, keys)) for home in self._route()))
+        removed = sum(count or 0 for count in counts)
+        self._counts["removed"] += removed
+        return removed
+
+    async def flush(self) -> None:
+        """Until what has been acknowledged so far is on SSD, at every home that has one and answers."""
+        await asyncio.gather(*(self._ask(home, self._calls.flush(home)) for home in self._route()))
+
+    async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
+        """What every home says of its share: tiers, share, repair; None for one that does not answer."""
+        names = list(self._route())
+        return dict(zip(names, await asyncio.gather(*(self._ask(n, self._calls.stats(n)) for n in names)), strict=True))
 
     # --- both
+
+    async def _put(self, job: Job) -> Job:
+        await self._writer.publish(job, self._window)
+        job.stored -= job.present
+        nbytes = sum(map(job.length, job.stored)) if job.lengths else len(job.stored) * self.block_bytes
+        self._counts.update(puts=1, put_blocks=len(job.stored), put_bytes=nbytes, put_no_room=len(job.refused))
+        return job
+
+    def _result(self, job: Job) -> GetResult:
+        count = len(job.keys)
+        run = next((i for i in range(count) if i not in job.arrived), count)
+        nbytes = job.nbytes(range(run))
+        self._counts.update(gets=1, get_blocks=run, get_bytes=nbytes, get_misses=count - len(job.arrived))
+        came = [job.arrived[i] for i in range(run)]
+        sources, transports, tiers = (dict(Counter(origin[part] for origin in came)) for part in range(3))
+        return GetResult(run, nbytes, sources, transports, tiers)
 
     def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> Job:
         if region not in self._regions:
@@ -218,44 +300,33 @@ class Store:
         last = self._regions[region].nbytes - self.block_bytes
         if outside := [offset for offset in offsets if not 0 <= offset <= last]:
             raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
-        return Job(keys, self._regions[region], offsets)
+        self._route()
+        return Job(keys, self._regions[region], offsets, self.block_bytes, in_messages=self._in_messages)
 
-    def _by_home(self, keys: Sequence[BlockKey]) -> dict[str, list[int]]:
-        members = [m for m in self._members() if self.local is not None or m != self.node_id]
-        return by_home(keys, members)
+    def _stage(self) -> str:
+        if not self._staged:
+            self.attach(self._staging.region())
+            self._staged = True
+        return self._staging.region().name
 
-    async def _each_home(self, job: Job, work: Callable[[Job, str, list[int]], Coroutine[Any, Any, None]]) -> None:
-        async def guarded(home: str, positions: list[int]) -> None:
-            try:
-                self._client.check(home)
-                await work(job, home, positions)
-            except HOME_ERRORS as error:
-                self._failed(home, error)
+    def _route(self) -> Members:
+        """The members as of now, for the router too. A node without a share is no home of anything."""
+        members = self._members()
+        if self.local is None and self.node_id in members:
+            members = {name: weight for name, weight in members.items() if name != self.node_id}
+        self.router.update(asyncio.get_running_loop().time(), members)
+        return self.router.members
 
-        groups = self._by_home(job.keys).items()
-        ends = await asyncio.gather(*(guarded(home, group) for home, group in groups), return_exceptions=True)
-        for end in ends:  # only now, when no home's transfer is under way any more
-            if end is not None:
-                raise end
+    async def _ask(self, home: str, question: Any) -> Any:
+        try:
+            return await question
+        except HOME_ERRORS as error:
+            self._failed(home, error)
+            return None
 
     def _failed(self, home: str, error: Exception) -> None:
         self._counts["home_failures"] += 1
         log.log(logging.DEBUG if isinstance(error, Shunned) else logging.INFO, "home %s: %r", home, error)
-
-    def _spans(self, job: Job, positions: list[int], slots: list[int], slot_bytes: int) -> list[tuple[int, int, int]]:
-        if slot_bytes != self.block_bytes:
-            raise RemoteError(f"the home has blocks of {slot_bytes} bytes, ours have {self.block_bytes}", "layout")
-        pairs = zip(positions, slots, strict=True)
-        return [(job.offsets[position], slot * slot_bytes, slot_bytes) for position, slot in pairs]
-
-    async def _checksums(self, job: Job, positions: list[int]) -> list[int]:
-        """Of the blocks as they lie in the caller's region."""
-
-        def sums() -> list[int]:
-            starts = [job.offsets[position] for position in positions]
-            return [checksum(job.region.memory[start : start + self.block_bytes]) for start in starts]
-
-        return sums() if len(positions) * self.block_bytes <= INLINE_BYTES else await asyncio.to_thread(sums)
 
     # --- accounts and life
 
@@ -264,10 +335,18 @@ class Store:
         own: dict[str, Any] = dict(self._counts)
         if self._share is not None and self.local is not None:
             own |= {"share": self._share.stats(), "tiers": self.local.stats()}
+        if self._keeper is not None:
+            own["repair"] = self._keeper.stats()
         return own
+
+    async def _stats(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return self.stats()
 
     async def close(self) -> None:
         """Give leases back, then close the local store. Close transfer engine and channel first."""
+        if self._keeper is not None:
+            await self._keeper.close()
         if self._share is not None and self.local is not None:
             await self._share.close()
             await self.local.close()
+        self._staging.close()

@@ -6,7 +6,8 @@ SSD has room. The SSD tier is inclusive: a block found only there is promoted in
 keep its copy below from aging.
 
 Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so eviction can't touch
-it. All LMDB work runs in one executor thread, in order; the event loop never waits for the disk.
+it. One thread writes to LMDB and deletes there, in order; reads have threads of their own; the event loop never waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -14,16 +15,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from cache.admission import Admission, Always
 from cache.arena import Arena, checksum
 from cache.block import BlockKey
-from cache.policy import EvictionPolicy
+from cache.policy import PLAIN, EvictionPolicy, Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.ssd import SsdTier
 
 T = TypeVar("T")
+
+READERS = 2  # threads: more do not read faster from one disk
+BATCH_BYTES = 16 << 20  # written to SSD between two looks at who waits for room
 
 
 class NoSpace(Exception):
@@ -36,6 +43,7 @@ class Pin(NamedTuple):
     slot: int
     checksum: int
     tier: str  # where it was found: dram or ssd
+    nbytes: int = -1  # of the slot that the block takes
 
 
 @dataclass(slots=True)
@@ -50,20 +58,31 @@ class LocalStore:
     """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region.
     Lives on one event loop. Raises ValueError when an SSD tier has no DRAM to be read through."""
 
-    def __init__(self, arena: Arena | None, ssd: SsdTier | None, policy: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena | None,
+        ssd: SsdTier | None,
+        policy: EvictionPolicy | None = None,
+        admission: Admission | None = None,
+    ) -> None:
         if ssd is not None and (arena is None or arena.slot_bytes != ssd.slot_bytes):
             raise ValueError("an SSD tier is read through DRAM slots of its block size: give --dram-bytes")
         self.arena = arena
         self.ssd = ssd
         num_slots = arena.num_slots if arena is not None else 0
         self._pool = BlockPool(num_slots, policy)
+        self._admission: Admission = Always() if admission is None else admission
         self._checksums = [0] * num_slots
-        self._reserved: dict[int, BlockKey] = {}
-        self._incoming: set[BlockKey] = set()  # the values of _reserved
+        self._lengths = [0] * num_slots  # bytes of each slot that its block takes
+        self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
+        self._incoming: set[BlockKey] = set()  # the keys in _reserved
         self._promotions: dict[BlockKey, Promotion] = {}
-        self._writes: set[asyncio.Task[None]] = set()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiers")
-        self._counts = dict.fromkeys(("hits", "misses", "writes", "corrupt"), 0)
+        self._queue: list[tuple[BlockKey, int]] = []  # (key, slot) to be written to SSD, each held
+        self._writing: asyncio.Task[None] | None = None
+        self._written = asyncio.Event()  # set, and a new one made, after each batch
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
+        self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
 
     # --- what is here
 
@@ -82,48 +101,75 @@ class LocalStore:
                 return count
         return len(keys)
 
+    def keys(self) -> list[BlockKey]:
+        """All blocks here, from any tier, each once."""
+        above = self._pool.keys()
+        if self.ssd is None:
+            return above
+        known = set(above)
+        return above + [key for key in self.ssd.all_keys() if key not in known]
+
     # --- reading
 
     async def pin(self, keys: Sequence[BlockKey]) -> list[Pin]:
         """The leading run of `keys` that is here, each block with one transfer reference. It ends at a block that is
         missing or damaged, or for which no slot is free to promote it into."""
+        pins = await self.pin_each(keys, leading=True)
+        return [pin for pin in pins if pin is not None]
+
+    async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
+        """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
+        the next one into. With `leading` it ends before the first that would be None."""
         hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
-        self._pool.hold(hits)  # and at once back: now they are the youngest, so promotions evict others first
-        self._pool.unhold(hits)
-        pins: list[Pin] = []
+        self._pool.touch(hits)  # all before the first promotion, which should evict others
+        pins: list[Pin | None] = []
         promotions: dict[int, asyncio.Task[bool]] = {}
+        misses = 0
         for key in keys:
             slot, tier = self._pool.lookup(key), "dram"
             if slot is None:
                 promotion = self._promote(key)
                 if promotion is None:
-                    break
+                    misses += 1
+                    if leading or self.contains(key) is not None:
+                        break
+                    pins.append(None)
+                    continue
                 slot, tier = promotion.slot, "ssd"
                 promotions[len(pins)] = promotion.task
             elif self.ssd is not None:
                 self.ssd.touch(key)
             self._pool.hold([slot])
-            pins.append(Pin(slot, self._checksums[slot], tier))
-        self._counts["hits"] += len(pins) - len(promotions)
-        self._counts["misses"] += len(promotions) + (len(pins) < len(keys))
-        return await self._arrived(pins, promotions)
+            self._admission.wanted(key)
+            pins.append(Pin(slot, self._checksums[slot], tier, self._lengths[slot]))
+        self._counts["hits"] += sum(pin is not None for pin in pins) - len(promotions)
+        self._counts["misses"] += len(promotions) + misses
+        return await self._arrived(pins, promotions, leading) if promotions else pins
 
-    async def _arrived(self, pins: list[Pin], promotions: dict[int, asyncio.Task[bool]]) -> list[Pin]:
-        """`pins` once their promotions (by position) are over, cut before the first that failed."""
+    async def _arrived(
+        self, pins: list[Pin | None], promotions: dict[int, asyncio.Task[bool]], leading: bool
+    ) -> list[Pin | None]:
+        """`pins` once their promotions (by position) are over; those that failed are None, or end the run."""
         run = len(pins)
         try:
-            if promotions:
-                await asyncio.wait(promotions.values())
+            await asyncio.wait(promotions.values())
             for position in sorted(promotions):
-                if not promotions[position].result():
+                pin = pins[position]
+                assert pin is not None
+                if promotions[position].result():
+                    slot = pin.slot
+                    pins[position] = Pin(slot, self._checksums[slot], pin.tier, self._lengths[slot])
+                elif leading:
                     run = position
                     break
-                pins[position] = pins[position]._replace(checksum=self._checksums[pins[position].slot])
+                else:
+                    pins[position] = None
+                    self.unpin([pin.slot])
         except BaseException:  # the caller gave up: it gets no pins to give back
             run = 0
             raise
         finally:
-            self.unpin([pin.slot for pin in pins[run:]])
+            self.unpin([pin.slot for pin in pins[run:] if pin is not None])
         return pins[:run]
 
     def unpin(self, slots: Sequence[int]) -> None:
@@ -146,10 +192,10 @@ class LocalStore:
 
     async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
         try:
-            found = await self._blocking(lambda: ssd.get(key, memory))
+            found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
             if found is None:
                 return False
-            self._checksums[slot] = found
+            self._checksums[slot], self._lengths[slot] = found
             return self._pool.name(slot, key)
         finally:
             del self._promotions[key]
@@ -161,7 +207,7 @@ class LocalStore:
         slot = self._pool.lookup(key)
         if slot is None or self.arena is None:
             return False
-        memory = self.arena.memory(slot)
+        memory = self.arena.memory(slot)[: self._lengths[slot]]
         self._pool.hold([slot])
         try:
             good = await self._blocking(lambda: checksum(memory)) == self._checksums[slot]
@@ -174,53 +220,92 @@ class LocalStore:
 
     # --- writing
 
-    def reserve(self, key: BlockKey) -> int | None:
-        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another.
-        Raises NoSpace; `wait_for_room` may help."""
+    def reserve(self, key: BlockKey, facts: Facts | None = None) -> int | None:
+        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
+        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. Raises
+        NoSpace; `wait_for_room` may help."""
+        self._admission.wanted(key)
         if key in self._incoming or self.contains(key) is not None:
+            return None
+        victim = self._pool.next_victim() if facts is not None else None
+        if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
+            self._counts["refused"] += 1
             return None
         try:
             (slot,) = self._pool.allocate(1)
         except OutOfBlocks as error:
             raise NoSpace(str(error)) from None
-        self._reserved[slot] = key
+        self._reserved[slot] = (key, facts or PLAIN)
         self._incoming.add(key)
         return slot
 
-    def commit(self, key: BlockKey, slot: int, block_checksum: int) -> None:
-        """The bytes are in the reserved slot: found under `key` from now on. Raises ValueError without reservation."""
-        if self._reserved.get(slot) != key:
+    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
+        """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
+        on. Raises ValueError without reservation or for an impossible length."""
+        reserved, facts = self._reserved.get(slot, (None, PLAIN))
+        if self.arena is None or reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
-        self._checksums[slot] = block_checksum
-        self._pool.name(slot, key)
+        length = self.arena.slot_bytes if nbytes == -1 else nbytes
+        if not 0 < length <= self.arena.slot_bytes:
+            raise ValueError(f"a block of {length} bytes in a slot of {self.arena.slot_bytes}")
+        self._checksums[slot], self._lengths[slot] = block_checksum, length
+        self._pool.name(slot, key, facts)
         self._counts["writes"] += 1
-        if self.ssd is not None and self.arena is not None:
+        if self.ssd is not None:
             self._pool.hold([slot])
-            write = asyncio.create_task(self._write_behind(self.ssd, key, slot, self.arena.memory(slot)))
-            self._writes.add(write)
-            write.add_done_callback(self._writes.discard)
+            self._queue.append((key, slot))
+            if self._writing is None:
+                self._writing = asyncio.create_task(self._write_behind(self.ssd, self.arena))
         self.abandon(slot)
 
     def abandon(self, slot: int) -> None:
         """Give the reservation of `slot` back. Raises KeyError without one."""
-        self._incoming.remove(self._reserved.pop(slot))
+        self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
 
-    async def _write_behind(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> None:
-        try:
-            await self._blocking(lambda: ssd.put(key, memory, self._checksums[slot]))  # counts its own failures
-        finally:
-            self._pool.unhold([slot])
+    async def _write_behind(self, ssd: SsdTier, arena: Arena) -> None:
+        """Until the queue is empty. What came while a batch was written makes up the next one."""
+        most = max(1, BATCH_BYTES // arena.slot_bytes)
+        while self._queue:
+            batch, self._queue = self._queue[:most], self._queue[most:]
+            rows = [(key, arena.memory(slot)[: self._lengths[slot]], self._checksums[slot]) for key, slot in batch]
+            try:
+                await self._blocking(partial(ssd.put_many, rows))  # counts its own failures
+            finally:
+                for _, slot in batch:  # one by one: the oldest is evicted first
+                    self._pool.unhold([slot])
+                self._written.set()
+                self._written = asyncio.Event()
+        self._writing = None
+
+    async def remove(self, keys: Sequence[BlockKey]) -> int:
+        """Nobody finds `keys` here from now on, in any tier; those who read one go on. Returns how many were here."""
+        here = [key for key in keys if self.contains(key) is not None]
+        for key in here:
+            if key in self._promotions:
+                await asyncio.wait([self._promotions[key].task])
+            self._pool.forget(key)
+        ssd = self.ssd
+        if ssd is not None and here:
+            await self._blocking(lambda: [ssd.delete(key) for key in here])  # behind the writes that are under way
+        return len(here)
+
+    async def flush(self) -> None:
+        """Until what is committed now is on SSD and synced there. Without an SSD tier there is nothing to do."""
+        await self.drain()
+        if self.ssd is not None:
+            await self._blocking(self.ssd.sync)
 
     async def wait_for_room(self, timeout_s: float) -> bool:
         """Back pressure: wait until a write-behind has freed a slot. False: time is up, or none is under way."""
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         while self._pool.num_free == 0 and now() < deadline:  # another waiter may have taken what was freed
-            pending = [write for write in self._writes if not write.done()]
-            if not pending:
+            if self._writing is None:
                 break
-            await asyncio.wait(pending, timeout=deadline - now(), return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline - now()):
+                    await self._written.wait()
         return self._pool.num_free > 0
 
     async def _blocking(self, work: Callable[[], T]) -> T:
@@ -229,7 +314,8 @@ class LocalStore:
     # --- accounts and life
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD."""
+        """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD; DRAM
+        also counts the blocks that admission refused."""
         usage = self._pool.usage()
         slot_bytes = self.arena.slot_bytes if self.arena is not None else 0
         dram = self._counts | {
@@ -248,7 +334,8 @@ class LocalStore:
 
     async def drain(self) -> None:
         """Until all promotions and writes to SSD that are under way now are done."""
-        tasks = [*self._writes, *(promotion.task for promotion in self._promotions.values())]
+        writing = [self._writing] if self._writing is not None else []
+        tasks = [*writing, *(promotion.task for promotion in self._promotions.values())]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -257,4 +344,5 @@ class LocalStore:
         await self.drain()
         if self.ssd is not None:
             await asyncio.to_thread(self.ssd.close)
+        self._readers.shutdown(wait=True)
         self._executor.shutdown(wait=True)

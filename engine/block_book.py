@@ -6,9 +6,10 @@ blocks as tokens are computed, names for the blocks that became full, everything
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cache.block import BlockKey
+from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
 from engine.request import Request
 
@@ -20,6 +21,7 @@ class BlockBook:
         self.pool = pool
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0  # of tokens after so many
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -79,16 +81,21 @@ class BlockBook:
 
     # --- naming
 
-    def name_full(self, request: Request) -> list[tuple[BlockKey, int]]:
-        """Name the blocks that became full, so that they can be reused; returns (key, block id) of those that were
-        not known under another block."""
+    def name_full(self, request: Request) -> list[tuple[BlockKey, int, Facts]]:
+        """Name the blocks that became full, so that they can be reused; returns (key, block id, what eviction may want
+        to know) of those that were not known under another block."""
         full = request.num_computed // self.block_size
         if not self.prefix_caching or full <= request.num_named:
             return []
         keys = request.block_keys(self.block_size)
-        full_blocks = [(keys[i], request.block_ids[i]) for i in range(request.num_named, full)]
+        full_blocks = [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(request.num_named, full)]
         request.num_named = full
-        return [(key, block_id) for key, block_id in full_blocks if self.pool.name(block_id, key)]
+        return [block for block in full_blocks if self.pool.name(block[1], block[0], block[2])]
+
+    def facts(self, request: Request, position: int) -> Facts:
+        """Of the request's block at `position`."""
+        cost_s = self.recompute_s(self.block_size, position * self.block_size)
+        return Facts(position, cost_s, request.service_class)
 
     # --- giving back
 

@@ -7,14 +7,17 @@ from functools import partial
 from typing import Any
 
 from cache.block import BlockGeometry
-from cache.policy import policies
 from cache.pool import BlockPool
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.cache_policies import eviction
+from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.incoming import KV_REGION
+from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
+from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
@@ -24,6 +27,7 @@ from engine.speculation.speculative import Speculator
 from engine.worker import Worker
 from net.channel import Channel
 from net.load_words import LoadWords
+from net.memory import Region
 from net.metrics import Metrics
 from net.transfer import TransferEngine
 from sched.batching import Tuning, batching_policies
@@ -51,7 +55,7 @@ class Engine:
         self.region = loaded.region
         self._processes = loaded.processes
         store.attach(self.region)
-        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, policies[config.eviction_policy]())
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         self.draft = loaded.draft
@@ -68,10 +72,12 @@ class Engine:
             queue_orders[config.queue_order](),
             self.speculator,
         )
+        self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.network = TransferModel()
         self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
-        self.publisher = Publisher(reused, self.pool, KV_REGION, geometry, metrics)
+        self._pool_blocks = pool_blocks(store, self.region, geometry)
+        self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         loader = PrefixLoader(
             self.batcher,
             reused,
@@ -81,11 +87,20 @@ class Engine:
             self.network,
             config.prefix_fetch,
             metrics,
+            Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self._is_busy),
             # other ranks compute without waiting
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
         )
         self.worker = Worker(
-            self.batcher, loaded.runner, loader, self.publisher, self.costs, metrics, self.speculator, self.draft
+            self.batcher,
+            loaded.runner,
+            loader,
+            self.publisher,
+            self.costs,
+            metrics,
+            self.speculator,
+            self.draft,
+            config.engine_nice,
         )
         self.service = EngineService(
             config.node_id,
@@ -103,6 +118,9 @@ class Engine:
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
+
+    def _is_busy(self) -> bool:
+        return bool(self.batcher.running)
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft
@@ -138,6 +156,7 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
+        self._pool_blocks.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
@@ -173,3 +192,10 @@ class Engine:
         except Exception as error:
             return str(error)
         return None
+
+
+def pool_blocks(store: Store, arena: Region, geometry: BlockGeometry) -> PoolBlocks:
+    """How blocks of `arena` go to the pool."""
+    if geometry.encoded:
+        return EncodedBlocks(store, arena, geometry)
+    return PlainBlocks(store, arena.name, geometry)

@@ -18,8 +18,10 @@ from dataclasses import Field, asdict, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_type_hints
 
+from cache.policies.shares import parse as parse_shares
 from engine import __version__
-from engine.config import ROLES, Config
+from engine.config import NO_MODEL, ROLES, Config
+from sched.classes import CLASSES
 
 GROUPS = {
     "node": "who this node is and where it listens",
@@ -225,6 +227,8 @@ def _validated(config: Config) -> Config:
             raise UsageError(f"--role must be made of {', '.join(ROLES)}, or mixed, not {part!r}{hint}")
     if "mixed" in role:
         role = "mixed"
+    if config.model == NO_MODEL and role != "store":
+        raise UsageError(f"--model none keeps values and computes nothing: it needs --role store, not {role}")
     if config.host in ("0.0.0.0", "::"):
         raise UsageError(
             f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
@@ -235,6 +239,12 @@ def _validated(config: Config) -> Config:
         )
     if (config.speculative_method == "draft") != (config.speculative_model is not None):
         raise UsageError("--speculative-method draft and --speculative-model go together: give both or neither")
+    try:
+        named = parse_shares(config.cache_shares)
+    except ValueError as error:
+        raise UsageError(f"--cache-shares: {error}") from None
+    if strange := set(named) - set(CLASSES):
+        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
     if config.join is None:
         return replace(config, role=role)
     host, port = host_port(config.join)

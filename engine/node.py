@@ -11,37 +11,32 @@ import logging
 import random
 import socket
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
 from cache.block import root_key
 from cache.store import Store
-from engine import __version__, node_report
+from engine import node_report
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
-from engine.config import ROLES, Config
+from engine.config import Config
 from engine.flags import UsageError
+from engine.front_door import FrontDoor
 from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
-from engine.serving.acceptor import Acceptor
-from engine.serving.frontend import ServingFrontend
-from engine.serving.placement_policy import placement_policy
-from engine.serving.placing import Placer
-from engine.speculation.draft_source import check_draft
-from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerRefused
+from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
-from net.http.server import HttpServer, create_app
 from net.load_words import LoadWords
 from net.metrics import Metrics
+from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
 from sched.member import Member, presets
-from sched.rejection import rejections
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -53,10 +48,26 @@ log = logging.getLogger("mooncake.node")
 TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
 
 
-def rdma_options(config: Config) -> dict[str, Any]:
-    """The arguments of net.rdma.transport.Rdma."""
+def transport_options(config: Config) -> dict[str, dict[str, Any]]:
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
     names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-    return {"devices": names, "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index}
+    try:
+        overrides = places.overrides(config.topology_file)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
+    rdma = {"devices": names, "gid_index": gid_index, "overrides": overrides}
+    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
+
+
+def open_cluster_key(config: Config) -> ClusterKey | None:
+    """Raises UsageError."""
+    if config.cluster_key_file is None:
+        return None
+    try:
+        return ClusterKey(Path(config.cluster_key_file))
+    except KeyFileError as error:
+        raise UsageError(str(error)) from None
 
 
 class Node:
@@ -83,26 +94,34 @@ class Node:
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self.stalls = StallMonitor(self.metrics.observe_stall)
-        self.channel = Channel(config.node_id, self.identity(), self._check_peer)
+        key = open_cluster_key(config)
+        self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
         self.transfer = TransferEngine(
-            self.channel, TRANSPORTS[config.transport], {"rdma": rdma_options(config)}, config.rail_limit
+            self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
-            config.node_id, self.channel, self.transfer, self.share, self._homes, block_bytes=self.geometry.block_bytes
+            config.node_id,
+            self.channel,
+            self.transfer,
+            self.share,
+            self._homes,
+            block_bytes=self.geometry.pool_bytes,
+            replicas=config.replicas,
+            repair_limit=config.repair_limit_bytes,
         )
+        self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None
         self._cluster = cluster
         self._phases = phases
         self._http_socket = http_socket
-        self._rng = random.Random()
-        self._policy = placement_policy(config, self._rng)
-        self.gossip = Gossip(self._member(), presets[config.net], self._rng, self._record)
+        self.rng = random.Random()
+        self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, key)
         self._gossiping = False
-        self._http: HttpServer | None = None
-        self.loading: str | None = "starting"
+        self._door = FrontDoor(self)
+        self.unready: str | None = "starting"
 
     # --- life
 
@@ -122,31 +141,33 @@ class Node:
             await asyncio.to_thread(key_chain.prepare)
         except key_chain.Unavailable as error:
             log.info("block keys by hashlib, four times slower: %s", error)
-        self._phase("network")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, self.source, config.tokenizer)
-        await asyncio.to_thread(check_draft, self._draft, self.source, tokenizer)
-        self._phase("tokenizer")
-        acceptor = self._acceptor(tokenizer)
-        app = create_app(self._frontend(tokenizer, acceptor), api_key=config.api_key, version=__version__)
-        self._http = HttpServer(app)
-        await self._http.start_on(self._http_socket)
+        self.phase("network")
+        await self._door.open(self._http_socket, self._draft)
         if self._cluster is not None:
             await self._join(self._cluster)
-        self._phase("HTTP and joining")
+        if self.store.keeper is not None:
+            self.store.keeper.start()
+        self.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
             log.info("calibrated by %d steps", await self.engine.calibrate())
-            self._phase("calibration")
+            self.phase("calibration")
             self.engine.start()
             self.words.start(self.engine.load.word)
-            self._phase("engine")
-        self.loading = None
+            self.phase("engine")
+        self.unready = None
         log.info("ready after %s", self._phases.line())
+
+    async def drain(self) -> None:
+        """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""
+        self.unready = "shutting down"
+        await self._door.drain()
 
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
-        if self._http is not None:
-            await self._http.close()
+        await self._door.close()
+        if self._gossiping and self.store.keeper is not None:
+            await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self.gossip.leave()
         if self.engine is not None:
@@ -178,61 +199,21 @@ class Node:
             from engine.engine import Engine
             from engine.loading import load_model
 
-            self._phase("torch")
+            self.phase("torch")
             return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
 
-        self.loading = "loading weights"
+        self.unready = "loading weights"
         # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
         # every team short once there are more of its threads than cores.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
             engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
-        self._phase("weights")
+        self.phase("weights")
         return engine(
             self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
         )
 
-    def _phase(self, name: str) -> None:
+    def phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())
-
-    # --- rooms
-
-    def _acceptor(self, tokenizer: Tokenizer) -> Acceptor:
-        config = self.config
-        placer = Placer(
-            self._policy,
-            self.channel,
-            self.gossip,
-            self.store,
-            self.words,
-            self.geometry,
-            config.enable_prefix_caching,
-            config.max_waiting_requests,
-            rejections[config.rejection](),
-            config.slo_scale,
-        )
-        return Acceptor(
-            config.node_id,
-            self.channel,
-            placer,
-            tokenizer,
-            self.root,
-            config.max_model_len,
-            config.request_timeout_ms / 1000,
-            self.metrics,
-        )
-
-    def _frontend(self, tokenizer: Tokenizer, acceptor: Acceptor) -> ServingFrontend:
-        return ServingFrontend(
-            self.config.served_model_name,
-            self.config.model,
-            self.config.max_model_len,
-            tokenizer,
-            acceptor,
-            lambda: node_report.cluster(self.identity(), self.gossip, self.transfer),
-            lambda: node_report.state(self),
-            lambda: self.loading,
-            self._metrics_text,
-        )
 
     # --- who we are, who they are
 
@@ -243,6 +224,7 @@ class Node:
             "root": self.root.hex(),
             "block_size": self.config.block_size,
             "dtype": self.geometry.dtype,
+            "pool_dtype": self.config.pool_dtype,
         }
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:
@@ -267,9 +249,12 @@ class Node:
         host, port = self._http_socket.getsockname()[:2]
         return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
 
-    def _homes(self) -> list[str]:
-        """Members that pooled blocks live on: those with a share of the store."""
-        return [member.node_id for member in self.gossip.members if member.info["share"] > 0]
+    def _homes(self) -> dict[str, int]:
+        """Members that pooled blocks live on, with the bytes of their shares."""
+        return {member.node_id: member.info["share"] for member in self.gossip.members if member.info["share"] > 0}
+
+    async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return node_report.store_members(self)
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)
@@ -280,12 +265,3 @@ class Node:
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
         return self.engine.load.record() if self.engine is not None else NodeRecord()
-
-    async def _metrics_text(self) -> bytes:
-        """GET /metrics; what is a state and not an event is read now."""
-        roles = Counter(role for member in self.gossip.members for role in member.roles)
-        self.metrics.set_members({role: roles[role] for role in ROLES})
-        self.metrics.set_longest_stall(self.stalls.longest_s)
-        if self.engine is not None:
-            self.metrics.set_waiting(self.engine.load.waiting_by_class())
-        return await asyncio.to_thread(self.metrics.text)

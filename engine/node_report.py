@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine import __version__
 from engine.flags import as_dict
+from engine.serving.recent import Recent
 from net.gossip import Gossip
 from net.transfer import TransferEngine
 from sched.member import Member
 
 if TYPE_CHECKING:
     from engine.node import Node
+    from engine.serving.acceptor import Acceptor
+
+# fmt: off
+PATH_FIELDS = (
+    "peer", "transport", "reason", "gb_per_s", "bytes_read", "bytes_written", "p50_ms", "p99_ms", "retries", "failures",
+)
+# fmt: on
 
 
 def ready_line(me: Member) -> dict[str, Any]:
@@ -42,11 +51,17 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
     return here | identity | {"members": members}
 
 
+def store_members(node: Node) -> dict[str, Any]:
+    """For clients of the store (cache/remote.py): where the shares are, and what they keep."""
+    rows = [[member.node_id, *member.address, member.info["share"]] for member in node.gossip.members]
+    return {"members": rows, "block_bytes": node.geometry.pool_bytes, "replicas": node.config.replicas}
+
+
 def state(node: Node) -> dict[str, Any]:
     """GET /debug/state."""
     return {
         "node_id": node.config.node_id,
-        "loading": node.loading,
+        "loading": node.unready,
         "config": as_dict(node.config),
         "engine": None if node.engine is None else node.engine.state(),
         "store": None if node.share is None else node.share.stats(),
@@ -57,4 +72,30 @@ def state(node: Node) -> dict[str, Any]:
             node_id: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}
             for node_id, record in node.gossip.records.items()
         },
+    }
+
+
+def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
+    """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
+    engine = node.engine
+    record = None if engine is None else engine.load.record()
+    return {
+        "version": __version__,
+        "loading": node.unready,
+        "load": None
+        if record is None
+        else {
+            "running": record.running,
+            "waiting": record.waiting,
+            "max_running": record.max_running,
+            "queued_tokens": record.queued_tokens,
+            "work_s": record.work_s,
+        },
+        "blocks": None if engine is None else engine.pool.usage(),
+        "block_bytes": node.geometry.block_bytes,
+        "block_size": node.geometry.block_size,
+        "tiers": None if node.share is None else node.share.stats(),
+        "paths": [{key: row[key] for key in PATH_FIELDS} for row in node.transfer.snapshot()],
+        "longest_stall_ms": 1000 * node.stalls.longest_s,
+        "recent": (Recent(node.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(),
     }

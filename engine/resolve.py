@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from cache.block import BlockGeometry, type_bytes
-from engine.config import Config
+from engine.config import NO_MODEL, Config
 from engine.flags import UsageError
 from engine.machine import Machine
 
@@ -55,7 +55,9 @@ def resolve(
         )
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    block_bytes = geometry(config, model, kv_dtype).block_bytes
+    config = replace(config, pool_dtype=_pool_dtype(config, kv_dtype, cluster))
+    shape = geometry(config, model, kv_dtype)
+    block_bytes = shape.block_bytes
     kv_bytes = _kv_cache_bytes(config, model, machine, device, dtype) // block_bytes * block_bytes
     resolved = replace(
         config,
@@ -66,7 +68,7 @@ def resolve(
         kv_cache_dtype=kv_dtype,
         num_threads=config.num_threads or machine.num_cpus,
         kv_cache_bytes=kv_bytes,
-        dram_bytes=_dram_bytes(config, machine, block_bytes),
+        dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
     )
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
@@ -74,7 +76,8 @@ def resolve(
 
 def geometry(config: Config, model: ModelConfig, kv_dtype: str) -> BlockGeometry:
     """Shape of this node's KV blocks."""
-    return BlockGeometry(model.num_layers, model.num_kv_heads, model.head_size, config.block_size, kv_dtype)
+    sizes = model.num_layers, model.num_kv_heads, model.head_size, config.block_size
+    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype)
 
 
 def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
@@ -84,6 +87,8 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
         return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
     if theirs["dtype"] != config.kv_cache_dtype:
         return f"the cluster keeps KV in {theirs['dtype']}, not {config.kv_cache_dtype}; pass --dtype {theirs['dtype']}"
+    if theirs["pool_dtype"] != config.pool_dtype:
+        return f"the cluster has --pool-dtype {theirs['pool_dtype']}, not {config.pool_dtype}; give this node the same"
     if theirs["root"] != root:
         return (
             f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
@@ -105,12 +110,21 @@ def _device(config: Config, machine: Machine) -> str:
 
 
 def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, Any] | None) -> str:
+    if config.model == NO_MODEL:
+        return "bfloat16"  # as engine.checkpoint.model_source.no_model counts
     if config.dtype != "auto":
         return config.dtype
     if cluster is not None:
         return str(cluster["dtype"])
     native = machine.gpu.bfloat16 if device == "cuda" and machine.gpu else machine.bfloat16
     return "bfloat16" if native else "float32"
+
+
+def _pool_dtype(config: Config, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
+    """As told, or as the cluster to be joined, or as the arena."""
+    if config.pool_dtype != "auto":
+        return config.pool_dtype
+    return kv_dtype if cluster is None else str(cluster["pool_dtype"])
 
 
 def _model_name(config: Config) -> str:

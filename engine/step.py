@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cache.block import BlockKey
+from cache.policy import Facts
 from engine.request import Request
 
 
@@ -43,4 +44,4 @@ class Committed:
     emitted: list[tuple[Request, int, int]] = field(default_factory=list)
     """(request, index into the step's rows, how many of that row's sampled tokens were kept: at least one)."""
 
-    named: list[tuple[BlockKey, int]] = field(default_factory=list)  # blocks that became full: (key, block id)
+    named: list[tuple[BlockKey, int, Facts]] = field(default_factory=list)  # blocks that became full: (key, id, facts)

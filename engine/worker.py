@@ -20,6 +20,7 @@ from engine.costs import StepCosts
 from engine.kv.kv_transfer import KvTransfer
 from engine.kv.layered_load import Arriving
 from engine.kv.reuse import PrefixLoader, Publisher
+from engine.priority import step_back
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.runner import Row, Runner
 from engine.sampling.sampler import Sampled, SamplingRow
@@ -70,7 +71,9 @@ class Worker:
         metrics: Metrics,
         speculator: Speculator | None = None,
         draft: DraftModel | None = None,
+        nice: int = 0,
     ) -> None:
+        """nice: of the thread that computes, beside ours."""
         self.batcher = batcher
         self.runner = runner
         self.costs = costs
@@ -87,7 +90,7 @@ class Worker:
         self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
         self._waited = False  # it had to wait for a prefix: its time teaches nothing
         self._wake = asyncio.Event()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._executor = ThreadPoolExecutor(1, "engine", step_back, (nice,))
         self._loads: set[asyncio.Task[None]] = set()
         self._loop_task: asyncio.Task[None] | None = None
 

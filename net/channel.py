@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from net.cluster_key import ClusterKey
 from net.connection import Connection
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.links import Links
@@ -35,11 +36,16 @@ class Channel:
     """The node's messages. Use inside a running event loop; one per node."""
 
     def __init__(
-        self, node_id: str, hello: dict[str, Any], check: Callable[[dict[str, Any]], str | None] = lambda hello: None
+        self,
+        node_id: str,
+        hello: dict[str, Any],
+        check: Callable[[dict[str, Any]], str | None] = lambda hello: None,
+        cluster_key: ClusterKey | None = None,
     ) -> None:
-        """`check` sees the hello of every peer before anything else is exchanged: a reason to refuse it, or None."""
+        """`check` sees the hello of every peer before anything else is exchanged: a reason to refuse it, or None.
+        With a `cluster_key` every connection is sealed, and peers without one of its keys are refused."""
         self.node_id = node_id
-        self.links = Links(node_id, hello, check)
+        self.links = Links(node_id, hello, check, cluster_key)
         self.links.accept("control", self._opened)
         self.links.on_lost(self._fail_calls)
         self._handlers: dict[str, Handler] = {}

@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from net.errors import PeerLost, PeerRefused
-from net.turns import Turns
-from net.wire import HEADER_MAX, Buffer, Decoder, Frame, FrameError, Header, allocate, encode, head, nbytes_of
+from net.sealed_stream import SealedStream
+from net.stream import Stream
+from net.wire import HEADER_MAX, Frame, Header, allocate, encode
 
 log = logging.getLogger("mooncake.net")
 
 HELLO_S = 5.0  # from the TCP connection to the end of the hellos
 HELLO_MAX = 64 << 10  # bytes a stranger may make us allocate
-UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
-HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
-BURST = 2 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
-SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
 
 class Receiver(Protocol):
@@ -48,6 +43,9 @@ class Receiver(Protocol):
 class Greeter(Protocol):
     """The node's side of every handshake."""
 
+    def sealing(self, dialed: bool) -> SealedStream | None:
+        """How a new connection is sealed; None without a cluster key."""
+
     def greeting(self, purpose: str) -> Header:
         """Our hello for a connection of this purpose."""
 
@@ -64,13 +62,13 @@ class Greeter(Protocol):
         """We closed or aborted it ourselves."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(Stream):
     """One connection. `purpose` is None on the accepting side until the hello arrives."""
 
     def __init__(self, greeter: Greeter, everyone: set[Connection], purpose: str | None = None) -> None:
         self.dialed = purpose is not None
+        super().__init__(allocate(HELLO_MAX), HELLO_MAX, greeter.sealing(self.dialed))
         self.purpose = purpose or ""
-        self.peer_id = ""
         self.instance = ""  # of the peer's process: another one means it has restarted
         self.hello: dict[str, Any] = {}  # the peer's, as its owner gave it
         self.peer_address: tuple[str, int] | None = None  # where the peer listens
@@ -79,63 +77,20 @@ class Connection(asyncio.BufferedProtocol):
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may be nobody's
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.decoder = Decoder(allocate(HELLO_MAX), HELLO_MAX)
         self._greeter = greeter
         self._everyone = everyone
         self._receiver: Receiver | None = None
-        self._transport: asyncio.Transport | None = None
-        self._ended = False
-        self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
-        self.turns = Turns()
-        self._burst = 0  # bytes received in this turn of the loop
         self._late = loop.call_later(HELLO_S, self._break, f"no hello within {HELLO_S:g} s")
 
     def __repr__(self) -> str:
         return f"Connection({self.purpose or 'new'} {'to' if self.dialed else 'from'} {self.peer_id or '?'})"
-
-    # --- sending
-
-    @property
-    def remote_host(self) -> str:
-        assert self._transport is not None
-        return str(self._transport.get_extra_info("peername")[0])
-
-    @property
-    def congested(self) -> bool:
-        """More is unsent than `drain` lets pass."""
-        return self._transport is not None and self._transport.get_write_buffer_size() > HIGH_WATER
-
-    def send(self, header: Header, payload: Sequence[Buffer] = ()) -> None:
-        """Queue one frame; the payload is copied. Raises PeerLost."""
-        self._write([encode(header, payload)])
-        if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
-            self._break("the peer does not read")
-
-    def send_views(self, header: Header, views: Sequence[memoryview]) -> None:
-        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`."""
-        self._write([head(header, sum(map(nbytes_of, views))), *views])
-
-    async def drain(self) -> None:
-        """Wait until the peer keeps up again. Raises PeerLost."""
-        while self._resumed is not None:
-            await asyncio.shield(self._resumed)
-        if self._ended:
-            raise PeerLost(f"the connection to {self.peer_id} is closed")
-
-    def _write(self, buffers: Sequence[Buffer]) -> None:
-        if self._transport is None or self._ended:
-            raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
-        if len(buffers) == 1:
-            self._transport.write(buffers[0])
-        else:
-            self._transport.writelines(buffers)
 
     # --- ending
 
     def close(self) -> None:
         """Close in good order: what was sent arrives, then a bye."""
         if self.is_open and not self._ended:
-            self._transport_or_raise().write(encode({"bye": True}))
+            self.send({"bye": True})
         self._end()
         self._greeter.left(self)
         if self._transport is not None:
@@ -170,33 +125,21 @@ class Connection(asyncio.BufferedProtocol):
         self._greeter.ended(self, reason)
 
     def _end(self) -> None:
-        self._ended = True
+        self._stop_writing()
         self.is_open = False
         self._late.cancel()
         self._receiver = None
-        self.decoder.discard()
-        self.resume_writing()
 
     def _transport_or_raise(self) -> asyncio.Transport:
         if self._transport is None:
             raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
         return self._transport
 
-    # --- asyncio.BufferedProtocol
+    # --- net.stream.Stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
         self._everyone.add(self)
-        if self._ended:
-            self._transport.abort()
-            return
-        sock = self._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (*KEEPALIVE, (socket.TCP_USER_TIMEOUT, SILENCE_MS), (socket.TCP_NODELAY, 1)):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._transport.set_write_buffer_limits(high=HIGH_WATER)
-        if self.dialed:
-            self.send(self._greeter.greeting(self.purpose))
+        super().connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._break(str(error) if error else "the peer closed the connection without a bye")
@@ -205,48 +148,23 @@ class Connection(asyncio.BufferedProtocol):
         if not self.gone.done():
             self.gone.set_result(None)
 
-    def pause_writing(self) -> None:
-        if self._resumed is None and not self._ended:
-            self._resumed = asyncio.get_running_loop().create_future()
+    def _usable(self) -> None:
+        if self.dialed:
+            self.send(self._greeter.greeting(self.purpose))
 
-    def resume_writing(self) -> None:
-        if self._resumed is not None:
-            self._resumed.set_result(None)
-            self._resumed = None
+    def _refuse(self, reason: str) -> None:
+        """Said in clear: the peer could not read it sealed."""
+        if not self.dialed:
+            self._transport_or_raise().write(encode({"refused": reason, "instance": ""}))
+            self._end()
+            self._transport_or_raise().close()
+        self._refuse_ready(reason)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.decoder.buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._ended:
-            return
-        if not self._burst:
-            asyncio.get_running_loop().call_soon(self._next_turn)
-        self._burst += nbytes
-        if self._burst >= BURST and self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()  # the loop sees to others before we read on
-            asyncio.get_running_loop().call_soon(self._read_on)
-        try:
-            for frame in self.decoder.received(nbytes):
-                if self._receiver is not None:
-                    self._deliver(frame)
-                else:
-                    self._greet(frame)
-                if self._ended:
-                    return
-        except FrameError as error:
-            log.warning("%r from %s: %s", self, self.remote_host, error)
-            self._break(str(error))
-        except Exception:
-            log.exception("%r: a frame could not be handled", self)
-            self._break("internal error")
-
-    def _next_turn(self) -> None:
-        self._burst = 0
-
-    def _read_on(self) -> None:
-        if self._transport is not None and not self._ended:
-            self._transport.resume_reading()
+    def _arrived(self, frame: Frame) -> None:
+        if self._receiver is not None:
+            self._deliver(frame)
+        else:
+            self._greet(frame)
 
     def _deliver(self, frame: Frame) -> None:
         receiver = self._receiver

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+ONE_KEY = "one of the two nodes has a cluster key and the other has none: give both the same --cluster-key-file"
+OTHER_KEY = "the two nodes have no cluster key in common: give both the same --cluster-key-file"
+
 
 class PeerLost(ConnectionError):
     """The peer is unreachable, or the connection to it broke before the answer came."""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
+from net.cluster_key import ClusterKey
+from net.packet_guard import PacketGuard
 from sched.events import (
     Datagram,
     Effect,
@@ -41,10 +43,18 @@ class Gossip:
 
     `me.address` is what peers are told, a numeric IP address; an empty host or port 0 is filled in by `start`.
     `record` is called in the event loop once per state period. `rng` must be seeded differently in every process.
-    Use as `async with`, or call `close`.
+    With a `cluster_key` every packet is sealed, and others are dropped. Use as `async with`, or call `close`.
     """
 
-    def __init__(self, me: Member, preset: Preset, rng: Rng, record: Callable[[], NodeRecord]) -> None:
+    def __init__(
+        self,
+        me: Member,
+        preset: Preset,
+        rng: Rng,
+        record: Callable[[], NodeRecord],
+        cluster_key: ClusterKey | None = None,
+    ) -> None:
+        self._guard = PacketGuard(cluster_key)
         self._me, self._preset, self._rng, self._record = me, preset, rng, record
         self._core: GossipCore | None = None
         self._transport: asyncio.DatagramTransport | None = None
@@ -178,11 +188,12 @@ class Gossip:
             return  # an early Tick is harmless, and cheaper than a timer per datagram
         if self._timer is not None:
             self._timer.cancel()
-        # uvloop's call_at returns a handle without `when` for a time that is past
-        self._due, self._timer = due, asyncio.get_running_loop().call_at(due, self._tick)
+        self._due = due  # kept here: uvloop's handle of a time that has passed cannot tell it
+        self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
     def _received(self, payload: bytes, source: Address) -> None:
-        self._handle(Datagram(source, payload))
+        if (packet := self._guard.incoming(payload, source)) is not None:
+            self._handle(Datagram(source, packet))
 
     def _handle(self, event: Event) -> None:
         now = asyncio.get_running_loop().time()
@@ -195,7 +206,7 @@ class Gossip:
         match effect:
             case SendPacket(address, payload):
                 if self._transport is not None:
-                    self._transport.sendto(payload, address)
+                    self._transport.sendto(self._guard.outgoing(payload), address)
             case MemberUp(member):
                 log.info("%s is up at %s:%d (%s)", member.node_id, *member.address, ",".join(member.roles))
                 self._call(self._on_up, member)

@@ -1,7 +1,7 @@
 """Links: all TCP connections of one node: where peers are, who connects to whom, and when a peer counts as lost.
 
 One listening port serves every purpose: "control" messages and, so that those never wait behind bulk, connections of
-their own for "data". Any connection that breaks means that the peer is lost: the others to it are dropped and
+their own for "data". A vital connection that breaks means that the peer is lost: the others to it are dropped and
 `on_lost` fires once, on both sides if both live. When two nodes dial each other at the same moment both connections
 stay; each side sends on the one it saw first, so its messages keep their order.
 """
@@ -13,52 +13,42 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from net.cluster_key import ClusterKey
 from net.connection import Connection, Receiver
 from net.errors import PeerLost, PeerRefused
+from net.peer import Address, Peer
+from net.sealed_stream import SealedStream
 from net.wire import Header
 
 log = logging.getLogger("mooncake.net")
-
-Address = tuple[str, int]
 
 CONNECT_S = 10.0  # TCP connection and hellos
 CLOSE_S = 1.0  # to send what is queued when closing
 ANY_HOST = ("", "0.0.0.0", "::")
 
 
-@dataclass(slots=True)
-class Peer:
-    """What this node knows of another."""
-
-    peer_id: str
-    address: Address | None = None
-    instance: str = ""
-    hello: dict[str, Any] = field(default_factory=dict)
-    connections: list[Connection] = field(default_factory=list)  # every purpose, oldest first
-    dialing: asyncio.Task[None] | None = None
-    waiters: list[asyncio.Future[Connection]] = field(default_factory=list)
-    lost_because: str = ""
-
-    def control(self) -> Connection | None:
-        """The connection our messages go out on."""
-        return next((one for one in self.connections if one.purpose == "control"), None)
-
-
 class Links:
     """The connections of the node `node_id`. `check` sees a peer's hello and gives a reason to refuse it, or None."""
 
-    def __init__(self, node_id: str, hello: dict[str, Any], check: Callable[[dict[str, Any]], str | None]) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        hello: dict[str, Any],
+        check: Callable[[dict[str, Any]], str | None],
+        cluster_key: ClusterKey | None = None,
+    ) -> None:
         self.node_id = node_id
         self.instance = secrets.token_hex(8)
         self.address: Address | None = None
         self._hello = hello
         self._check = check
+        self._cluster_key = cluster_key
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
+        self._vital: set[str] = set()
         self._everyone: set[Connection] = set()  # also those still shaking hands
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -72,9 +62,12 @@ class Links:
         self.address = (host, self._server.sockets[0].getsockname()[1])
         return self.address
 
-    def accept(self, purpose: str, acceptor: Callable[[Connection], Receiver]) -> None:
-        """Give every opened connection of this purpose, dialed by either side, the receiver of its frames."""
+    def accept(self, purpose: str, acceptor: Callable[[Connection], Receiver], vital: bool = True) -> None:
+        """Give every opened connection of this purpose, dialed by either side, the receiver of its frames. When one
+        breaks that is not `vital`, only its receiver is told; the peer is not lost."""
         self._acceptors[purpose] = acceptor
+        if vital:
+            self._vital.add(purpose)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back, in order of registration, when a peer's connection broke."""
@@ -170,7 +163,7 @@ class Links:
         for peer in self._peers.values():
             if peer.dialing is not None:
                 peer.dialing.cancel()
-            _fail(peer, PeerLost("this node is closing"))
+            peer.fail(PeerLost("this node is closing"))
             peer.connections.clear()
         ending = list(self._everyone)
         for connection in ending:
@@ -195,7 +188,7 @@ class Links:
         try:
             await self.dial(peer.peer_id, "control")
         except (PeerLost, PeerRefused) as error:
-            _fail(peer, error)
+            peer.fail(error)
         finally:
             peer.dialing = None
 
@@ -219,6 +212,10 @@ class Links:
         return connection, None
 
     # --- net.connection.Greeter
+
+    def sealing(self, dialed: bool) -> SealedStream | None:
+        key = self._cluster_key
+        return None if key is None else SealedStream(key.ring(), dialed, secrets.token_bytes(32))
 
     def greeting(self, purpose: str) -> Header:
         host, port = self.address or ("", 0)
@@ -260,17 +257,14 @@ class Links:
         peer.connections.append(connection)
         receiver = self._acceptors[connection.purpose](connection)
         if connection.purpose == "control":
-            for waiter in peer.waiters:
-                if not waiter.done():
-                    waiter.set_result(connection)
-            peer.waiters.clear()
+            peer.answer(connection)
         return receiver
 
     def ended(self, connection: Connection, reason: str | None) -> None:
         peer = self._peer(connection.peer_id)
         if connection not in peer.connections:
             return
-        if reason is not None:
+        if reason is not None and connection.purpose in self._vital:
             self.drop(peer.peer_id, reason)
             return
         self.left(connection)
@@ -281,13 +275,6 @@ class Links:
         peer = self._peers.get(connection.peer_id)
         if peer is not None and connection in peer.connections:
             peer.connections.remove(connection)
-
-
-def _fail(peer: Peer, error: Exception) -> None:
-    for waiter in peer.waiters:
-        if not waiter.done():
-            waiter.set_exception(error)
-    peer.waiters.clear()
 
 
 def _tell(callbacks: list[Callable[[str], None]], peer_id: str) -> None:

@@ -27,6 +27,7 @@ class Region:
         self.memory = memoryview(mapping)  # format B, writable
         self.memfd = memfd  # None: cannot be shared with another process
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))  # for ctypes.memmove
+        self.place: str | None = None  # set by who knows that it belongs to a GPU: 'cuda:0@0000:3b:00.0'
         self.closed = False
         self._mapping = mapping
 

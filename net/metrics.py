@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from net.stalls import SLOW_S, Stall
 from net.transfer_metrics import TransferCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -23,7 +24,10 @@ NEXT_TOKEN_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-STALL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+STALL_BUCKETS_S = (
+    *(0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
 ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
@@ -181,9 +185,12 @@ class Metrics:
         self._child("mooncake:store_used_bytes", tier=tier).set(used_bytes)
         self._child("mooncake:store_capacity_bytes", tier=tier).set(capacity_bytes)
 
-    def observe_stall(self, seconds: float) -> None:
-        """How long a callback waited for the event loop, sampled."""
-        self._child("mooncake:event_loop_stall_seconds").observe(seconds)
+    def observe_stall(self, stall: Stall) -> None:
+        """How long a callback waited for the event loop, sampled; of long ones the cause too."""
+        self._child("mooncake:event_loop_stall_seconds").observe(stall.late)
+        if stall.late > SLOW_S:
+            for cause in ("computing", "core", "lock"):
+                self._child("mooncake:event_loop_long_stall_seconds", cause=cause).inc(getattr(stall, cause))
 
     def set_longest_stall(self, seconds: float) -> None:
         """The longest since the start."""
@@ -265,6 +272,8 @@ class Metrics:
         self._add(Gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", "tier")
         text = "Time a callback waits for the event loop, sampled 50 times a second"
         self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
+        text = "Of such waits over 2 ms: a handler computed, no core was free, another thread held the interpreter"
+        self._add(Counter, "mooncake:event_loop_long_stall_seconds", text, "cause")
         self._add(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start")
         name, text = "mooncake:placement_estimate_error", "|estimated - measured| / measured; sum / count is the MAPE"
         self._add(Histogram, name, text, "estimate", buckets=ERROR_BUCKETS)

@@ -1,8 +1,9 @@
 """Rails: several ways to one peer, their health and their speed. Pure.
 
 A slice goes to the rail on which it would be done first by the rail's estimated bandwidth, so that a slow rail gets
-few and a fast one many. A rail that fails is left alone for a while, which doubles with every failure up to
-BACKOFF_MAX_S and starts anew once the rail has worked.
+few and a fast one many; rails far from the memory (net/topology.py) are used while no near one is up. A rail that
+fails is left alone for a while, which doubles with every failure up to BACKOFF_MAX_S and starts anew once the rail has
+worked.
 """
 
 from __future__ import annotations
@@ -81,9 +82,21 @@ class Rail:
         }
 
 
-def choose(rails: Sequence[Rail], nbytes: int, room: Sequence[int]) -> int | None:
-    """The index of the rail that would be done first with `nbytes` more; None when none is up with room."""
-    ready = [i for i, rail in enumerate(rails) if rail.up and room[i] > 0]
+def choose(
+    rails: Sequence[Rail],
+    nbytes: int,
+    room: Sequence[int],
+    distances: Sequence[int] = (),
+    window: int | None = None,
+) -> int | None:
+    """The index of the rail that would be done first with `nbytes` more, among the nearest that are up; None when none
+    of those has room. distances: of each rail, the same for all when empty. window: bytes a rail may have in flight
+    before it takes more."""
+    up = [i for i, rail in enumerate(rails) if rail.up]
+    if distances and up:
+        nearest = min(distances[i] for i in up)
+        up = [i for i in up if distances[i] == nearest]
+    ready = [i for i in up if room[i] > 0 and (window is None or rails[i].in_flight < window)]
     return min(ready, key=lambda i: (rails[i].in_flight + nbytes) / rails[i].bytes_per_s, default=None)
 
 

@@ -7,18 +7,20 @@ Over that socket the submitter gets the memfd of a region the first time it name
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from net.copying import Copier, Copy
+from net.copying import INLINE_MAX, Copier, Copy
 from net.errors import PeerLost, TransferError
 from net.lifeline import Lifeline, Listener, connect
 from net.links import Links
 from net.memory import Region
-from net.shm_server import Exported
+from net.shm_server import NONCE_BYTES, Exported, proof
 from net.spans import Span, check
 from net.transport import BULK, Op, Unusable
 
@@ -26,6 +28,7 @@ ANSWER_S = 5.0  # for an answer on the lifeline
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@cache
 def boot_id() -> str:
     """Equal on all processes of one host, containers too. Raises OSError where the kernel hides it."""
     return BOOT_ID.read_text().strip()
@@ -91,11 +94,15 @@ class Shm:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
         copy = Copy(op, local, region, spans)
-        attached.copies.add(copy)
-        try:
-            await self._copier.copy(copy, sum(length for _, _, length in spans), priority > BULK)
-        finally:
-            attached.finished(copy)
+        nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
+        if nbytes <= INLINE_MAX:
+            copy.run()  # nobody can interfere: this is one turn of the loop
+        else:
+            attached.copies.add(copy)
+            try:
+                await self._copier.copy(copy, nbytes, priority > BULK)
+            finally:
+                attached.finished(copy)
         if op is Op.WRITE:
             attached.lifeline.poll()  # bytes written into the memory of a process that has died are not there
         if copy.stopped or attached.lifeline.ended:
@@ -154,6 +161,7 @@ class _Attached:
         self.copies: set[Copy] = set()
         self.regions: dict[str, Region] = {}
         self._asked: dict[str, asyncio.Future[Region | None]] = {}  # "" is the greeting
+        self._token = self._challenge = ""
         self._leaving = False
         self._bye = False
         lifeline.on_message = self._message
@@ -161,7 +169,9 @@ class _Attached:
 
     async def greet(self, node_id: str, token: str) -> None:
         """Raises TransferError when the peer does not know the token or does not answer."""
-        await self._ask("", {"node": node_id, "token": token})
+        ours = secrets.token_hex(NONCE_BYTES)
+        self._token, self._challenge = token, ours
+        await self._ask("", {"node": node_id, "nonce": ours})
 
     async def region(self, name: str) -> Region:
         """The peer's region, mapped on first use. Raises TransferError with the peer's reason."""
@@ -188,10 +198,20 @@ class _Attached:
             self._forget(message["gone"])
         elif "bye" in message:
             self._bye = True
+        elif "nonce" in message and memfd is None:
+            self._prove(message)
         elif (answer := self._asked.pop(message.get("region", ""), None)) is not None and not answer.done():
             self._answered(answer, message, memfd)
         elif memfd is not None:
             os.close(memfd)
+
+    def _prove(self, message: dict[str, Any]) -> None:
+        """The owner of the socket knows the token, or it is none of our business; then we prove that we do."""
+        theirs = str(message["nonce"])
+        if hmac.compare_digest(str(message.get("proof")), proof(self._token, "owner", self._challenge, theirs)):
+            self.lifeline.send({"proof": proof(self._token, "guest", self._challenge, theirs)})
+        else:
+            self._message({"refused": "same host, but the process behind its socket is another one"}, None)
 
     def _answered(self, answer: asyncio.Future[Region | None], message: dict[str, Any], memfd: int | None) -> None:
         if "refused" in message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+import secrets
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,20 +13,28 @@ from typing import Any
 from net.lifeline import Lifeline
 from net.memory import Region
 
+NONCE_BYTES = 16
+
+
+def proof(token: str, side: str, guest_nonce: str, owner_nonce: str) -> str:
+    """That `side`, "guest" or "owner", knows the token; good for one handshake. Hex."""
+    return hmac.new(token.encode(), f"{side} {guest_nonce} {owner_nonce}".encode(), "sha256").hexdigest()
+
 
 class Exported:
     """The lifelines of the peers that map this node's regions."""
 
     def __init__(self, regions: Mapping[str, Region]) -> None:
         self._regions = regions
-        self._strangers: set[Lifeline] = set()
+        self._strangers: dict[Lifeline, tuple[str, str] | None] = {}  # (node id, the proof expected) once greeted
         self._peers: dict[Lifeline, str] = {}
         self._leaving: dict[Lifeline, str] = {}  # told to stop, may still be copying
         self._changed: asyncio.Event = asyncio.Event()
 
     def accept(self, lifeline: Lifeline, token: str) -> None:
-        """A new lifeline: its first message must hold the token, which travelled over the checked connection."""
-        self._strangers.add(lifeline)
+        """A new lifeline. Both sides prove that they know the token, which travelled over the checked connection (a
+        sealed one where there is a cluster key) and never over this socket."""
+        self._strangers[lifeline] = None
         lifeline.on_message = partial(self._message, lifeline, token)
         lifeline.on_end = partial(self._ended, lifeline)
 
@@ -58,15 +67,23 @@ class Exported:
         if descriptor is not None:
             os.close(descriptor)
         if lifeline in self._strangers:
-            if hmac.compare_digest(str(message.get("token")).encode(), token.encode()):
-                self._strangers.discard(lifeline)
-                self._peers[lifeline] = str(message.get("node"))
-                self._send(lifeline, {"welcome": True})
-            else:
-                lifeline.send({"refused": "same host, but the process behind its socket is another one"})
-                lifeline.hang_up()
+            self._greeted(lifeline, token, message)
         elif "region" in message:
             self._send(lifeline, self._description(name := str(message["region"])), self._memfd(name))
+
+    def _greeted(self, lifeline: Lifeline, token: str, message: dict[str, Any]) -> None:
+        expected = self._strangers[lifeline]
+        if expected is None and "nonce" in message:
+            theirs, ours = str(message["nonce"]), secrets.token_hex(NONCE_BYTES)
+            self._strangers[lifeline] = str(message.get("node")), proof(token, "guest", theirs, ours)
+            lifeline.send({"nonce": ours, "proof": proof(token, "owner", theirs, ours)})
+        elif expected is not None and hmac.compare_digest(str(message.get("proof")), expected[1]):
+            del self._strangers[lifeline]
+            self._peers[lifeline] = expected[0]
+            self._send(lifeline, {"welcome": True})
+        else:
+            lifeline.send({"refused": "same host, but the process behind its socket is another one"})
+            lifeline.hang_up()
 
     def _description(self, name: str) -> dict[str, Any]:
         region = self._regions.get(name)
@@ -93,7 +110,7 @@ class Exported:
 
     def _ended(self, lifeline: Lifeline) -> None:
         lifeline.close()
-        self._strangers.discard(lifeline)
+        self._strangers.pop(lifeline, None)
         self._peers.pop(lifeline, None)
         self._leaving.pop(lifeline, None)
         self._changed.set()

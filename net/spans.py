@@ -21,6 +21,7 @@ Run = tuple[int, int]
 """(offset, length), bytes."""
 
 _RUN = Struct("<2Q")
+_SPAN = Struct("<3Q")
 FEW = 4
 
 
@@ -72,6 +73,23 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return out
 
 
+def slices(spans: Sequence[Span], nbytes: int) -> list[list[Span]]:
+    """The spans in lists of `nbytes` together, the last may be shorter; spans are cut where a list ends."""
+    out: list[list[Span]] = [[]]
+    room = nbytes
+    for local, remote, length in spans:
+        done = 0
+        while done < length:
+            if not room:
+                out.append([])
+                room = nbytes
+            count = min(length - done, room)
+            out[-1].append((local + done, remote + done, count))
+            done += count
+            room -= count
+    return out
+
+
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
     """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
     if len(pairs) > FEW:  # at C speed, for thousands of small spans
@@ -102,6 +120,18 @@ def unpack(data: memoryview) -> list[Run]:
     if len(data) % _RUN.size:
         raise TransferError(f"a list of runs has {len(data)} bytes, which is no multiple of {_RUN.size}")
     return list(_RUN.iter_unpack(data))
+
+
+def pack_spans(spans: Sequence[Span]) -> bytes:
+    """24 bytes per span."""
+    return pack_struct(f"<{3 * len(spans)}Q", *chain.from_iterable(spans))
+
+
+def unpack_spans(data: memoryview) -> list[Span]:
+    """Inverse of `pack_spans`. Raises TransferError when the data is cut short."""
+    if len(data) % _SPAN.size:
+        raise TransferError(f"a list of spans has {len(data)} bytes, which is no multiple of {_SPAN.size}")
+    return list(_SPAN.iter_unpack(data))
 
 
 class Cursor:

@@ -1,30 +1,53 @@
 """StallMonitor: how long an event that arrives now has to wait for the event loop, and what it waits for.
 
-A thread sends the loop a callback every PERIOD_S and takes the time until it runs. While one is late, the thread
-notes where the loop's thread is. Lateness has three causes: a handler that computes, the interpreter lock in another
-thread's hands, and a core that is not ours; the processor time of the loop's thread tells the first from the others.
+A thread sends the loop a callback every PERIOD_S and takes the time from when it was due until it runs: while another
+thread has the interpreter lock, the sender cannot send either. Lateness has three causes, told apart by what Linux
+counts for the loop's thread meanwhile:
+
+    computing   a handler ran: processor time of the thread
+    core        it could run and had no core: the scheduler's run delay (/proc/.../schedstat)
+    lock        the rest: the interpreter lock in another thread's hands, or a blocking call
+
+While a callback is late, the thread notes where the loop's thread is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 PERIOD_S = 0.02
 SLOW_S = 0.002
-"""Our promise: no handler keeps the loop longer. Beyond it the place is noted."""
+"""Our promise: nothing keeps the loop longer. Beyond it the place is noted."""
+
+LEAD_S = 0.001
+"""The counts are read so long before a callback is due: a loop that kept the lock until then must be seen computing."""
+
+WAKING_S = 0.0003
+"""Until the sender runs after its sleep; not the loop's lateness."""
 
 KEPT_SAMPLES = 3000
 MAX_PLACES = 100
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One wait for the loop, seconds; the causes sum up to it."""
+
+    late: float
+    computing: float
+    core: float
+    lock: float
 
 
 @dataclass(slots=True)
@@ -37,21 +60,23 @@ class Place:
 
 
 class StallMonitor:
-    """Watches the running loop from `start` to `close`. `observe` gets every lateness in seconds, on the loop."""
+    """Watches the running loop from `start` to `close`. `observe` gets every wait, short ones too, on the loop."""
 
-    def __init__(self, observe: Callable[[float], None] = lambda seconds: None) -> None:
+    def __init__(self, observe: Callable[[Stall], None] = lambda stall: None) -> None:
         self._observe = observe
-        self._late: deque[tuple[float, float]] = deque(maxlen=KEPT_SAMPLES)  # (lateness, of it computing), seconds
-        self._longest = (0.0, 0.0)
+        self._stalls: deque[Stall] = deque(maxlen=KEPT_SAMPLES)
+        self._longest = Stall(0.0, 0.0, 0.0, 0.0)
         self._count = 0
         self._places: dict[str, Place] = {}
         self._answered = threading.Event()
+        self._answered_s = 0.0  # when it was, on the monotonic clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         loop, loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, args=(loop, loop_thread), name="stalls", daemon=True)
+        usage = Usage(loop_thread, threading.get_native_id())
+        self._thread = threading.Thread(target=self._watch, args=(loop, loop_thread, usage), name="stalls", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
@@ -62,58 +87,100 @@ class StallMonitor:
 
     @property
     def longest_s(self) -> float:
-        """The longest lateness since the start."""
-        return self._longest[0]
+        """The longest wait since the start."""
+        return self._longest.late
 
     def state(self) -> dict[str, Any]:
-        """For /debug/state, milliseconds: `computing` is the part that the loop's thread spent on a processor."""
-        late = sorted(seconds for seconds, _ in self._late)
-        computing = sorted(seconds for _, seconds in self._late)
+        """For /debug/state, milliseconds; percentiles of the last KEPT_SAMPLES for each cause by itself."""
+        stalls = list(self._stalls)
         places = self._places.copy()  # at once: the thread may add one
         return {
             "samples": self._count,
-            "late_ms": _percentiles(late),
-            "computing_ms": _percentiles(computing),
-            "longest_ms": {"late": 1000 * self._longest[0], "computing": 1000 * self._longest[1]},
+            **{f"{f.name}_ms": _percentiles([getattr(s, f.name) for s in stalls]) for f in fields(Stall)},
+            "longest_ms": {f.name: 1000 * getattr(self._longest, f.name) for f in fields(Stall)},
             "places": {
                 name: {"count": p.count, "ms": 1000 * p.seconds, "longest_ms": 1000 * p.longest_s}
                 for name, p in sorted(places.items(), key=lambda item: -item[1].seconds)[:10]
             },
         }
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
-        clock = time.pthread_getcpuclockid(loop_thread)
-        while not self._stop.wait(PERIOD_S):
+    def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int, usage: Usage) -> None:
+        own = Usage(threading.get_ident(), threading.get_native_id())
+        due = time.perf_counter() + PERIOD_S
+        before, mine = usage.read(), own.read()
+        while True:
+            self._stop.wait(due - LEAD_S - time.perf_counter())
+            if time.perf_counter() < due:
+                before, mine = usage.read(), own.read()
+                self._stop.wait(due - time.perf_counter())
+            if self._stop.is_set():
+                break
             self._answered.clear()
-            before, sent = time.clock_gettime(clock), time.perf_counter()
+            # While the sender has no core, nothing can be said of the loop.
+            overdue = time.perf_counter() - due - (own.read().delayed - mine.delayed)
+            sent = time.perf_counter() - (overdue if overdue > WAKING_S else 0.0)
             try:
-                loop.call_soon_threadsafe(self._answer, sent)
+                loop.call_soon_threadsafe(self._answer, sent, usage, before)
             except RuntimeError:  # the loop was closed
-                return
-            place = None
+                break
+            before, mine, place = usage.read(), own.read(), None
             while not self._answered.wait(SLOW_S) and not self._stop.is_set():
                 place = place or _place(sys._current_frames().get(loop_thread))
-            late = self._count and self._late[-1][0]
-            self._note(late, min(late, time.clock_gettime(clock) - before), place)
+            if place is not None and self._answered.is_set():
+                self._note(place, self._stalls[-1].late)
+            due = max(due, self._answered_s) + PERIOD_S
+        usage.close()
+        own.close()
 
-    def _answer(self, sent: float) -> None:
+    def _answer(self, sent: float, usage: Usage, before: Used) -> None:
         """Runs on the loop."""
-        late = time.perf_counter() - sent
-        self._late.append((late, 0.0))
+        self._answered_s, now = time.perf_counter(), usage.read()
+        late = self._answered_s - sent
+        computing = min(late, now.computed - before.computed)
+        core = min(late - computing, max(0.0, now.delayed - before.delayed))
+        stall = Stall(late, computing, core, late - computing - core)
+        self._stalls.append(stall)
+        self._longest = max(self._longest, stall, key=lambda one: one.late)
         self._count += 1
         self._answered.set()
-        self._observe(late)
+        self._observe(stall)
 
-    def _note(self, late: float, computing: float, place: str | None) -> None:
-        if not self._answered.is_set():
-            return
-        self._late[-1] = (late, computing)
-        self._longest = (max(self._longest[0], late), max(self._longest[1], computing))
-        if place is not None and late > SLOW_S and (place in self._places or len(self._places) < MAX_PLACES):
+    def _note(self, place: str, late: float) -> None:
+        if late > SLOW_S and (place in self._places or len(self._places) < MAX_PLACES):
             entry = self._places.setdefault(place, Place())
             entry.count += 1
             entry.seconds += late
             entry.longest_s = max(entry.longest_s, late)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Of one thread since it began, seconds."""
+
+    computed: float  # on a processor
+    delayed: float  # ready to run, without a core
+
+
+class Usage:
+    """What Linux counts for a thread of this process. A kernel without scheduler statistics counts no delay."""
+
+    def __init__(self, thread: int, native_id: int) -> None:
+        """The thread's `ident` and `native_id`."""
+        self._clock = time.pthread_getcpuclockid(thread)
+        try:
+            self._file: int | None = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = None
+
+    def read(self) -> Used:
+        """After `close` the delay is 0."""
+        delayed = 0 if self._file is None else int(os.pread(self._file, 100, 0).split()[1])
+        return Used(time.clock_gettime(self._clock), delayed / 1e9)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 def _place(frame: FrameType | None) -> str:
@@ -128,7 +195,8 @@ def _place(frame: FrameType | None) -> str:
     return "the event loop" if inner is None else f"the event loop > {inner.f_code.co_name}"
 
 
-def _percentiles(ordered: list[float]) -> dict[str, float]:
+def _percentiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
     if not ordered:
         return {}
     return {f"p{p}": 1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in (50, 99, 100)}

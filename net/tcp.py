@@ -1,100 +1,113 @@
-"""TCP transport: bulk on a connection of its own, received straight into the destination.
+"""TCP transport: bulk on connections of its own, received straight into the destination.
 
     READ   read{id, region, runs} ──>                  WRITE   write{id, region, runs} + bytes ──>
            <── data{id} + bytes ...                            data{id} + bytes ... ──>
            <── fail{id, reason}                                <── done{id}  or  fail{id, reason}
            cancel{id} ──>                                      cancel{id} ──>   <── cancelled{id}
 
-More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials one data connection
-for the bulk it submits, and a second one with the first urgent submission: what is urgent does not wait behind bulk in
-the socket's buffers. Bytes travel in frames of at most FRAME, so concurrent transfers share the connection and a
-cancelled one stops at the next frame.
+    rail{id} ──>             first on every connection: the dialer's number of it
+    cut{id} ──>  <── cut{id}    nothing more is received on that rail, whatever its socket still holds
+
+More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials `connections` data
+connections for the bulk it submits (net.tcp_bundle), and as many with the first urgent submission: what is urgent does
+not wait behind bulk in the socket's buffers. Bytes travel in frames of at most FRAME, so concurrent transfers share a
+connection and a cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 from net.connection import Connection, Receiver
-from net.errors import PeerLost, TransferError
+from net.errors import PeerLost
 from net.links import Links
 from net.memory import Region
-from net.spans import Cursor, Run, Span, flat, pack, runs
-from net.tcp_server import FEW_RUNS, FRAME, Served, at_once, push
+from net.spans import Span
+from net.tcp_bundle import Bundle
+from net.tcp_rail import TcpRail
+from net.tcp_server import Cut, Served
 from net.transport import BULK, Op
-from net.wire import Frame, FrameError, Header, nowhere
 
-CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
+BULK_PURPOSE, URGENT_PURPOSE = "data", "urgent data"
 
 
 class Tcp:
-    """Works everywhere a control connection works."""
+    """Works everywhere a control connection works. `connections` to each peer, and as many for what is urgent."""
 
     name = "tcp"
 
-    def __init__(self, links: Links, regions: Mapping[str, Region]) -> None:
+    def __init__(self, links: Links, regions: Mapping[str, Region], connections: int = 2) -> None:
+        if connections < 1:
+            raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
         self._links = links
         self._regions = regions
-        self._rails: dict[str, _Rail] = {}
-        self._urgent: dict[str, _Rail] = {}
+        self._connections = connections
+        self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
+        self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
         self._served: set[Served] = set()
-        self._dialing: dict[str, asyncio.Lock] = {}
-        links.accept("data", partial(self._accept, self._rails))
-        links.accept("urgent data", partial(self._accept, self._urgent))
+        self._cut: Cut = set()
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        for purpose in (BULK_PURPOSE, URGENT_PURPOSE):
+            links.accept(purpose, self._accept, vital=False)
 
-    def _accept(self, rails: dict[str, _Rail], connection: Connection) -> Receiver:
+    def _accept(self, connection: Connection) -> Receiver:
         if connection.dialed:
-            return _Rail(connection, rails)
-        return Served(connection, self._regions, self._served)
+            rail = self._dialed[connection] = TcpRail(connection)
+            return rail
+        return Served(connection, self._regions, self._served, self._cut)
 
     def offer(self) -> dict[str, Any]:
         return {}
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
-        rail = await self._rail(peer_id, self._rails, "data")
-        return f"TCP to {rail.connection.remote_host}"
+        bundle = await self._bundle(peer_id, BULK_PURPOSE)
+        host = bundle.connections()[0].connection.remote_host
+        return f"TCP to {host}, {self._connections} connections" if self._connections > 1 else f"TCP to {host}"
 
-    async def _rail(self, peer_id: str, rails: dict[str, _Rail], purpose: str) -> _Rail:
-        if peer_id not in rails:
-            async with self._dialing.setdefault(peer_id, asyncio.Lock()):
-                if peer_id not in rails:
-                    await self._links.dial(peer_id, purpose)  # `_accept` enters the rail
-        if (rail := rails.get(peer_id)) is None:
+    async def _bundle(self, peer_id: str, purpose: str) -> Bundle:
+        """Raises PeerLost, PeerRefused."""
+        key = peer_id, purpose
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            bundle = self._bundles.get(key)
+            if bundle is not None and bundle.is_open:
+                return bundle
+            if bundle is not None:
+                bundle.end("its data connections are closed", abort=True)
+            names = [f"tcp{index}" for index in range(self._connections)]
+            give_up = partial(self._links.drop, peer_id)
+            bundle = self._bundles[key] = Bundle(peer_id, names, partial(self._dial, peer_id, purpose), give_up)
+            await bundle.open()
+            return bundle
+
+    async def _dial(self, peer_id: str, purpose: str) -> TcpRail:
+        connection = await self._links.dial(peer_id, purpose)
+        rail = self._dialed.pop(connection, None)
+        if rail is None:
             raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
         return rail
 
     def is_open(self, peer_id: str) -> bool:
-        return peer_id in self._rails
+        """Also while its connections are dialed again."""
+        bundle = self._bundles.get((peer_id, BULK_PURPOSE))
+        return bundle is not None and bundle.alive
 
     async def submit(
         self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
     ) -> None:
-        rail = self._rails.get(peer_id)
-        if rail is None:
-            raise PeerLost(f"the data connection to {peer_id!r} is closed")
+        bundle = self._bundles.get((peer_id, BULK_PURPOSE))
+        if bundle is None:
+            raise PeerLost(f"the data connections to {peer_id!r} are closed")
         if priority > BULK:
-            rail = await self._rail(peer_id, self._urgent, "urgent data")
-        here, there, lengths = zip(*spans, strict=True)
-        ours = Cursor(local.memory, runs(here, lengths))
-        theirs = runs(there, lengths)
-        if op is Op.READ:
-            await rail.read(ours, remote, theirs)
-        else:
-            try:
-                await rail.write(ours, remote, theirs)
-            except _Unresponsive as error:
-                self._links.drop(peer_id, str(error))
-                raise asyncio.CancelledError from None
+            urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
+            bundle = urgent if urgent and urgent.alive else await self._bundle(peer_id, URGENT_PURPOSE)
+        await bundle.submit(op, local, remote, spans)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
-        return []
+        bundle = self._bundles.get((peer_id, BULK_PURPOSE))
+        return [rail.row() for rail in bundle.rails] if bundle is not None else []
 
     def withdraw(self, name: str) -> None:
         for served in self._served:
@@ -102,148 +115,26 @@ class Tcp:
 
     def drop(self, peer_id: str) -> None:
         """Cut its connections: nothing more of it is received."""
-        for rails in (self._rails, self._urgent):
-            if (rail := rails.pop(peer_id, None)) is not None:
-                rail.end(self._links.why_lost(peer_id))
-                rail.connection.abort()
+        for purpose in (BULK_PURPOSE, URGENT_PURPOSE):
+            if (bundle := self._bundles.pop((peer_id, purpose), None)) is not None:
+                bundle.end(self._links.why_lost(peer_id), abort=True)
         for served in [one for one in self._served if one.connection.peer_id == peer_id]:
             served.end()
             served.connection.abort()
+        for connection in [one for one in self._dialed if one.peer_id == peer_id]:
+            self._dialed.pop(connection).connection.abort()
+        self._cut -= {key for key in self._cut if key[0] == peer_id}
 
     async def fence(self, peer_id: str) -> None:
-        """Cutting the connection was the fence."""
+        """Cutting the connections was the fence."""
 
     async def close(self) -> None:
-        for rail in [*self._rails.values(), *self._urgent.values()]:
-            rail.end("this node is closing")
-            rail.connection.close()
+        for bundle in self._bundles.values():
+            bundle.end("this node is closing", abort=False)
         for served in list(self._served):
             served.end()
             served.connection.close()
-        self._rails.clear()
-        self._urgent.clear()
-
-
-class _Unresponsive(Exception):
-    """The peer does not answer a cancel."""
-
-
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    op: Op
-    ours: Cursor
-    done: asyncio.Future[None]
-    stopped: asyncio.Future[None] | None = None  # present once a WRITE is being cancelled
-
-
-class _Rail:
-    """The submitting end of a data connection."""
-
-    def __init__(self, connection: Connection, rails: dict[str, _Rail]) -> None:
-        self.connection = connection
-        self._rails = rails
-        self._ids = count(1)
-        self._transfers: dict[int, _Transfer] = {}
-        rails[connection.peer_id] = self
-
-    async def read(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
-        transfer_id, transfer = self._begin(Op.READ, ours)
-        try:
-            self._request("read", transfer_id, region, theirs)
-            await transfer.done
-        except asyncio.CancelledError:
-            incoming = self.connection.decoder.incoming
-            if incoming is not None and incoming.header.get("id") == transfer_id:
-                self.connection.decoder.discard()
-            with suppress(PeerLost):
-                self.connection.send({"op": "cancel", "id": transfer_id})
-            raise
-        finally:
-            self._finish(transfer_id)  # from here on its data goes nowhere
-
-    async def write(self, ours: Cursor, region: str, theirs: Sequence[tuple[int, int]]) -> None:
-        transfer_id, transfer = self._begin(Op.WRITE, ours)
-        try:
-            if len(theirs) <= FEW_RUNS and at_once(self.connection, min(ours.left, FRAME)):
-                first = ours.take(min(ours.left, FRAME))
-                header = {"op": "write", "id": transfer_id, "region": region, "runs": flat(theirs)}
-                self.connection.send_views(header, first)
-            else:
-                self._request("write", transfer_id, region, theirs)
-            await push(self.connection, transfer_id, ours, transfer.done.done)
-            await transfer.done
-        except asyncio.CancelledError:
-            await self._stop(transfer_id, transfer)
-            raise
-        finally:
-            self._finish(transfer_id)
-
-    def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
-        header = {"op": op, "id": transfer_id, "region": region}
-        if len(theirs) <= FEW_RUNS:
-            self.connection.send(header | {"runs": flat(theirs)})
-        else:
-            self.connection.send(header, [pack(theirs)])
-
-    async def _stop(self, transfer_id: int, transfer: _Transfer) -> None:
-        """Return when the peer has confirmed that nothing of this WRITE lands any more."""
-        if transfer.done.done() and not transfer.done.cancelled():  # cancelled with the task that waited for it
-            return
-        transfer.stopped = asyncio.get_running_loop().create_future()
-        give_up_at = time.monotonic() + CANCEL_S
-        with suppress(PeerLost):  # `on_lost` tells both sides
-            self.connection.send({"op": "cancel", "id": transfer_id})
-            while not transfer.stopped.done() and (left := give_up_at - time.monotonic()) > 0:
-                with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
-                    await asyncio.wait([transfer.stopped], timeout=left)
-            if not transfer.stopped.done():
-                raise _Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s")
-            transfer.stopped.result()
-
-    def _begin(self, op: Op, ours: Cursor) -> tuple[int, _Transfer]:
-        transfer_id = next(self._ids)
-        transfer = _Transfer(op, ours, asyncio.get_running_loop().create_future())
-        self._transfers[transfer_id] = transfer
-        return transfer_id, transfer
-
-    def _finish(self, transfer_id: int) -> None:
-        transfer = self._transfers.pop(transfer_id)
-        if transfer.done.done() and not transfer.done.cancelled():
-            transfer.done.exception()  # it may have come while we were leaving for another reason
-
-    def end(self, reason: str) -> None:
-        """Fail what is under way."""
-        for transfer in self._transfers.values():
-            for waiting in (transfer.done, transfer.stopped):
-                if waiting is not None and not waiting.done():
-                    waiting.set_exception(PeerLost(f"lost {self.connection.peer_id!r} during a transfer: {reason}"))
-
-    # --- net.connection.Receiver
-
-    def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
-        transfer = self._transfers.get(header.get("id", 0))
-        if transfer is None or transfer.op is not Op.READ or transfer.done.done():
-            return nowhere(nbytes)
-        if nbytes > transfer.ours.left:
-            raise FrameError(f"{nbytes} bytes arrive where {transfer.ours.left} were asked for")
-        return transfer.ours.take(nbytes)
-
-    def frame(self, connection: Connection, frame: Frame) -> None:
-        transfer = self._transfers.get(frame.header["id"])
-        if transfer is None:
-            return  # it was given up
-        done = transfer.done
-        match frame.header["op"]:
-            case "data" if transfer.ours.left == 0 and not done.done():
-                done.set_result(None)
-            case "done" if not done.done():
-                done.set_result(None)
-            case "fail" if not done.done():
-                done.set_exception(TransferError(frame.header["reason"]))
-        if transfer.stopped is not None and not transfer.stopped.done() and frame.header["op"] != "data":
-            transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
-
-    def closed(self, connection: Connection, reason: str | None) -> None:
-        if self._rails.get(connection.peer_id) is self:
-            del self._rails[connection.peer_id]
-        self.end(reason or "it has closed")
+        for connection in self._dialed:
+            connection.close()
+        self._bundles.clear()
+        self._dialed.clear()

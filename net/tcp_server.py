@@ -12,7 +12,7 @@ from net.memory import Region
 from net.spans import Cursor, Run, check, pairs, unpack
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
-FRAME = 1 << 20  # bytes of one data frame
+FRAME = 4 << 20  # bytes of one data frame
 SMALL = 64 << 10  # bytes of a frame that needs no turn
 FEW_RUNS = 64  # that travel in the header of a request
 RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
@@ -33,11 +33,18 @@ def at_once(connection: Connection, nbytes: int) -> bool:
     return nbytes <= FRAME and not connection.congested and (nbytes <= SMALL or connection.turns.take())
 
 
+Cut = set[tuple[str, str, int]]
+"""(peer id, its instance, rail id)"""
+
+
 class Served:
     """What one peer reads and writes here."""
 
-    def __init__(self, connection: Connection, regions: Mapping[str, Region], everyone: set[Served]) -> None:
+    def __init__(self, connection: Connection, regions: Mapping[str, Region], everyone: set[Served], cut: Cut) -> None:
+        """`cut` are rails that their dialers have given up: nothing they sent may be received any more."""
         self.connection = connection
+        self.rail_id = 0  # the dialer's number of this connection
+        self._cut = cut
         self._regions = regions
         self._everyone = everyone
         self._writes: dict[int, tuple[str, Cursor]] = {}
@@ -76,6 +83,14 @@ class Served:
         header = frame.header
         transfer_id = header["id"]
         match header["op"]:
+            case "rail":
+                self.rail_id = transfer_id
+                if self._key(transfer_id) in self._cut:
+                    self.end()
+                    connection.abort()
+            case "cut":
+                self._cut_off(transfer_id)
+                connection.send({"op": "cut", "id": transfer_id})
             case "read":
                 self._begin_read(transfer_id, header, _runs(frame))
             case "write" if "runs" in header and frame.payload:  # begun by `place`
@@ -90,6 +105,18 @@ class Served:
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self.end()
+
+    # --- rails that the dialer has given up
+
+    def _key(self, rail_id: int) -> tuple[str, str, int]:
+        return self.connection.peer_id, self.connection.instance, rail_id
+
+    def _cut_off(self, rail_id: int) -> None:
+        """What such a rail sent may still be unread; it is not read any more."""
+        self._cut.add(key := self._key(rail_id))
+        for served in [one for one in self._everyone if one._key(one.rail_id) == key]:
+            served.end()
+            served.connection.abort()
 
     # --- transfers
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Any
+
+from net.rails import SAMPLE_BYTES, WEIGHT
 
 LATENCY_BUCKETS_S = (
     *(20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3),
@@ -20,12 +23,16 @@ class Traffic:
     bytes_written: int = 0
     seconds: float = 0.0
     failures: int = 0
+    bytes_per_s: float = 0.0  # moving mean over submissions of at least SAMPLE_BYTES
     latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
 
     def done(self, read: bool, nbytes: int, seconds: float) -> None:
         """One submission has succeeded."""
         self.seconds += seconds
         self.latencies[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        if nbytes >= SAMPLE_BYTES and seconds > 0:
+            weight = WEIGHT if self.bytes_per_s else 1.0
+            self.bytes_per_s += weight * (nbytes / seconds - self.bytes_per_s)
         if read:
             self.bytes_read += nbytes
         else:
@@ -44,6 +51,20 @@ class Traffic:
             if seen and seen >= wanted:
                 return bound
         return None
+
+    def row(self) -> dict[str, Any]:
+        """For /debug/state and the metrics; the quantiles are upper bounds."""
+        p50, p99 = self.quantile_s(0.5), self.quantile_s(0.99)
+        return {
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "seconds": self.seconds,
+            "gb_per_s": self.gb_per_s(),
+            "failures": self.failures,
+            "latencies": list(self.latencies),
+            "p50_ms": None if p50 is None else 1e3 * p50,
+            "p99_ms": None if p99 is None else 1e3 * p99,
+        }
 
 
 class RailLimit:

@@ -18,12 +18,12 @@ its writer is fenced, the owner keeps its slots held; a deadline alone is no rea
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from net.channel import Channel
+from net.clock import Clock
 from net.copying import Copier, Copy
 from net.deadlines import Deadlines
 from net.errors import PeerLost, RemoteError, TransferError
@@ -55,7 +55,7 @@ class Path:
     refused: dict[str, str]  # the better transports, and why they cannot be used
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making a frozen one takes three times as long
 class Completion:
     """What one submission did."""
 
@@ -86,6 +86,7 @@ class TransferEngine:
         order: Sequence[str] = ("shm", "tcp"),
         options: Mapping[str, dict[str, Any]] | None = None,
         rail_limit: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
         """`order`: the transports to try, best first, which are also those offered to peers. `options`: keyword
         arguments of their constructors, by name. `rail_limit`: bytes per second that this node's submissions take
@@ -100,6 +101,7 @@ class TransferEngine:
         }
         self._peers: dict[str, _Peer] = {}
         self._limit = RailLimit(rail_limit) if rail_limit else None
+        self._clock = clock or Clock()
         self._copier = Copier()
         self._deadlines = Deadlines()
         self._closed = False
@@ -149,7 +151,7 @@ class TransferEngine:
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
         returns. `priority` is BULK or URGENT. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the
         module for what may be reused when."""
-        started = time.perf_counter()  # uvloop caches loop.time() per turn
+        started = self._clock.now()
         peer = self._of(peer_id)
         deadline = self._deadlines.start(timeout_s)
         try:
@@ -168,7 +170,7 @@ class TransferEngine:
             raise
         finally:
             self._deadlines.end(deadline)
-        seconds = time.perf_counter() - started
+        seconds = self._clock.now() - started
         peer.traffic.done(op is Op.READ, nbytes, seconds)
         return Completion(nbytes, seconds, name)
 
@@ -211,6 +213,18 @@ class TransferEngine:
         """Whether `open` could make it so: it has not been tried."""
         return self.path_of(peer_id) is None and not ONE_SIDED.isdisjoint(self._transports)
 
+    def bandwidth(self, peer_id: str) -> dict[str, float]:
+        """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py: a moving mean over
+        stretches of at least 1 MiB), by rail name; for a transport with one way its name. Empty before the first
+        transfers. What a transfer model of the scheduler may start from: their sum is what a large transfer gets."""
+        path = self.path_of(peer_id)
+        if path is None or path is _LOCAL:
+            return {}
+        rows = self._transports[path.transport].rails(peer_id)
+        found = {row["rail"]: 1e9 * row["gb_per_s"] for row in rows if row["up"] and row["gb_per_s"]}
+        mean = self._peers[peer_id].traffic.bytes_per_s
+        return found if rows or not mean else {path.transport: mean}
+
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
         retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are
@@ -235,11 +249,8 @@ class TransferEngine:
         if not nbytes:
             return path.transport
         if self._limit is not None:
-            now = time.monotonic()
-            until = now + self._limit.hold_s(now, nbytes, priority > BULK)
-            # A loop may wake a sleeper up to a millisecond early, so it looks at the clock again.
-            while (left := until - time.monotonic()) > 0:  # noqa: ASYNC110  time passes; there is no event to wait for
-                await asyncio.sleep(left)
+            now = self._clock.now()
+            await self._clock.until(now + self._limit.hold_s(now, nbytes, priority > BULK))
         if path is _LOCAL:
             other = self._region(remote)
             check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
@@ -288,22 +299,12 @@ class TransferEngine:
         return peer
 
     def _row(self, peer_id: str, peer: _Peer) -> dict[str, Any]:
-        path, traffic = self.path_of(peer_id), peer.traffic
+        path = self.path_of(peer_id)
         rails = self._transports[path.transport].rails(peer_id) if path and path is not _LOCAL else []
-        p50, p99 = traffic.quantile_s(0.5), traffic.quantile_s(0.99)
-        return {
+        how = {
             "peer": peer_id,
             "transport": path.transport if path else None,
             "reason": path.reason if path else None,
             "refused": path.refused if path else {},
-            "bytes_read": traffic.bytes_read,
-            "bytes_written": traffic.bytes_written,
-            "seconds": traffic.seconds,
-            "gb_per_s": traffic.gb_per_s(),
-            "failures": traffic.failures,
-            "retries": sum(rail["resent"] for rail in rails),
-            "latencies": list(traffic.latencies),
-            "p50_ms": None if p50 is None else 1e3 * p50,
-            "p99_ms": None if p99 is None else 1e3 * p99,
-            "rails": rails,
         }
+        return how | peer.traffic.row() | {"retries": sum(rail["resent"] for rail in rails), "rails": rails}

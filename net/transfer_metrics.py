@@ -26,8 +26,18 @@ class TransferCollector(Collector):
         failed = CounterMetricFamily("mooncake:peer_transfer_failures", "Submissions that failed", labels=common)
         again = CounterMetricFamily("mooncake:peer_transfer_retries", "Slices sent again", labels=common)
         latency = HistogramMetricFamily("mooncake:peer_transfer_latency_seconds", "Per submission", labels=common)
+        per_rail = [*common, "rail"]
+        rail_speed = GaugeMetricFamily("mooncake:rail_gb_per_s", "Estimated bandwidth of a rail", labels=per_rail)
+        rail_up = GaugeMetricFamily("mooncake:rail_up", "1 when the rail can be used", labels=per_rail)
+        rail_moved = CounterMetricFamily("mooncake:rail_bytes", "Bytes that arrived over the rail", labels=per_rail)
+        rail_failed = CounterMetricFamily("mooncake:rail_failures", "Times the rail broke", labels=per_rail)
         for row in self._snapshot():
             values = [*self._labels.values(), row["peer"], row["transport"] or "none"]
+            for rail in row["rails"]:
+                rail_speed.add_metric([*values, rail["rail"]], rail["gb_per_s"])
+                rail_up.add_metric([*values, rail["rail"]], float(rail["up"]))
+                rail_moved.add_metric([*values, rail["rail"]], rail["bytes"])
+                rail_failed.add_metric([*values, rail["rail"]], rail["failures"])
             moved.add_metric([*values, "read"], row["bytes_read"])
             moved.add_metric([*values, "write"], row["bytes_written"])
             speed.add_metric(values, row["gb_per_s"])
@@ -36,4 +46,4 @@ class TransferCollector(Collector):
             bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
             counts = accumulate(row["latencies"])
             latency.add_metric(values, list(zip(bounds, counts, strict=True)), row["seconds"])
-        return [moved, speed, failed, again, latency]
+        return [moved, speed, failed, again, latency, rail_speed, rail_up, rail_moved, rail_failed]

@@ -48,13 +48,13 @@ class Detector:
         self._suspicions.clear()
 
     def tick(self, now: float) -> None:
-        for node_id in self._suspicions.over(now):
-            member = self._roster.get(node_id)
-            if member is not None:
-                self._learn(now, Verdict(node_id, member.incarnation, Status.DEAD, self._me))
         for relay in self._prober.unanswered(now):
             self._out.send(relay.origin, "nack", seq=relay.seq)
         self._probe(now)
+        for node_id in self._suspicions.over(now):  # after the probe, which may have confirmed one
+            member = self._roster.get(node_id)
+            if member is not None:
+                self._learn(now, Verdict(node_id, member.incarnation, Status.DEAD, self._me))
 
     def _probe(self, now: float) -> None:
         prober, probe = self._prober, self._prober.current

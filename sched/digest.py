@@ -164,6 +164,16 @@ class CuckooDigest:
                     return
         raise AssertionError("a key that was added has no slot")
 
+    @property
+    def changed(self) -> bool:
+        """Changes wait for `take_delta`."""
+        return bool(self._dirty)
+
+    def outbid(self, epoch: int) -> None:
+        """Go on in a later epoch than `epoch`, which somebody holds of a former process under this name."""
+        self.epoch, self.seq = epoch + 1, 0
+        self._dirty.clear()
+
     def take_delta(self, limit: int = 300) -> Delta | None:
         """Up to `limit` slots that changed since the last call; None when nothing did. Call until None.
 
@@ -182,9 +192,7 @@ class CuckooDigest:
         """A full copy as of the last delta taken. Raises RuntimeError when changes wait for `take_delta`."""
         if self._dirty:
             raise RuntimeError("take the delta first: a full copy must equal the state its seq names")
-        slots = np.array(self._slots, np.uint16)
-        for start in range(0, slots.size, PAGE_SLOTS):
-            yield Page(self.epoch, self.seq, self.buckets, start, slots[start : start + PAGE_SLOTS])
+        return pages_of(self.epoch, self.seq, np.array(self._slots, np.uint16))
 
     def _bucket(self, bucket: int) -> list[int]:
         return self._slots[bucket * LANES : bucket * LANES + LANES]
@@ -238,6 +246,12 @@ def _buckets_for(keys: int) -> int:
     while buckets * LANES * LOAD_LIMIT < keys:
         buckets *= 2
     return buckets
+
+
+def pages_of(epoch: int, seq: int, slots: Slots) -> Iterator[Page]:
+    """A full copy cut into packets."""
+    for start in range(0, slots.size, PAGE_SLOTS):
+        yield Page(epoch, seq, slots.size // LANES, start, slots[start : start + PAGE_SLOTS])
 
 
 def assemble(pages: Iterable[Page]) -> tuple[int, int, Slots] | None:

@@ -50,7 +50,7 @@ class HeatCounter:
     def heat(self, now: float, key: int) -> float:
         """Hits per second."""
         heat, since = self._heat.get(key, (0.0, now))
-        return heat * math.exp(-(now - since) / self._window_s)
+        return heat * math.exp(-max(0.0, now - since) / self._window_s)
 
     def take_list(self, now: float) -> HotList | None:
         """The list to tell, None when it says nothing new."""

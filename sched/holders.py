@@ -72,6 +72,10 @@ class Holders:
         table.load(index, slots)
         self._table_of[node_id], self._state[node_id] = table, (epoch, seq)
 
+    def slots(self, node_id: str) -> Slots:
+        """The digest held of this node, as `load` took it. Raises KeyError when there is none."""
+        return self._table_of[node_id].slots(self._index[node_id])
+
     def apply(self, node_id: str, delta: Delta) -> bool:
         """Apply a delta that follows the state held; False when it does not, then a full copy is needed."""
         table = self._table_of.get(node_id)
@@ -142,6 +146,9 @@ class _Table:
             wider[:, : self._words.shape[1]] = self._words
             self._words = wider
         self._words[:, node] = np.ascontiguousarray(slots, "<u2").view("<u8")
+
+    def slots(self, node: int) -> Slots:
+        return self._words[:, node].copy().view("<u2")
 
     def apply(self, node: int, changes: npt.NDArray[np.uint32]) -> None:
         """Write the changed slots; kept masks that the old or the new fingerprints can concern follow."""

@@ -31,8 +31,7 @@ def obstacle(me: Member, known: Member | None, joiner: Member) -> str | None:
     if joiner.info.get("root") != me.info.get("root"):
         reason = (
             f"node {joiner.node_id} computes other KV than this cluster: it has {_cache_of(joiner)}; "
-            f"{me.node_id} has {_cache_of(me)}. Start it with the same --model, --dtype, --kv-cache-dtype and "
-            "--block-size"
+            f"{me.node_id} has {_cache_of(me)}. Start it with {_remedy(me, joiner)}"
         )
         return reason.encode()[:REASON_BYTES].decode(errors="ignore")
     if known is not None and known.here and known.address != joiner.address:
@@ -51,6 +50,15 @@ REASON_BYTES = 600
 def _cache_of(member: Member) -> str:
     info = member.info
     return (
-        f"model {info.get('model', 'unknown')!s:.120}, block size {info.get('block_size', 'unknown')!s:.12}, "
-        f"root {info.get('root', 'none')!s:.12}"
+        f"model {info.get('model', 'unknown')!s:.100}, dtype {info.get('dtype', 'unknown')!s:.12}, "
+        f"block size {info.get('block_size', 'unknown')!s:.12}, root {info.get('root', 'none')!s:.12}"
     )
+
+
+def _remedy(me: Member, joiner: Member) -> str:
+    """The flags to change; what else goes into the root when those that show here are equal."""
+    flags = {"model": "--model", "dtype": "--dtype and --kv-cache-dtype", "block_size": "--block-size"}
+    differing = [flag for name, flag in flags.items() if me.info.get(name) != joiner.info.get(name)]
+    if differing:
+        return f"the same {' and '.join(differing)}"
+    return "the same model files and the same version: block layout or weights differ"

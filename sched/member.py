@@ -147,6 +147,10 @@ class Preset:
     retransmit_mult: int
     state_period_s: float  # exchange of node records, up to 256 nodes
     state_fanout: int = 2  # with so many others
+    digest_period_s: float = 1.0  # changes of the cache digests are told, see sched/digest_exchange.py
+    hot_period_s: float = 10.0  # hot prefixes are told, see sched/hot_lists.py
+    cell_nodes: int = 256  # above that the cluster is cut into cells, see sched/cells.py
+    cell_period_s: float = 0.5  # summaries of cells are told
     confirmations: int = 3  # of a suspicion by others, after which it is as short as it gets
     suspicion_max_mult: int = 4  # without any, it is so many times as long
     dead_keep_s: float = 600.0  # how long the dead are remembered, called upon, and shielded from stale rumours

@@ -43,6 +43,12 @@ class Kind(IntEnum):
     WANT = 4  # state: keys of nodes whose records are wanted
     SUMMARY = 5  # state: versions by row
     PICK = 6  # state: rows that are wanted
+    HELD = 7  # digests: states held (sched/digest_exchange.py)
+    CHANGES = 8  # digests: a delta
+    COPY = 9  # digests: a page of a whole one
+    CELL_AGES = 10  # cells: how old the summaries held are (sched/cells.py)
+    CELLS = 11  # cells: summaries
+    HOT = 12  # a node's hot prefixes (sched/hot_lists.py)
 
 
 def tag_of(member: Member) -> int:

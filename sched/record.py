@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -80,6 +81,7 @@ Version = tuple[int, int]
 """(incarnation, version): the greater is the newer."""
 
 
+@lru_cache(maxsize=65536)
 def node_key(node_id: str) -> int:
     """64-bit name of a node in records and digests."""
     return int.from_bytes(blake2b(node_id.encode(), digest_size=8).digest(), "little")

@@ -5,7 +5,9 @@
 
 Every node tells a new load in every state period, which is the most there can be; 1 % of the packets are lost. Bytes
 are those of UDP payloads, sealing not included, plus 28 for IP and UDP headers. CPU is all of this process's, the
-simulator included, so it is an upper bound on the cores'. Detection and false deaths run the membership core alone.
+simulator included, so it is an upper bound on the cores'. Above 256 nodes both layouts run: one cell, and cells of at
+most 256, where records stay in the cell and others are known by summaries. Detection and false deaths run the
+membership core alone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +48,11 @@ class BusyCluster(VirtualCluster):
         )
 
 
-def state_rows(size: int, warm_s: float, measure_s: float, seed: int) -> list[Row]:
-    """Traffic, CPU and age of information of `size` busy nodes."""
+def state_rows(size: int, warm_s: float, measure_s: float, seed: int, cell_nodes: int = 256) -> list[Row]:
+    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`."""
     weather = Weather(loss=LOSS, delay_s=(0.0001, 0.0005))
-    cluster = BusyCluster(random.Random(seed), random.Random, presets["lan"], weather, HEADERS)
+    preset = replace(presets["lan"], cell_nodes=cell_nodes)
+    cluster = BusyCluster(random.Random(seed), random.Random, preset, weather, HEADERS)
     nodes = [cluster.add(f"node-{i}", root="aa" * 16) for i in range(size)]
     cluster.acquaint()
     cluster.run(warm_s)
@@ -66,7 +70,7 @@ def state_rows(size: int, warm_s: float, measure_s: float, seed: int) -> list[Ro
     cpu_s = time.process_time() - started
     packets, nbytes = np.array([(n.packets_sent, n.bytes_sent) for n in nodes]).T - np.array(sent).T
     age = np.concatenate(ages)
-    case = f"state, {size} nodes"
+    case = f"state, {size} nodes" + (f", cells of at most {cell_nodes}" if size > cell_nodes else "")
     limit = {"limit": TRAFFIC_LIMIT[size]} if size in TRAFFIC_LIMIT else {}
     age_limit = {"limit": AGE_LIMIT_S[size]} if size in AGE_LIMIT_S else {}
     return [
@@ -77,6 +81,19 @@ def state_rows(size: int, warm_s: float, measure_s: float, seed: int) -> list[Ro
         Row(case, "age of information p50", "s", float(np.quantile(age, 0.5))),
         Row(case, "age of information p99", "s", float(np.quantile(age, 0.99)), limits=age_limit),
         Row(case, "age of information, most", "s", float(age.max())),
+        *summary_rows(case, cluster),
+    ]
+
+
+def summary_rows(case: str, cluster: VirtualCluster) -> list[Row]:
+    """Ages of the cells' summaries at the end, where there are cells."""
+    ages = [node.core.summaries(cluster.now + node.clock_offset)["age_s"] for node in cluster.up()]
+    age = np.concatenate(ages)
+    if not age.size:
+        return []
+    return [
+        Row(case, "summaries of cells held, least", "", min(map(len, ages))),
+        Row(case, "age of summaries p99", "s", float(np.quantile(age, 0.99))),
     ]
 
 
@@ -194,7 +211,9 @@ def main() -> None:
     if args.only in (None, "state"):
         for size in sizes:
             warm_s, measure_s = (2.0, 2.0) if args.quick else (3.0, 4.0 if size > 256 else 8.0)
-            rows += state_rows(size, warm_s, measure_s, args.seed)
+            rows += state_rows(size, warm_s, measure_s, args.seed, cell_nodes=1024)
+            if size > 256:
+                rows += state_rows(size, warm_s, measure_s, args.seed, cell_nodes=256)
             print(f"{size} nodes: done", file=sys.stderr)
     if args.only in (None, "detection"):
         rows += detection_rows(256, crashes, args.seed)

@@ -14,7 +14,6 @@ node, each on a core of its own; the other servers are one mixed node with all c
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -37,6 +36,7 @@ from scripts.benchlib.client import Client, Outcome, find_server
 from scripts.benchlib.results import Row, report
 from scripts.benchlib.workload import SUFFIX, Spec, TokenSource
 from scripts.cluster import LocalCluster
+from scripts.nodes import pin
 
 FULL = "decode-first"
 SETUPS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -82,12 +82,6 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
     parser.add_argument("--add-to", type=Path, metavar="PATH", help="count the rounds of this earlier result too")
     return parser.parse_args(argv)
-
-
-def pin(pid: int, core: int) -> None:
-    """Every thread of the process to one core; threads it starts later inherit it."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), {core})
 
 
 def start(args: Namespace, name: str, run_dir: Path) -> LocalCluster:
@@ -162,9 +156,8 @@ async def measure(args: Namespace, console: Console) -> tuple[list[Round], dict[
         for name in args.setups:
             clusters[name] = stack.enter_context(start(args, name, run_dir / name))
             if name == "disaggregated":
-                cores = sorted(os.sched_getaffinity(0))
                 for index, node in enumerate(clusters[name].nodes):
-                    pin(node.pid, cores[index % len(cores)])
+                    pin(node.pid, index)
             progress.advance(starting)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:

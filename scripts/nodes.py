@@ -104,6 +104,13 @@ def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping
     return Node(name, role, list(argv), log, out, process, time.monotonic())
 
 
+def pin(pid: int, index: int) -> None:
+    """Every thread of the process to one of our cores, counted round; threads it starts later inherit it."""
+    cores = sorted(os.sched_getaffinity(0))
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {cores[index % len(cores)]})
+
+
 def threads_per_node(plan: Sequence[tuple[str, str]], cores: int | None = None) -> int:
     """CPU threads for each node that runs a model: an equal share of the cores, at least one."""
     engines = sum(role != "store" for _, role in plan)

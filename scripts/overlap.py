@@ -33,7 +33,7 @@ from scripts.benchlib.client import Client, Outcome, find_server
 from scripts.benchlib.results import Row, report
 from scripts.benchlib.workload import SUFFIX, Spec, TokenSource
 from scripts.cluster import LocalCluster
-from scripts.interference import pin
+from scripts.nodes import pin
 from scripts.trace import chrome_trace
 
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--no-enable-prefix-caching", "--transport", "tcp")
@@ -130,9 +130,8 @@ def run_case(args: Namespace, transfer: str, overlap: str, run_dir: Path) -> tup
     limit = ("--rail-limit", args.rail_limit) if args.rail_limit else ()
     run_dir.mkdir()
     with LocalCluster("prefill=1,decode=1", (*NODE_FLAGS, *wanted, *limit, *args.node_flags), run_dir=run_dir) as nodes:
-        cores = sorted(os.sched_getaffinity(0))
         for index, node in enumerate(nodes.nodes):
-            pin(node.pid, cores[index % len(cores)])
+            pin(node.pid, index)
         return asyncio.run(measure(args, case, nodes["decode-0"].url))
 
 

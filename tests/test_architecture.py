@@ -36,6 +36,7 @@ PURE = (
     "engine.request",
     "engine.batcher",
     "engine.block_book",
+    "engine.serving.recent",
     "engine.serving.clocks",
     "engine.serving.intervals",
     "engine.kv.kv_ready",
@@ -51,9 +52,17 @@ PURE = (
     "cache.pool",
     "cache.prefix",
     "cache.policy",
+    "cache.policies",
+    "cache.admission",
     "cache.homes",
+    "cache.routing",
+    "cache.heat",
+    "cache.repair",
     "net.wire",
+    "net.keyring",
+    "net.sealed_packets",
     "net.rails",
+    "net.topology",
     "net.traffic",
     "net.rdma.send_queue",
     "sched",
@@ -74,6 +83,7 @@ IMPURE_IMPORTS = {
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
+    "engine.kv.cuda_memory",
     "engine.speculation.draft",
     "engine.checkpoint.gguf_weights",
     "engine.sampling.host_draw",
@@ -97,11 +107,21 @@ MAY_TORCH = (
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
+    "engine.kv.encoded_blocks",
 )
 # ... these inside a function, for the roles that run a model ...
 LAZY_TORCH = ("engine.machine",)
 # ... and these are all that a store node imports at start.
-STORE_NODE = ("mooncake", "engine.node", "engine.node_report", "engine.text.tokenizer", "cache", "net", "sched")
+STORE_NODE = (
+    "mooncake",
+    "engine.node",
+    "engine.node_report",
+    "engine.front_door",
+    "engine.text.tokenizer",
+    "cache",
+    "net",
+    "sched",
+)
 
 
 def modules() -> dict[str, Path]:

@@ -13,7 +13,9 @@ Threads: torch.get_num_threads() at each call, in torch's own OpenMP pool.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +28,16 @@ MAX_HEAD_SIZE = 1024
 
 @dataclass(slots=True)
 class Plan:
-    """The batch's index tensors as the kernels want them."""
+    """The batch's index tensors as the kernels want them, and the calls of this step: layers are alike, so that from
+    one to the next only addresses change."""
 
     cu_q: Tensor  # [S + 1] int32
     ctx_lens: Tensor  # [S] int32
     block_tables: Tensor  # [S, max_blocks] int32, rows contiguous
     slots: Tensor  # [T] int64
     parts: list[tuple[bool, int, int]]  # (are decodes, first request, last request), empty ones left out
+    angles: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # id(cos) -> cos and both as wanted
+    calls: dict[Hashable, Any] = field(default_factory=dict)  # what the arguments look like -> the struct
 
 
 class CpuBackend:
@@ -56,31 +61,29 @@ class CpuBackend:
         )
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
-        self._write(k, v, kv, plan)
+        check_rows(k, kv)
+        check_rows(v, kv)
+        call = write_call(k, v.stride(), kv, plan)
+        call.kv.data, call.k, call.v = kv.data_ptr(), k.data_ptr(), v.data_ptr()
+        self.library.mooncake_write(ctypes.addressof(call))
 
     def rotate_and_write_kv(
         self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan
     ) -> Tensor:
         """See AttentionBackend. q is rotated where it lies: the result is a view of qkv."""
-        num_kv_heads = kv.shape[2]
-        q: Tensor
-        q, k, v = qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads], qkv[:, -num_kv_heads:]
-        self._write(k, v, kv, plan, (q, cos.float().contiguous(), sin.float().contiguous()))
+        like = ("rotate", num_heads, *looks(qkv), *looks(kv), torch.get_num_threads())
+        call = plan.calls.get(like)
+        if call is None:
+            call = plan.calls[like] = rotate_call(qkv, num_heads, kv, plan)
+        if id(cos) not in plan.angles:
+            plan.angles[id(cos)] = cos, cos.float().contiguous(), sin.float().contiguous()
+        _, wide_cos, wide_sin = plan.angles[id(cos)]
+        at, head = qkv.data_ptr(), qkv.stride(1) * qkv.element_size()
+        call.q, call.k, call.v = at, at + num_heads * head, at + (num_heads + kv.shape[2]) * head
+        call.cos, call.sin, call.kv.data = wide_cos.data_ptr(), wide_sin.data_ptr(), kv.data_ptr()
+        self.library.mooncake_write(ctypes.addressof(call))
+        q: Tensor = qkv[:, :num_heads]
         return q
-
-    def _write(
-        self, k: Tensor, v: Tensor, kv: Tensor, plan: Plan, rotated: tuple[Tensor, Tensor, Tensor] | None = None
-    ) -> None:
-        check_rows(k, kv)
-        check_rows(v, kv)
-        call = Write(kv=pool_of(kv), k=k.data_ptr(), v=v.data_ptr(), slots=plan.slots.data_ptr())
-        call.k_row, call.k_head, call.v_row, call.v_head = *k.stride()[:2], *v.stride()[:2]
-        call.num_tokens, call.threads, call.dtype = len(k), torch.get_num_threads(), DTYPES[k.dtype]
-        if rotated is not None:
-            q, cos, sin = rotated
-            call.q, call.cos, call.sin = q.data_ptr(), cos.data_ptr(), sin.data_ptr()
-            call.q_row, call.q_head, call.num_heads = *q.stride()[:2], q.shape[1]
-        self.library.mooncake_write(ctypes.byref(call))
 
     def attend(
         self,
@@ -93,21 +96,54 @@ class CpuBackend:
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> Tensor:
-        check_rows(q, kv)
-        if scale <= 0 or window < 0 or soft_cap < 0:
-            raise ValueError(f"needs scale > 0, window and soft_cap >= 0, not {scale}, {window}, {soft_cap}")
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        call = Attend(kv=pool_of(kv), q=q.data_ptr(), out=out.data_ptr())
-        call.block_tables, call.table_row = plan.block_tables.data_ptr(), plan.block_tables.shape[1]
-        call.cu_q, call.ctx_lens = plan.cu_q.data_ptr(), plan.ctx_lens.data_ptr()
-        call.q_row, call.q_head, call.num_heads = *q.stride()[:2], q.shape[1]
-        call.dtype, call.threads = DTYPES[q.dtype], torch.get_num_threads()
-        call.scale, call.window, call.soft_cap = scale, window, soft_cap
+        like = ("attend", scale, window, soft_cap, *looks(q), *looks(kv), torch.get_num_threads())
+        call = plan.calls.get(like)
+        if call is None:
+            call = plan.calls[like] = attend_call(q, kv, plan, scale, window, soft_cap)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        call.kv.data, call.q, call.out = kv.data_ptr(), q.data_ptr(), out.data_ptr()
         for are_decodes, first, last in plan.parts:
             call.first, call.last = first, last
             kernel = self.library.mooncake_decode if are_decodes else self.library.mooncake_prefill
-            kernel(ctypes.byref(call))
+            kernel(ctypes.addressof(call))
         return out
+
+
+def looks(x: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    """What a call's struct says about a tensor but for its address."""
+    return x.shape, x.stride(), x.dtype
+
+
+def write_call(k: Tensor, v_strides: tuple[int, ...], kv: Tensor, plan: Plan) -> Write:
+    """The write of rows like k into a pool like kv; addresses of k, v and the pool are missing."""
+    call = Write(kv=pool_of(kv), slots=plan.slots.data_ptr())
+    call.k_row, call.k_head, call.v_row, call.v_head = *k.stride()[:2], *v_strides[:2]
+    call.num_tokens, call.threads, call.dtype = len(k), torch.get_num_threads(), DTYPES[k.dtype]
+    return call
+
+
+def rotate_call(qkv: Tensor, num_heads: int, kv: Tensor, plan: Plan) -> Write:
+    """As write_call, with heads to rotate; cos and sin are missing too."""
+    check_rows(qkv[:, num_heads : num_heads + kv.shape[2]], kv)
+    call = write_call(qkv, qkv.stride(), kv, plan)
+    call.q_row, call.q_head, call.num_heads = *qkv.stride()[:2], num_heads
+    return call
+
+
+def attend_call(q: Tensor, kv: Tensor, plan: Plan, scale: float, window: int, soft_cap: float) -> Attend:
+    """Attention of rows like q over a pool like kv; addresses of q, out and the pool, and the requests are missing.
+
+    Raises ValueError for what no kernel takes."""
+    check_rows(q, kv)
+    if scale <= 0 or window < 0 or soft_cap < 0:
+        raise ValueError(f"needs scale > 0, window and soft_cap >= 0, not {scale}, {window}, {soft_cap}")
+    call = Attend(kv=pool_of(kv))
+    call.block_tables, call.table_row = plan.block_tables.data_ptr(), plan.block_tables.shape[1]
+    call.cu_q, call.ctx_lens = plan.cu_q.data_ptr(), plan.ctx_lens.data_ptr()
+    call.q_row, call.q_head, call.num_heads = *q.stride()[:2], q.shape[1]
+    call.dtype, call.threads = DTYPES[q.dtype], torch.get_num_threads()
+    call.scale, call.window, call.soft_cap = scale, window, soft_cap
+    return call
 
 
 def pool_of(kv: Tensor) -> Pool:

@@ -1,17 +1,15 @@
 // Paged decode attention: rows of one token each, split over (request, KV head, run of keys).
 #include "decode.h"
+#include "decode_amx.h"
 #include <algorithm>
+#include <atomic>
 #include <omp.h>
 #include <vector>
 
 namespace {
 
-constexpr int MIN_RUN = 256;         // keys: below this, merging costs more than a second thread gains
+constexpr int MIN_RUN = 64;          // keys: below this, merging costs more than a second thread gains
 constexpr int ITEMS_PER_THREAD = 4;  // so that a long row does not leave the other threads waiting
-
-// Keys begin .. end of a request for some of its KV heads. All of them if possible: the heads of a block lie side by
-// side, so that memory is read in longer stretches.
-struct Item { int request, head, last_head, begin, end; };
 
 struct Plan {
   std::vector<Item> items;
@@ -25,7 +23,7 @@ Plan plan_items(const Attend &a) {
     keys += a.ctx_lens[s] - begin_of(s);
     most += (a.ctx_lens[s] - begin_of(s) + MIN_RUN - 1) / MIN_RUN;
   }
-  const int step = most >= 2 * a.threads || a.threads == 1 ? a.kv.num_kv_heads : 1;  // heads of an item
+  const int step = most >= a.threads ? a.kv.num_kv_heads : 1;  // heads of an item
   const int64_t wanted = std::max(1, a.threads * ITEMS_PER_THREAD * step / a.kv.num_kv_heads);
   const int64_t length = a.threads == 1 ? INT32_MAX : std::max<int64_t>(MIN_RUN, keys / wanted);
   Plan plan;
@@ -87,7 +85,7 @@ void attend_item(const Attend &a, const Item &item, const typename Dot::Query *c
 }
 
 // Merges the runs of one request and its heads, `heads` query heads each, and writes their rows.
-template <class Dot> void finish(const Attend &a, const Item &item, int runs, int heads, Partial *partials) {
+template <class Kernel> void finish(const Attend &a, const Item &item, int runs, int heads, Partial *partials) {
   const int size = a.kv.head_size, row = a.cu_q[item.request];
   for (int h = 0; h < heads; h++) {
     Partial &merged = partials[h];
@@ -99,7 +97,7 @@ template <class Dot> void finish(const Attend &a, const Item &item, int runs, in
         store(merged.o + d, load(merged.o + d) * splat(keep) + load(other.o + d) * splat(add));
       merged.max = max;
     }
-    Dot::in_order(merged.o, size);
+    Kernel::in_order(merged.o, size);
     const Vec inverse = splat(1 / sum(load(merged.o + padded(size))));
     const int64_t at = a.out_at(row, item.head * a.group() + h);
     for (int d = 0; d < size; d += 16) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
@@ -120,38 +118,83 @@ template <typename Query> void query_rows(const Attend &a, const Item &item, con
   }
 }
 
-template <class Dot> void attend_all(const Attend &a) {
+// Dot products of rows by vector instructions, for any head size and block size.
+template <class Dot> class DotKernel {
+ public:
+  DotKernel(const Attend &attend, int kv_heads)
+      : a(attend), q(kv_heads * a.group()), wide(kv_heads * a.group() * a.kv.head_size) {}
+
+  void attend(const Item &item, const Item *, Partial *partials) {
+    query_rows(a, item, q.data(), wide.data());
+    attend_item<Dot>(a, item, q.data(), partials);
+  }
+  static void in_order(float *o, int size) { Dot::in_order(o, size); }
+
+ private:
+  const Attend &a;
+  std::vector<const typename Dot::Query *> q;
+  std::vector<float> wide;
+};
+
+template <class Kernel> void attend_all(const Attend &a) {
   const Plan plan = plan_items(a);
   const int64_t num_items = plan.items.size(), rows = plan.first.size() - 1;
   if (num_items == 0) return;
-  const int heads = (plan.items[0].last_head - plan.items[0].head) * a.group(), length = padded(a.kv.head_size) + 16;
+  const int kv_heads = plan.items[0].last_head - plan.items[0].head, heads = kv_heads * a.group();
+  const int length = padded(a.kv.head_size) + 16;
   std::vector<float> sums(num_items * heads * length, 0.f);
   std::vector<Partial> partials(num_items * heads);
   for (size_t i = 0; i < partials.size(); i++) partials[i] = {-INFINITY, sums.data() + i * length};
+  std::atomic<int64_t> taken{0};
 #pragma omp parallel num_threads(a.threads) if (a.threads > 1)
   {
-    std::vector<const typename Dot::Query *> q(heads);
-    std::vector<float> wide(heads * a.kv.head_size);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_items; i++) {
-      query_rows(a, plan.items[i], q.data(), wide.data());
-      attend_item<Dot>(a, plan.items[i], q.data(), &partials[i * heads]);
+    Kernel kernel(a, kv_heads);
+    // The next item is taken before this one is computed, so that its first keys can be asked for.
+    for (int64_t i = taken++, next; i < num_items; i = next) {
+      next = taken++;
+      kernel.attend(plan.items[i], next < num_items ? &plan.items[next] : nullptr, &partials[i * heads]);
     }
+#pragma omp barrier
 #pragma omp for
     for (int64_t r = 0; r < rows; r++) {
       const int first = plan.first[r];
-      finish<Dot>(a, plan.items[first], plan.first[r + 1] - first, heads, &partials[first * heads]);
+      finish<Kernel>(a, plan.items[first], plan.first[r + 1] - first, heads, &partials[first * heads]);
     }
   }
 }
+
+#ifdef __AMX_BF16__
+template <int HEADS> bool attend_tiles(const Attend &a) {
+  switch (a.kv.head_size) {
+    case 32: return attend_all<TileKernel<HEADS, 1>>(a), true;
+    case 64: return attend_all<TileKernel<HEADS, 2>>(a), true;
+    case 96: return attend_all<TileKernel<HEADS, 3>>(a), true;
+    case 128: return attend_all<TileKernel<HEADS, 4>>(a), true;
+  }
+  return false;
+}
+
+// Whether AMX tiles can read this pool, and have.
+bool attend_tiles(const Attend &a) {
+  if (a.kv.block_size % 16) return false;
+  const int group = a.group();
+  return group == 1 ? attend_tiles<1>(a) : group == 2 ? attend_tiles<2>(a)
+         : group <= 4 ? attend_tiles<4>(a) : attend_tiles<8>(a);
+}
+#endif
 
 }  // namespace
 
 extern "C" void mooncake_decode(const Attend *a) {
 #ifdef __AVX512BF16__
-  if (a->dtype == BFLOAT16 && a->kv.dtype == BFLOAT16) return attend_all<Bf16Dot>(*a);
+  if (a->dtype == BFLOAT16 && a->kv.dtype == BFLOAT16) {
+#ifdef __AMX_BF16__
+    if (attend_tiles(*a)) return;
 #endif
-  if (a->kv.dtype == FLOAT32) return attend_all<FloatDot<float>>(*a);
-  if (a->kv.dtype == BFLOAT16) return attend_all<FloatDot<Bf16>>(*a);
-  return attend_all<FloatDot<Fp16>>(*a);
+    return attend_all<DotKernel<Bf16Dot>>(*a);
+  }
+#endif
+  if (a->kv.dtype == FLOAT32) return attend_all<DotKernel<FloatDot<float>>>(*a);
+  if (a->kv.dtype == BFLOAT16) return attend_all<DotKernel<FloatDot<Bf16>>>(*a);
+  return attend_all<DotKernel<FloatDot<Fp16>>>(*a);
 }

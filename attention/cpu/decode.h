@@ -13,6 +13,10 @@ static inline int padded(int size) { return (size + 31) / 32 * 32; }
 
 constexpr float RAISE = 8;  // log2: see flash.h
 
+// Keys begin .. end of a request for some of its KV heads. All of them if possible: the heads of a block lie side by
+// side, so that memory is read in longer stretches.
+struct Item { int request, head, last_head, begin, end; };
+
 // Running softmax of one query head. o: padded(head_size) sums of p v in the order of `Dot`, then 16 that add up to l.
 struct Partial {
   float max;

@@ -81,10 +81,8 @@ def library(level: str) -> ctypes.CDLL:
     """The kernels of a level. Raises Unavailable: features, compiler, or tile registers refused by the kernel."""
     require(LEVELS[level])
     compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS)
-    compiled.mooncake_decode.argtypes = compiled.mooncake_prefill.argtypes = [ctypes.POINTER(Attend)]
-    compiled.mooncake_write.argtypes = [ctypes.POINTER(Write)]
     for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):
-        function.restype = None
+        function.argtypes, function.restype = [ctypes.c_void_p], None  # the address of an Attend or a Write
     if level == "amx" and compiled.mooncake_request_amx() != 0:
         raise Unavailable("the operating system does not grant the AMX tile registers")
     return compiled

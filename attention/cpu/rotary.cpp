@@ -1,7 +1,8 @@
 // Rotary position embedding of q and k, half-split, and the write of k and v into the paged pool.
-// float32 arithmetic, one rounding at the end. Heads are short: the compiler vectorises the loops.
+// float32 arithmetic, one rounding at the end.
 #include "paged.h"
 #include "vec.h"
+#include <algorithm>
 #include <type_traits>
 
 struct Write {
@@ -20,38 +21,40 @@ namespace {
 constexpr int MAX_SIZE = 1024;        // elements of a head
 constexpr int ELEMENTS_PER_THREAD = 1 << 14;  // below this, waking a thread costs more than it does
 
-inline float widen(float x) { return x; }
-inline float widen(Bf16 x) {
-  uint32_t bits = (uint32_t)x.bits << 16;
-  float wide;
-  memcpy(&wide, &bits, 4);
-  return wide;
-}
-inline float widen(Fp16 x) { return _cvtsh_ss(x.bits); }
-
-inline void narrow(float x, float *p) { *p = x; }
-inline void narrow(float x, Bf16 *p) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  p->bits = (x != x ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
-inline void narrow(float x, Fp16 *p) { p->bits = _cvtss_sh(x, 0); }
-
-template <typename In, typename Out> void rotate(const In *x, const float *cos, const float *sin, Out *out, int half) {
-  float wide[MAX_SIZE];
-  for (int i = 0; i < half; i++) {
-    const float first = widen(x[i]), second = widen(x[i + half]);
-    wide[i] = first * cos[i] - second * sin[i];
-    wide[i + half] = second * cos[i] + first * sin[i];
+// A head of 16 elements, in one vector.
+template <typename In, typename Out> void rotate_eights(const In *x, const float *cos, const float *sin, Out *out) {
+  alignas(64) float c[16], s[16];
+  for (int i = 0; i < 16; i++) {
+    c[i] = cos[i % 8];
+    s[i] = i < 8 ? -sin[i] : sin[i - 8];
   }
-  for (int i = 0; i < 2 * half; i++) narrow(wide[i], out + i);
+  const Vec a = load(x);
+  store(out, a * load(c) + exchange<8>(a) * load(s));
+}
+
+// The two halves of a head, 16 elements of each at a time; the last ones may reach over its end by being computed twice.
+template <typename In, typename Out> void rotate(const In *x, const float *cos, const float *sin, Out *out, int half) {
+  if (half == 8) return rotate_eights(x, cos, sin, out);
+  Vec first[MAX_SIZE / 32], second[MAX_SIZE / 32];  // all read before any is written: x may be out
+  const auto each = [&](auto body) {
+    for (int i = 0, j = 0; i < half; i += 16, j++) body(j, std::min(i, half - 16));
+  };
+  each([&](int j, int i) {
+    const Vec a = load(x + i), b = load(x + i + half), c = load(cos + i), s = load(sin + i);
+    first[j] = a * c - b * s;
+    second[j] = b * c + a * s;
+  });
+  each([&](int j, int i) {
+    store(out + i, first[j]);
+    store(out + i + half, second[j]);
+  });
 }
 
 template <typename In, typename Out> void copy(const In *x, Out *out, int size) {
   if constexpr (std::is_same_v<In, Out>) {
     memcpy(out, x, size * sizeof(In));
   } else {
-    for (int i = 0; i < size; i++) narrow(widen(x[i]), out + i);
+    for (int i = 0; i < size; i += 16) store(out + i, load(x + i));
   }
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.gguf_file import GGUFFile
-from engine.config import EMBEDDED_MODEL
+from engine.config import EMBEDDED_MODEL, NO_MODEL
 from engine.model.gguf_config import from_gguf
 from engine.model.hf_config import from_hf
 from engine.model.model_config import ModelConfig
@@ -37,7 +37,7 @@ class ModelSource:
 
     name: str
     path: Path
-    format: str  # "safetensors", "gguf" or "dummy"
+    format: str  # "safetensors", "gguf", "dummy", or "none": a store without a model
     config: ModelConfig
     fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, whatever the path
     files: tuple[Path, ...] = ()  # that hold weights
@@ -65,6 +65,24 @@ def describe(model: str, load_format: str = "auto", seed: int = 0) -> ModelSourc
         return ModelSource(name, path, "dummy", config, _fingerprint(config, (), seed), (), seed)
     kind = "gguf" if path.is_file() else "safetensors"
     return ModelSource(name, path, kind, config, _fingerprint(config, files), files)
+
+
+def no_model(value_bytes: int, block_size: int) -> ModelSource:
+    """What a store without a model keeps: blocks of `value_bytes`, in the shape of one layer's KV in bfloat16. Raises
+    ModelError when no such block has that size."""
+    head_size, rest = divmod(value_bytes, 4 * block_size)
+    if rest or not head_size:
+        raise ModelError(f"--value-bytes {value_bytes}: give a multiple of {4 * block_size}")
+    config = ModelConfig(
+        num_layers=1,
+        hidden_size=head_size,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=head_size,
+        intermediate_size=1,
+        vocab_size=1,
+    )
+    return ModelSource(NO_MODEL, Path(), "none", config, "")
 
 
 def embedded_model() -> Path:

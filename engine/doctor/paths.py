@@ -10,6 +10,7 @@ from typing import Any
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System
 from engine.doctor.rdma import DEVICES
 from net.channel import Channel, PeerRefused
+from net.cluster_key import ClusterKey
 from net.errors import PeerLost, RemoteError, TransferError
 from net.http.client import fetch_cluster
 from net.transfer import TransferEngine, transports
@@ -52,7 +53,9 @@ def expected(system: System) -> list[Finding]:
     return [verdict([here], "path, one host"), verdict([rdma, tcp], "path, two hosts")]
 
 
-async def to_peer(address: str, api_key: str | None, options: dict[str, Any]) -> list[Finding]:
+async def to_peer(
+    address: str, api_key: str | None, options: dict[str, Any], cluster_key: ClusterKey | None = None
+) -> list[Finding]:
     """Connect to the node whose HTTP API is at `address` as a node of its cluster would, without joining, and open
     each transport. Raises ClusterError when no node answers there."""
     cluster = await fetch_cluster(address, api_key, ANSWER_S)
@@ -61,7 +64,7 @@ async def to_peer(address: str, api_key: str | None, options: dict[str, Any]) ->
     out = [Finding("peer", OK, about)]
     tried = []
     for name in transports:
-        found, offer, round_trip_s = await _try(name, cluster, options)
+        found, offer, round_trip_s = await _try(name, cluster, options, cluster_key)
         tried.append(found)
         said = "not offered" if offer is None else offer.get("refused", "offered")
         status = OK if found.usable else WARN
@@ -72,11 +75,11 @@ async def to_peer(address: str, api_key: str | None, options: dict[str, Any]) ->
 
 
 async def _try(
-    name: str, cluster: dict[str, Any], options: dict[str, Any]
+    name: str, cluster: dict[str, Any], options: dict[str, Any], cluster_key: ClusterKey | None
 ) -> tuple[Tried, dict[str, Any] | None, float | None]:
     """(what came of it, the peer's offer, the round trip of a message)"""
     identity = {key: cluster[key] for key in ("model", "root", "block_size", "dtype")}
-    channel = Channel(f"doctor-{secrets.token_hex(4)}", identity, lambda theirs: None)
+    channel = Channel(f"doctor-{secrets.token_hex(4)}", identity, lambda theirs: None, cluster_key)
     given = {name: options[name]} if name in options else {}
     transfer = TransferEngine(channel, (name,), given)
     try:

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable
 
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
-from net.rdma.device import numa_node_of
+from net.rdma.places import numa_node
 
 DEVICES = "sys/class/infiniband"
 MTUS = (256, 512, 1024, 2048, 4096)
@@ -47,7 +47,7 @@ def _device(system: System, name: str) -> Finding:
         remedy = f"give its interface {_interface(system, name)} an IP address"
         return Finding(name, WARN, f"{about}, no address (GID)", remedy)
     mtu = _mtu(system, name)
-    node = numa_node_of(name, system.root / DEVICES)
+    node = numa_node(system.root / DEVICES / name / "device")
     about += f", {len(gids)} GIDs ({', '.join(sorted(set(gids.values())))})" if gids else ""
     about += f", NUMA node {node}" if node >= 0 else ""
     if mtu is not None and mtu < MTUS[-1]:

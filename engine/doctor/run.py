@@ -17,7 +17,7 @@ from engine.config import Config
 from engine.doctor import compute, memory, paths, rdma, storage
 from engine.doctor.finding import FAIL, WARN, Check, Finding, System, careful
 from engine.flags import host_port, parse
-from engine.node import rdma_options
+from engine.node import open_cluster_key, transport_options
 from net.http.client import ClusterError
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
@@ -50,8 +50,8 @@ def examine(config: Config, system: System, peer: str | None = None) -> list[Fin
     host, port = host_port(peer)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        options = {"rdma": rdma_options(config)}
-        return findings + asyncio.run(paths.to_peer(address, config.api_key, options))
+        options = transport_options(config)
+        return findings + asyncio.run(paths.to_peer(address, config.api_key, options, open_cluster_key(config)))
     except ClusterError as error:
         text = str(error).replace("--join", "--peer")
         return [*findings, Finding("peer", FAIL, text, "start a node there, or open its HTTP port")]

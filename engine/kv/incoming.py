@@ -17,13 +17,14 @@ from typing import Any
 
 from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
-from engine.kv.pull import KvPull, unpack_spans
+from engine.kv.pull import KvPull
 from engine.request import Request
 from engine.serving import messages
 from engine.worker import Worker
 from net.channel import Channel
 from net.errors import RemoteError
 from net.metrics import Metrics
+from net.spans import unpack_spans
 from net.transfer import TransferEngine, TransferError
 
 KV_REGION = "kv"

@@ -4,7 +4,7 @@ The unit of overlap (`--kv-overlap`), from the finest to none:
 
     layer   a layer of a chunk, as soon as its attention is done (Mooncake, FAST'25, section 4.2)
     chunk   whole blocks, as soon as all layers of the chunk are done
-    none    everything, after the last chunk
+    none    everything, when the last step of the prompt is over: nothing of it is hidden
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class KvReady:
         self._num_tokens = num_tokens
         self._overlap = overlap
         self._complete: set[int] = set()  # indices of blocks handed out full, with all their layers
+
+    @property
+    def at_end(self) -> bool:
+        """Whether what is handed out has to wait for the end of the last step, and not only of its last layer."""
+        return self._overlap == "none"
 
     def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
         """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request; those in front of `start`

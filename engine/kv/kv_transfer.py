@@ -68,7 +68,7 @@ class KvTransfer:
 
     async def _send(self) -> None:
         while True:
-            while not self._waiting:
+            while not self._waiting or (self._ready.at_end and not self._closed):
                 if self._closed:
                     return
                 self._wake.clear()

@@ -13,15 +13,14 @@ alone, so it may reuse them as soon as those are over.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Collection, Sequence
 
 from engine.kv.kv_ready import KvTarget
 from engine.serving import messages
 from net.channel import Channel
 from net.errors import RemoteError
-from net.spans import Span
-from net.transfer import Completion, Op, TransferEngine
+from net.spans import Span, pack_spans
+from net.transfer import URGENT, Completion, Op, TransferEngine
 
 REPLY_MARGIN_S = 5.0  # the reader's own deadline should be the one that is met
 
@@ -67,7 +66,8 @@ class KvPull:
             raise RemoteError("the request has ended on the decode node", code="gone")
         self._check(spans)
         swapped = [(here, there, nbytes) for there, here, nbytes in spans]
-        task = asyncio.create_task(self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s))
+        reading = self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s, URGENT)
+        task = asyncio.create_task(reading)
         self._reads.add(task)
         try:
             return await task
@@ -92,17 +92,3 @@ class KvPull:
             task.cancel()
         if reads:
             await asyncio.wait(reads)
-
-
-def pack_spans(spans: Sequence[Span]) -> bytes:
-    """24 bytes per span."""
-    return array("Q", [number for span in spans for number in span]).tobytes()
-
-
-def unpack_spans(data: memoryview) -> list[Span]:
-    """Inverse of `pack_spans`. Raises RemoteError when it is cut short."""
-    if len(data) % 24:
-        raise RemoteError(f"a list of spans has {len(data)} bytes, which is no multiple of 24", code="bad_request")
-    numbers = array("Q")
-    numbers.frombytes(data)
-    return list(zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))

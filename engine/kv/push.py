@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.kv.kv_ready import KvTarget
 from net.spans import Span
-from net.transfer import Completion, Op, TransferEngine
+from net.transfer import URGENT, Completion, Op, TransferEngine
 
 
 class Push:
@@ -21,5 +21,5 @@ class Push:
 
     async def move(self, spans: Sequence[Span]) -> Completion:
         return await self._transfer.submit(
-            self._target.node, Op.WRITE, self._region, self._target.region, spans, self._timeout_s
+            self._target.node, Op.WRITE, self._region, self._target.region, spans, self._timeout_s, URGENT
         )

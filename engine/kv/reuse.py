@@ -14,11 +14,14 @@ from collections.abc import Sequence
 
 from cache.block import BlockGeometry, BlockKey
 from cache.layered import PinnedBlocks
+from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.layered_load import LayeredLoad, LayerGate
+from engine.kv.pool_blocks import PoolBlocks
+from engine.kv.prefetch import Prefetch
 from engine.request import Request
 from engine.serving.intervals import Intervals
 from net.metrics import Metrics
@@ -43,10 +46,13 @@ class PrefixLoader:
         network: TransferModel,
         policy: str,
         metrics: Metrics,
+        prefetch: Prefetch,
         by_layer: bool = False,
     ) -> None:
-        """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer."""
-        self._by_layer = by_layer
+        """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer, where
+        blocks need no decoding and it is to wait at all."""
+        self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
+        self._prefetch = prefetch
         self._batcher = batcher
         self._store = store
         self._region = region
@@ -79,7 +85,7 @@ class PrefixLoader:
         """Algorithm 1's comparison for one node: move the blocks or compute them."""
         if self._policy == "always":
             return True
-        fetch = self._network.estimate(num_tokens * self._geometry.token_bytes)
+        fetch = self._network.estimate(num_tokens // self._geometry.block_size * self._geometry.pool_bytes)
         return fetch < self._costs.prefill.estimate(num_tokens, context)
 
     async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
@@ -173,8 +179,7 @@ class PrefixLoader:
         good = 0
         begin = time.monotonic()
         try:
-            offsets = [block * self._geometry.block_bytes for block in blocks]
-            result = await self._store.get(keys[: len(blocks)], self._region, offsets)
+            result = await self._prefetch.fetch(keys[: len(blocks)], blocks)
             good = result.blocks
         finally:
             pool.unhold(blocks)
@@ -184,7 +189,7 @@ class PrefixLoader:
         seconds = time.monotonic() - begin
         self._metrics.count_store_get(result.tiers, len(blocks) - good)
         for transport, count in result.transports.items():
-            self._metrics.count_transfer("read", transport, count * self._geometry.block_bytes, seconds)
+            self._metrics.count_transfer("read", transport, count * self._geometry.pool_bytes, seconds)
         if result.nbytes:
             self._network.observe(result.nbytes, seconds)
         if good:
@@ -195,7 +200,7 @@ class PrefixLoader:
                 "seconds": seconds,
                 "sources": result.sources,
                 "tiers": result.tiers,
-                "transports": {t: n * self._geometry.block_bytes for t, n in result.transports.items()},
+                "transports": {t: n * self._geometry.pool_bytes for t, n in result.transports.items()},
             }
             request.log.append((time.monotonic(), "prefix_fetched", detail))
 
@@ -203,32 +208,29 @@ class PrefixLoader:
 class Publisher:
     """Writes newly full blocks behind to their homes in the pooled store, oldest first, in batches."""
 
-    def __init__(
-        self, store: Store | None, pool: BlockPool, region: str, geometry: BlockGeometry, metrics: Metrics
-    ) -> None:
-        self._store = store
+    def __init__(self, pool: BlockPool, pool_blocks: PoolBlocks | None, metrics: Metrics) -> None:
+        """pool_blocks: where to; None = nowhere."""
         self._metrics = metrics
         self._pool = pool
-        self._region = region
-        self._geometry = geometry
-        self._backlog: deque[tuple[BlockKey, int]] = deque()
+        self._pool_blocks = pool_blocks
+        self._backlog: deque[tuple[BlockKey, int, Facts]] = deque()
         self._wake = asyncio.Event()
         self._in_flight = 0
         self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
 
     def start(self) -> None:
-        if self._store is not None:
+        if self._pool_blocks is not None:
             self._task = asyncio.create_task(self._run())
 
-    def publish(self, named: Sequence[tuple[BlockKey, int]]) -> None:
-        """Queue full blocks (key, block id); they are held until written or given up."""
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """Queue full blocks (key, block id, facts); they are held until written or given up."""
         if self._task is None or not named:
             return
         room = MAX_PUBLISH_BACKLOG_BLOCKS - len(self._backlog)
         self.num_dropped += max(0, len(named) - room)
         taken = named[: max(0, room)]
-        self._pool.hold([block_id for _, block_id in taken])
+        self._pool.hold([block_id for _, block_id, _ in taken])
         self._backlog.extend(taken)
         self._wake.set()
 
@@ -242,11 +244,11 @@ class Publisher:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._pool.unhold([block_id for _, block_id in self._backlog])
+        self._pool.unhold([block_id for _, block_id, _ in self._backlog])
         self._backlog.clear()
 
     async def _run(self) -> None:
-        assert self._store is not None
+        assert self._pool_blocks is not None
         while True:
             if not self._backlog:
                 self._wake.clear()
@@ -256,11 +258,11 @@ class Publisher:
             batch = [self._backlog.popleft() for _ in range(count)]
             self._in_flight = count
             try:
-                offsets = [block_id * self._geometry.block_bytes for _, block_id in batch]
-                stored = await self._store.put([key for key, _ in batch], self._region, offsets)
+                keys, blocks, facts = zip(*batch, strict=True)
+                stored = await self._pool_blocks.put(keys, blocks, facts)
                 self._metrics.count_store_put(stored)
             except Exception:  # a lost home costs reuse, never correctness
                 log.warning("publishing %d blocks failed", len(batch), exc_info=True)
             finally:
                 self._in_flight = 0
-                self._pool.unhold([block_id for _, block_id in batch])
+                self._pool.unhold([block_id for _, block_id, _ in batch])

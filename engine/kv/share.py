@@ -6,19 +6,21 @@ from pathlib import Path
 
 from cache.arena import Arena
 from cache.block import BlockGeometry, BlockKey
-from cache.policy import policies
 from cache.ssd import SsdTier
 from cache.tiers import LocalStore
 from engine.config import Config
+from engine.kv.cache_policies import cache_admission, eviction
 from net.memory import Region
 
 DRAM_REGION = "dram"
 
 
 def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
-    """Raises SsdError when the path cannot be used."""
-    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.block_bytes)
+    """Raises SsdError when the path cannot be used, UsageError for a policy that is not there."""
+    policies = eviction(config), cache_admission(config)
+    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.pool_bytes)
     ssd = None
     if config.ssd_path is not None:
-        ssd = SsdTier(Path(config.ssd_path), geometry.block_bytes, config.ssd_bytes, root)
-    return LocalStore(arena, ssd, policies[config.eviction_policy]())
+        path, below = Path(config.ssd_path), eviction(config)
+        ssd = SsdTier(path, geometry.pool_bytes, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms)
+    return LocalStore(arena, ssd, *policies)

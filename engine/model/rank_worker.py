@@ -22,6 +22,7 @@ from engine.loading import load_rank
 from engine.model.model_error import ModelError
 from engine.model.parallel import ProcessRanks
 from engine.model.rank_processes import Start
+from engine.priority import step_back
 from net.memory import Region
 
 
@@ -37,6 +38,7 @@ def main(descriptor: int) -> int:
             level=start.config.log_level.upper(),
             format=f"%(asctime)s %(levelname).1s rank {start.rank} %(name)s: %(message)s",
         )
+        step_back(start.config.engine_nice)  # before any thread of the model starts
         region = Region.attach(KV_REGION, start.memfd, start.kv_bytes)
 
         def join() -> ProcessRanks:

@@ -22,6 +22,7 @@ from engine.serving.flight import Flight, OutputText, drawn_seed
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.placing import Placer
+from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerLost, RemoteError
@@ -36,6 +37,12 @@ RESUME_PATIENCE_S = 30.0
 RESUME_RETRY_S = 0.25
 TIMED_OUT = [-1, None, None, "timed_out", None]
 """Comes among a flight's items at its deadline: one timer instead of one for every token."""
+
+CLOSING = [-1, None, None, "closing", None]
+"""Comes among them when this node goes before the request ends."""
+
+CLOSING_REASON = "this node is shutting down"
+DRAIN_POLL_S = 0.02
 
 
 class AttemptFailed(Exception):
@@ -69,6 +76,7 @@ class Acceptor:
         self._timeout_s = timeout_s
         self._log = FlightLog(node_id, metrics, placer)
         self._flights: dict[str, Flight] = {}  # by attempt id
+        self._closing = False
         self._adoption = Adoption(channel)
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.on_lost(self.node_lost)
@@ -87,6 +95,8 @@ class Acceptor:
     ) -> AsyncGenerator[Output, None]:
         """Stream the answer; `again`: see Frontend.generate. Raises ValueError, Overloaded or Unavailable before the
         first output; closing the iterator aborts the request on every node."""
+        if self._closing:
+            raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
         self._log.accepted(flight)
         reason = None
@@ -170,7 +180,8 @@ class Acceptor:
                 return await self._start(flight)
             except (Overloaded, Unavailable):
                 self._abort_attempt(flight)
-                if flight.attempt == flight.redirects or time.monotonic() > min(patience, flight.deadline):
+                new = flight.attempt == flight.redirects
+                if new or self._closing or time.monotonic() > min(patience, flight.deadline):
                     raise
                 await asyncio.sleep(RESUME_RETRY_S)
 
@@ -232,6 +243,8 @@ class Acceptor:
                     self._log.timed_out(flight)
                     yield text.end("abort")
                     return
+                if finish == "closing":
+                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
                 if finish == "refused":  # by its decode node: --rejection stage-load
                     raise Overloaded(extra["error"], retry_after_s=1.0)
                 if finish == "failed":
@@ -276,6 +289,20 @@ class Acceptor:
 
     # --- ends
 
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more, and wait for what was accepted. What is left after the timeout, or when this is
+        cancelled, fails."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._flights:  # noqa: ASYNC110 - once in a node's life
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.warning("%d requests are not finished after %g s and fail", len(self._flights), timeout_s)
+        finally:
+            for flight in self._flights.values():
+                flight.items.put_nowait(CLOSING)
+
     def _abort_attempt(self, flight: Flight) -> None:
         if self._flights.pop(flight.attempt_id, None) is not None:
             for node in flight.nodes:
@@ -285,6 +312,11 @@ class Acceptor:
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """JSON-ready; None for a request that is not known, or not any more."""
         return self._log.timeline(request_id)
+
+    @property
+    def recent(self) -> Recent:
+        """The requests that ended here last."""
+        return self._log.recent
 
     @property
     def num_flights(self) -> int:

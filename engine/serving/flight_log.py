@@ -12,6 +12,7 @@ from typing import Any
 from engine.serving.flight import Flight
 from engine.serving.placed import Placed
 from engine.serving.placing import Placer
+from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.serving.truth import compare
 from net.metrics import Metrics
@@ -24,6 +25,7 @@ class FlightLog:
 
     def __init__(self, node_id: str, metrics: Metrics, placer: Placer) -> None:
         """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
+        self.recent = Recent(placer.block_size)
         self._node_id = node_id
         self._metrics = metrics
         self._placer = placer
@@ -104,6 +106,7 @@ class FlightLog:
             reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
         )
         self._metrics.observe_decode(decode_s)
+        self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
         for name, found in compare(summary).items():
             self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
+from engine.config import NO_MODEL
 from engine.serving.acceptor import Acceptor
+from engine.serving.live import Live
 from engine.text.tokenizer import Tokenizer
-from net.http.frontend import Output
+from net.http.frontend import Output, Unavailable
+
+NO_TOKENS = "this node is a store without a model (--model none): ask a node that serves one"
 
 
 class ServingFrontend:
@@ -27,6 +31,7 @@ class ServingFrontend:
         state: Callable[[], dict[str, Any]],
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
+        live: Live,
     ) -> None:
         self.model_name = model_name
         self.model_root = model_root
@@ -38,6 +43,7 @@ class ServingFrontend:
         self.state = state
         self.healthy = healthy
         self._metrics = metrics
+        self._live = live
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -69,5 +75,39 @@ class ServingFrontend:
     async def metrics(self) -> bytes:
         return await self._metrics()
 
+    async def live(self) -> dict[str, Any]:
+        return await self._live.cluster()
+
+    async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
+        return await self._live.timeline(request_id)
+
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         return self._acceptor.timeline(request_id)
+
+
+class StoreFrontend(ServingFrontend):
+    """A node without a model: it answers questions about itself, and every request for tokens with 503."""
+
+    def __init__(
+        self,
+        cluster: Callable[[], dict[str, Any]],
+        state: Callable[[], dict[str, Any]],
+        healthy: Callable[[], str | None],
+        metrics: Callable[[], Awaitable[bytes]],
+        live: Live,
+    ) -> None:
+        self.model_name, self.model_root, self.max_model_len, self.vocab_size = NO_MODEL, NO_MODEL, 0, 0
+        self.cluster = cluster
+        self.state = state
+        self.healthy = healthy
+        self._metrics = metrics
+        self._live = live
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        return None

@@ -95,6 +95,10 @@ class Placer:
         self._known: Known | None = None
         self._boot_id = boot_id()
 
+    @property
+    def block_size(self) -> int:
+        return self._geometry.block_size
+
     async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
         """`avoid`: nodes that have sent this prompt away; `new`: its client has been promised nothing. Raises
         Overloaded when every node is full or a new request would miss its objectives, Unavailable when a role is
@@ -200,9 +204,8 @@ class Placer:
 
     def _answered(self, now: float, known: Known, answers: dict[str, ProbeAnswer], asked: bool) -> View:
         """A view of those that answered; of everybody when nobody was asked, with the strangers that did."""
-        fresh = [answer.candidate for answer in answers.values()]
-        if not asked:
-            fresh = [*self._aged(now, known), *fresh]
+        fresh, aged = [answer.candidate for answer in answers.values()], self._aged(now, known)
+        fresh = with_silent(fresh, aged) if asked else [*aged, *fresh]
         return View(now, fresh, self.links, self._max_waiting)
 
     def _aged(self, now: float, known: Known) -> list[Candidate]:
@@ -251,3 +254,10 @@ class Placer:
             gossip_age_s=None if told is None else told[1],
             claimed=reply["claimed"],
         )
+
+
+def with_silent(answered: Sequence[Candidate], gossiped: Sequence[Candidate]) -> list[Candidate]:
+    """Busy is not gone: where all nodes of a role were too slow to answer, what gossip told of them counts."""
+    heard = {role for candidate in answered for role in candidate.roles}
+    known = {candidate.node_id for candidate in answered}
+    return [*answered, *(c for c in gossiped if c.node_id not in known and not heard.issuperset(c.roles))]

@@ -142,6 +142,7 @@ class EngineService:
             report = await transfer.finish()
             if self._kv_transfer == "push":  # a pull is counted where it is done
                 self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
+            now = time.monotonic()
             detail = {
                 "how": self._kv_transfer,
                 "overlap": self._kv_overlap,
@@ -149,10 +150,10 @@ class EngineService:
                 "batches": report.batches,
                 "transport": report.transport,
                 "seconds": report.seconds,
-                "exposed_seconds": time.monotonic() - begin,  # from the end of the prefill until all had landed
-                "intervals": report.intervals.before(time.monotonic()),
+                "exposed_seconds": now - begin,  # from the end of the prefill until all had landed
+                "intervals": report.intervals.before(now),
             }
-            request.log.append((time.monotonic(), "kv_moved", detail))
+            request.log.append((now, "kv_moved", detail))
             await self._channel.call(
                 transfer.node,
                 messages.HANDOVER,

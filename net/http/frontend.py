@@ -101,6 +101,14 @@ class Frontend(Protocol):
         """Everything this node knows about itself, JSON-ready."""
         ...
 
+    async def live(self) -> dict[str, Any]:
+        """The cluster as it is now, every node in its own words (engine/serving/live.py)."""
+        ...
+
+    async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
+        """As `timeline`, of a request that any node of the cluster accepted."""
+        ...
+
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """The life of one request across nodes, or None when unknown (never seen, or forgotten)."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from net.http.errors import ApiError
 from net.http.frontend import Frontend
 from net.http.plan import check_ids, check_model, render_messages, unhurried
 from net.http.schema import DetokenizeBody, TokenizeBody
+
+Find = Callable[[str], Awaitable[dict[str, Any] | None]]
 
 
 def json_response(data: Any, status: int = 200) -> web.Response:
@@ -73,12 +76,25 @@ class Info:
 
     async def timeline(self, request: web.Request) -> web.Response:
         """Takes the request id or the id of the response (cmpl-..., chatcmpl-...)."""
-        request_id = request.match_info["request_id"]
+
+        async def here(request_id: str) -> dict[str, Any] | None:
+            return self._frontend.timeline(request_id)
+
+        return await self._timeline(request.match_info["request_id"], here)
+
+    async def _timeline(self, request_id: str, find: Find) -> web.Response:
         bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        found = self._frontend.timeline(request_id) or self._frontend.timeline(bare)
+        found = await find(request_id) or await find(bare)
         if found is None:
             raise ApiError(404, f"request {request_id[:200]} is not known here: wrong id, or finished long ago")
         return json_response(found)
+
+    async def live(self, request: web.Request) -> web.Response:
+        return json_response(await self._frontend.live())
+
+    async def live_request(self, request: web.Request) -> web.Response:
+        """As /debug/requests/<id>, whichever node accepted the request."""
+        return await self._timeline(request.match_info["request_id"], self._frontend.find_timeline)
 
     async def cluster(self, request: web.Request) -> web.Response:
         return json_response(self._frontend.cluster())

@@ -12,9 +12,10 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from net.http.errors import ApiError, from_exception
+from net.http.page import ASSETS
 
-OPEN_PATHS = frozenset({"/health", "/metrics"})
-"""Probes and scrapers come without a key."""
+OPEN_PATHS = frozenset({"/health", "/metrics", "/", *(f"/{name}" for name in ASSETS)})
+"""Probes and scrapers come without a key, and so does the page: it holds no data and asks its reader for the key."""
 
 request_id_key = web.RequestKey("request_id", str)
 _sane_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")

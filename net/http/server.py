@@ -7,6 +7,7 @@ import socket
 
 from aiohttp import web
 
+from net.http import page
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.middleware import echo_request_id, identify, require_key
@@ -37,6 +38,9 @@ def create_app(
             web.get("/debug/state", info.state),
             web.get("/debug/requests/{request_id}", info.timeline),
             web.get("/cluster", info.cluster),
+            web.get("/live", info.live),
+            web.get("/live/requests/{request_id}", info.live_request),
+            *page.routes(),
         ]
     )
     return app
@@ -49,8 +53,9 @@ class HttpServer:
     first token: that is how a hang-up reaches `Frontend.generate`.
     """
 
-    def __init__(self, app: web.Application, *, shutdown_timeout_s: float = 5.0) -> None:
-        """shutdown_timeout_s: how long `close` lets requests in progress finish before it cancels them."""
+    def __init__(self, app: web.Application, *, shutdown_timeout_s: float = 1.0) -> None:
+        """shutdown_timeout_s: how long `close` waits for requests in progress to finish, and once more for them to end
+        by being cancelled."""
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout_s, handle_signals=False
         )

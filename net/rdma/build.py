@@ -58,7 +58,6 @@ ssize_t ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *e
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
 int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access);
-struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context);
 int ibv_destroy_comp_channel(struct ibv_comp_channel *channel);
@@ -88,6 +87,7 @@ int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n);
 int kv_drain_events(struct ibv_comp_channel *channel, struct ibv_cq *cq);
 int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_num);
 int kv_nonblocking(int fd);
+struct ibv_mr *kv_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, int fd, int access);
 """
 
 
@@ -134,7 +134,7 @@ def compile_to(path: Path) -> None:
         source, built = Path(scratch) / f"{MODULE}.c", Path(scratch) / "module.so"
         ffi.emit_c_code(str(source))
         include = f"-I{sysconfig.get_path('include')}"
-        command = [compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(built), "-libverbs"]
+        command = [compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(built), "-libverbs", "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildError(

@@ -7,11 +7,10 @@ import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from net.memory import Region
-from net.rdma.verbs import COMPLETION, SYSFS, VerbsError, verbs
+from net.rdma.verbs import COMPLETION, VerbsError, verbs
 from net.transport import Unusable
 
 log = logging.getLogger("mooncake.net")
@@ -52,6 +51,7 @@ class Device:
         self.name = name
         self._verbs = verbs()
         ffi, lib = self._verbs.ffi, self._verbs.lib
+        self._dmabufs: list[Any] = []
         self.handlers: dict[int, Callable[[Completion], None]] = {}  # by queue pair number
         self.on_port: list[Callable[[bool], None]] = []
         self._registered: dict[str, tuple[Region, Any, Registered]] = {}
@@ -135,11 +135,6 @@ class Device:
         """READs and atomics of one queue pair under way at a time."""
         return min(16, int(self._attr.max_qp_rd_atom))
 
-    @property
-    def numa_node(self) -> int:
-        """-1: unknown, or the machine has one."""
-        return numa_node_of(self.name)
-
     # --- memory
 
     def register(self, region: Region) -> Registered:
@@ -167,12 +162,27 @@ class Device:
         return registered
 
     def register_dmabuf(self, fd: int, offset: int, nbytes: int) -> tuple[int, int]:
-        """(lkey, rkey) of GPU memory behind a dma-buf, for GPUDirect. Raises VerbsError (EOPNOTSUPP) where the card
-        or its driver cannot; the caller then stages through host memory."""
-        lib = self._verbs.lib
-        access = lib.IBV_ACCESS_LOCAL_WRITE | lib.IBV_ACCESS_REMOTE_WRITE | lib.IBV_ACCESS_REMOTE_READ
-        mr = self._verbs.pointer(lib.ibv_reg_dmabuf_mr(self.pd, offset, nbytes, 0, fd, access), "reg_dmabuf_mr")
+        """(lkey, rkey) of GPU memory behind a dma-buf, for GPUDirect; until this device is closed. Raises VerbsError
+        where `dmabuf_refusal` gives a reason, and when the descriptor is none (EBADF, EINVAL)."""
+        access = (
+            self._verbs.lib.IBV_ACCESS_LOCAL_WRITE
+            | self._verbs.lib.IBV_ACCESS_REMOTE_WRITE
+            | self._verbs.lib.IBV_ACCESS_REMOTE_READ
+        )
+        mr = self._verbs.lib.kv_reg_dmabuf(self.pd, offset, nbytes, fd, access)
+        self._dmabufs.append(self._verbs.pointer(mr, "reg_dmabuf_mr"))
         return int(mr.lkey), int(mr.rkey)
+
+    def dmabuf_refusal(self) -> str | None:
+        """Why GPU memory must be staged through host memory here, in one line; None when this device can reach it."""
+        try:
+            self.register_dmabuf(-1, 0, 4096)
+        except VerbsError as error:
+            if error.errno == errno.ENOSYS:
+                return "libibverbs is older than rdma-core 34 and has no ibv_reg_dmabuf_mr"
+            if error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT):
+                return f"the driver of {self.name} does not register dma-bufs"
+        return None
 
     def deregister(self, name: str) -> None:
         """The fence of withdrawn memory: what peers still send to its key is refused by the card. Idempotent."""
@@ -222,17 +232,11 @@ class Device:
         try:
             for name in list(self._registered):
                 self.deregister(name)
+            for mr in self._dmabufs:
+                self._verbs.check(lib.ibv_dereg_mr(mr), "dereg_mr")
             self._verbs.check(lib.ibv_destroy_cq(self.cq), "destroy_cq")
             self._verbs.check(lib.ibv_destroy_comp_channel(self._channel), "destroy_comp_channel")
             self._verbs.check(lib.ibv_dealloc_pd(self.pd), "dealloc_pd")
             self._verbs.check(lib.ibv_close_device(self._context), "close_device")
         except VerbsError:
             log.exception("closing RDMA device %s", self.name)
-
-
-def numa_node_of(name: str, sysfs: Path = SYSFS) -> int:
-    """The NUMA node of a device's slot; -1 when the kernel does not say."""
-    try:
-        return int((sysfs / name / "device" / "numa_node").read_text())
-    except (OSError, ValueError):
-        return -1

@@ -26,6 +26,7 @@ class RemoteRegion:
     address: int
     nbytes: int
     keys: Sequence[int]
+    distances: Sequence[int] = ()  # net.topology NEAR or FAR, of each rail
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +48,7 @@ class Job:
     op: Op
     once: bool = False
     priority: int = 0
+    distances: Sequence[int] = ()  # of the rails from the memory; empty = all the same
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Slice] = field(default_factory=deque)
     under_way: int = 0  # slices in queues

@@ -2,11 +2,12 @@
 
 Beside the rails runs a TCP connection, on which the two sides agree about queue pairs and regions:
 
-    connect{rails: [endpoint ...]} ──>  <── connected{rails: [endpoint | reason ...]}
-    region{name} ──>                    <── region{name, address, nbytes, keys: [rkey ...]}  or  {name, reason}
-    stop{rail} ──>                      <── stopped{rail}            its old queue pair takes nothing any more
-    start{rail, endpoint} ──>           <── started{rail, endpoint}  or  {rail, reason}
-                                        <── gone{region}             unregistered there
+    connect{rails: [endpoint ...], devices: [name ...]} ──>   <── connected{rails: [endpoint | reason ...]}
+    region{name} ──>             <── region{name, address, nbytes, keys: [rkey ...], distances}  or  {name, reason}
+                                 <── gone{region}             unregistered there
+
+A rail joins one of our devices to one of the peer's, named when the link is opened. net/rdma/pump.py has what is under
+way, net/rdma/revival.py brings broken rails back.
 
 When a rail breaks, its slices go again on the others. The first try may still be on its way, and must not land in
 memory that has been reused since: a WRITE that had to be sent again is complete only after the peer has confirmed
@@ -16,75 +17,90 @@ with `stopped` that the broken queue pair takes nothing any more.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from net import rails
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
 from net.memory import Region
 from net.rails import Rail
 from net.rdma.device import Device
 from net.rdma.job import Job, RemoteRegion, Slice
+from net.rdma.places import far_rails
+from net.rdma.pump import Pump
 from net.rdma.questions import Questions
 from net.rdma.queue_pair import NOTICE_BYTES, Endpoint, QueuePair, Request, VerbsError
+from net.rdma.revival import Revival
 from net.rdma.verbs import verbs
 from net.spans import Span, check
+from net.topology import Topology, pairs
 from net.transport import BULK, Op, Unusable
 from net.wire import Frame, Header, nowhere
 
-CANCEL_S = 5.0  # for what a cancelled transfer has in the queues
 WORD_BYTES = 8  # what an atomic works on
 
 
 class Link:
     """A peer that this node reads from and writes to."""
 
-    def __init__(self, connection: Connection, devices: Sequence[Device]) -> None:
+    def __init__(self, connection: Connection, devices: Sequence[Device], topology: Topology) -> None:
+        """devices: of this node; topology: knows them all."""
         self.connection = connection
-        self.rails = [Rail(device.name) for device in devices]
+        self.rails: list[Rail] = []
         self.ended = False
-        self._devices = devices
-        self._pairs: list[QueuePair] = []
-        self._jobs: dict[Job, None] = {}  # oldest first
+        self._all_devices = {device.name: device for device in devices}
+        self._topology = topology
+        self._devices: list[Device] = []  # of the rails
         self._regions: dict[str, RemoteRegion] = {}
         self._questions = Questions(connection)
-        self._reviving: dict[int, asyncio.Task[None]] = {}
+        self._pump = Pump(self.rails, self._broken)
+        self._revival: Revival | None = None
         self._scratch = Region.private(f"scratch of the link to {connection.peer_id}", NOTICE_BYTES)
         self._scratch_free = asyncio.Lock()
-        self._listeners = [self._port_listener(index) for index in range(len(devices))]
-        for device, listener in zip(devices, self._listeners, strict=True):
-            device.on_port.append(listener)
 
     # --- opening
 
-    async def open(self) -> str:
-        """Connect every rail that both sides have; one line on the result. Raises Unusable, PeerLost."""
+    async def open(self, theirs: Mapping[str, int]) -> str:
+        """Connect every rail that both sides have; one line on the result. theirs: rail numbers of the peer's devices.
+        Raises Unusable, PeerLost."""
+        joined = pairs(self._topology.rail_numbers, theirs)
+        if not joined:
+            ours = ", ".join(f"{name} = {number}" for name, number in self._topology.rail_numbers.items())
+            raise Unusable(f"no rail number in common ({ours}): see --rdma-devices and --topology-file")
+        self._devices[:] = [self._all_devices[here] for here, _ in joined]
+        self.rails[:] = [Rail(here) for here, _ in joined]
         try:
-            self._pairs = [
-                QueuePair(device, self._done_on(i), self._error_on(i)) for i, device in enumerate(self._devices)
-            ]
+            for index, device in enumerate(self._devices):
+                self._pump.pairs.append(QueuePair(device, self._pump.done_on(index), self._pump.error_on(index)))
         except VerbsError as error:
             raise Unusable(str(error)) from None
-        ours = [pair.endpoint().to_json() for pair in self._pairs]
-        answer = await self._questions.ask("connected", {"op": "connect", "rails": ours})
+        self._revival = Revival(self._devices, self._pump, self._questions, self._join, self._give_up)
+        endpoints = [pair.endpoint().to_json() for pair in self._pump.pairs]
+        question = {"op": "connect", "rails": endpoints, "devices": [there for _, there in joined]}
+        answer = await self._questions.ask("connected", question)
         reasons = []
-        for index, theirs in enumerate(answer["rails"]):
+        for index, endpoint in enumerate(answer["rails"]):
             try:
-                self._join(index, theirs)
+                self._join(index, endpoint)
             except (VerbsError, ValueError) as error:
                 reasons.append(f"{self.rails[index].name}: {error}")
         if not any(rail.up for rail in self.rails):
-            raise Unusable("; ".join(reasons) or "the peer has no rail for it")
+            raise Unusable("; ".join(reasons))
         return "RDMA over " + ", ".join(rail.name for rail in self.rails if rail.up)
 
     def _join(self, index: int, theirs: Any) -> None:
         if isinstance(theirs, str):
             raise ValueError(theirs)
-        self._pairs[index].connect(Endpoint.from_json(theirs))
+        self._pump.pairs[index].connect(Endpoint.from_json(theirs))
         self.rails[index].opened()
+
+    def _broken(self, index: int) -> None:
+        if self._revival is not None:
+            self._revival.revive(index)
+
+    def _give_up(self, reason: str) -> None:
+        self.connection.abort()
+        self.end(reason)
 
     # --- submitting
 
@@ -101,9 +117,14 @@ class Link:
 
         for device in self._devices:
             device.register(local)
-        job = Job(op, priority=priority)
+        job = Job(op, priority=priority, distances=self._distances(local, region))
         job.add(spans, make)
-        await self._run(job)
+        await self._pump.run(job)
+
+    def _distances(self, local: Region, remote: RemoteRegion) -> list[int]:
+        """Of each rail from both memories together."""
+        ours = far_rails(self._topology, local, [device.name for device in self._devices])
+        return [here + there for here, there in zip(ours, remote.distances, strict=True)]
 
     async def notify(self, value: int, content: bytes = b"") -> None:
         """Tell the peer a number of 32 bits (a write with immediate data), or at most NOTICE_BYTES bytes (an inline
@@ -145,135 +166,7 @@ class Link:
 
     async def _alone(self, job: Job, make: Callable[[int, Slice], Request]) -> None:
         job.waiting.append(Slice(job, make))
-        await self._run(job)
-
-    async def _run(self, job: Job) -> None:
-        self._jobs[job] = None
-        try:
-            self._pump()
-            await job.done
-        except asyncio.CancelledError:
-            await self._settle(job)
-            raise
-        finally:
-            self._jobs.pop(job, None)
-
-    async def _settle(self, job: Job) -> None:
-        """A job was given up: return when nothing of it moves any more."""
-        job.waiting.clear()
-        if job.idle or self.ended:
-            return
-        job.done = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(CANCEL_S):
-                with suppress(TransferError, PeerLost):  # which are ends too
-                    await job.done
-        except TimeoutError:
-            for pair in self._pairs:
-                pair.break_off("a cancelled transfer did not end")
-
-    def _pump(self) -> None:
-        """Post waiting slices, urgent jobs first and older ones before younger, as the rails have room."""
-        room = [pair.room for pair in self._pairs]
-        batches: list[list[Slice]] = [[] for _ in self._pairs]
-        now = time.monotonic()
-        for job in sorted(self._jobs, key=lambda job: -job.priority):
-            while job.waiting:
-                index = rails.choose(self.rails, job.waiting[0].length, room)
-                if index is None:
-                    break
-                piece = job.posted()
-                room[index] -= 1
-                self.rails[index].sent(now, piece.length)
-                batches[index].append(piece)
-        for index, batch in enumerate(batches):
-            if batch and self._pairs[index].ready:
-                self._pairs[index].post([piece.make(index, piece) for piece in batch])
-            elif batch:  # the rail broke while another batch was posted
-                self._again(index, batch)
-
-    # --- what the queue pairs say
-
-    def _done_on(self, index: int) -> Callable[[list[Slice]], None]:
-        def done(pieces: list[Slice]) -> None:
-            now = time.monotonic()
-            for piece in pieces:
-                self.rails[index].arrived(now, piece.length)
-                piece.job.arrived()
-            self._pump()
-
-        return done
-
-    def _error_on(self, index: int) -> Callable[[list[Slice], str, bool], None]:
-        def error(pieces: list[Slice], why: str, refused: bool) -> None:
-            self.rails[index].failed(time.monotonic())
-            if refused and pieces:
-                # Its memory is not there any more: the fault of the transfer, so the rail comes back at once.
-                self.rails[index].retry_at = 0.0
-                pieces[0].job.fail(TransferError(f"the memory of a transfer was refused: {why}"))
-            self._again(index, pieces)
-            self._revive(index)
-            self._pump()
-
-        return error
-
-    def _again(self, index: int, pieces: Sequence[Slice]) -> None:
-        rail = self.rails[index]
-        rail.resent += len(pieces)
-        for piece in reversed(pieces):
-            piece.job.came_back(piece, index, rail.name)
-        for job in {piece.job for piece in pieces}:
-            job.finish_if_idle()
-
-    # --- broken rails
-
-    def _port_listener(self, index: int) -> Callable[[bool], None]:
-        def changed(active: bool) -> None:
-            if self.ended or not self._pairs:
-                return
-            if active:
-                self.rails[index].retry_at = 0.0
-                self._revive(index)
-            else:
-                self._pairs[index].break_off(f"the link of {self.rails[index].name} went down")
-
-        return changed
-
-    def _revive(self, index: int) -> None:
-        if not self.rails[index].up and index not in self._reviving and not self.ended:
-            task = asyncio.get_running_loop().create_task(self._bring_back(index))
-            self._reviving[index] = task
-            task.add_done_callback(lambda _: self._reviving.pop(index, None))
-
-    async def _bring_back(self, index: int) -> None:
-        rail = self.rails[index]
-        try:
-            await self._questions.ask("stopped", {"op": "stop", "rail": index})
-            for job in list(self._jobs):
-                job.settled(index)
-            while True:
-                await asyncio.sleep(max(0.0, rail.retry_at - time.monotonic()))
-                try:
-                    await self._restart(index)
-                    return
-                except (VerbsError, ValueError, TimeoutError):
-                    rail.postpone(time.monotonic())
-        except PeerLost:
-            return  # and with the connection this link
-        except TimeoutError:
-            self.connection.abort()
-            self.end("it does not answer about a broken rail")
-
-    async def _restart(self, index: int) -> None:
-        """A new generation on both sides. Raises VerbsError, ValueError, TimeoutError, PeerLost."""
-        pair = self._pairs[index]
-        pair.reset()
-        mine = {"op": "start", "rail": index, "endpoint": pair.endpoint().to_json()}
-        answer = await self._questions.ask("started", mine)
-        if not self._devices[index].active:
-            raise ValueError("the link is down")
-        self._join(index, answer.get("endpoint", answer.get("reason", "no endpoint")))
-        self._pump()
+        await self._pump.run(job)
 
     # --- the connection beside the rails
 
@@ -283,7 +176,9 @@ class Link:
             answer = await self._questions.ask("region", {"op": "region", "name": name})
             if "reason" in answer:
                 raise TransferError(str(answer["reason"]))
-            region = RemoteRegion(int(answer["address"]), int(answer["nbytes"]), list(answer["keys"]))
+            region = RemoteRegion(
+                int(answer["address"]), int(answer["nbytes"]), list(answer["keys"]), answer["distances"]
+            )
             self._regions[name] = region
         return region
 
@@ -304,15 +199,13 @@ class Link:
         if self.ended:
             return
         self.ended = True
-        for task in list(self._reviving.values()):
-            task.cancel()
-        for pair in self._pairs:
+        if self._revival is not None:
+            self._revival.end()
+        for pair in self._pump.pairs:
             pair.close()
-        for device, listener in zip(self._devices, self._listeners, strict=True):
-            device.on_port.remove(listener)
+        for device in self._devices:
             device.deregister(self._scratch.name)
         self._scratch.close()
         lost = PeerLost(f"lost {self.connection.peer_id!r} during a transfer: {reason}")
-        for job in list(self._jobs):
-            job.fail(lost)
+        self._pump.end(lost)
         self._questions.end(lost)

@@ -22,6 +22,7 @@ RECEIVES = 16  # notices that may arrive before the first is looked at
 NOTICE_BYTES = 64  # of a message that travels inside its work request
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
+RNR_FOREVER = 7  # a notice waits until the other side has posted a receive
 RECEIVE_BIT = 1 << 63  # in the wr_id of receives
 
 
@@ -111,7 +112,9 @@ class QueuePair:
         device = self.device
         return Endpoint(self.qp_num, self.psn, device.gid.hex(), device.lid, device.mtu, device.max_reads)
 
-    def connect(self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES) -> None:
+    def connect(
+        self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES, rnr_retries: int = RNR_FOREVER
+    ) -> None:
         """To the other side's queue pair. Raises VerbsError."""
         path = self._verbs.ffi.new("struct kv_path *")
         path.qp_num, path.receive_psn, path.send_psn = other.qp_num, other.psn, self.psn
@@ -119,7 +122,7 @@ class QueuePair:
         path.lid, path.port, path.gid_index = other.lid, PORT, self.device.gid_index
         path.is_global = 1 if self.device.is_ethernet else 0
         path.mtu = min(other.mtu, self.device.mtu)
-        path.timeout, path.retries, path.rnr_retries = ack_timeout, retries, 7
+        path.timeout, path.retries, path.rnr_retries = ack_timeout, retries, rnr_retries
         path.atomics = min(other.reads, self.device.max_reads)
         self._verbs.check(self._verbs.lib.kv_to_ready(self._qp, path), "modify_qp to ready")
         self.ready = True

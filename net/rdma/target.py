@@ -12,7 +12,9 @@ from typing import Any
 from net.connection import Connection
 from net.memory import Region
 from net.rdma.device import Device
+from net.rdma.places import far_rails
 from net.rdma.queue_pair import Endpoint, QueuePair, VerbsError
+from net.topology import Topology
 from net.transport import Unusable
 from net.wire import Frame, Header, nowhere
 
@@ -31,52 +33,41 @@ class Target:
         regions: Mapping[str, Region],
         everyone: set[Target],
         on_notice: Callable[[str, int, bytes], None],
+        topology: Topology,
     ) -> None:
         self.connection = connection
-        self._devices = devices
+        self._all_devices = {device.name: device for device in devices}
+        self._devices: list[Device] = []  # of the rails, as the peer chose them
+        self._topology = topology
         self._regions = regions
         self._everyone = everyone
         self._on_notice = on_notice
         self._pairs: list[QueuePair | None] = []
         everyone.add(self)
 
-    def _connect(self, rails: Sequence[Any]) -> list[Any]:
+    def _connect(self, names: Sequence[str], rails: Sequence[Any]) -> list[Any]:
         """For every rail our endpoint, or the reason why it cannot be used."""
-        answers: list[Any] = []
-        for index, theirs in enumerate(rails):
-            pair: QueuePair | None = None
-            try:
-                if index >= len(self._devices):
-                    raise ValueError("the peer has no device for this rail")
-                pair = QueuePair(self._devices[index], _nothing, _nothing, self._notice)
-                pair.connect(Endpoint.from_json(theirs))
-                answers.append(pair.endpoint().to_json())
-            except (VerbsError, ValueError) as error:
-                answers.append(str(error))
-                if pair is not None:
-                    pair.close()
-                    pair = None
-            self._pairs.append(pair)
-        return answers
+        if unknown := [name for name in names if name not in self._all_devices]:
+            return [f"the peer has no RDMA device {unknown[0]!r}"] * len(rails)
+        self._devices = [self._all_devices[name] for name in names]
+        self._pairs = [None] * len(names)
+        return [self._open(index, theirs) for index, theirs in enumerate(rails)]
+
+    def _open(self, index: int, theirs: Any) -> Any:
+        """A new generation of the rail: our endpoint, or the reason why not."""
+        try:
+            pair = self._pairs[index]
+            if pair is None:
+                pair = self._pairs[index] = QueuePair(self._devices[index], _nothing, _nothing, self._notice)
+            else:
+                pair.reset()
+            pair.connect(Endpoint.from_json(theirs))
+            return pair.endpoint().to_json()
+        except (VerbsError, ValueError) as error:
+            return str(error)
 
     def _notice(self, value: int, content: bytes) -> None:
         self._on_notice(self.connection.peer_id, value, content)
-
-    def _start(self, index: int, theirs: Any) -> Header:
-        answer: Header = {"op": "started", "rail": index}
-        try:
-            pair = self._pair(index)
-            pair.reset()
-            pair.connect(Endpoint.from_json(theirs))
-            return answer | {"endpoint": pair.endpoint().to_json()}
-        except (VerbsError, ValueError) as error:
-            return answer | {"reason": str(error)}
-
-    def _pair(self, index: int) -> QueuePair:
-        pair = self._pairs[index] if 0 <= index < len(self._pairs) else None
-        if pair is None:
-            raise ValueError(f"rail {index} was never connected")
-        return pair
 
     def _tell(self, name: str) -> Header:
         """Address and keys of a region; registering it pins its memory."""
@@ -88,7 +79,8 @@ class Target:
             keys = [device.register(region).rkey for device in self._devices]
         except Unusable as error:
             return answer | {"reason": str(error)}
-        return answer | {"address": region.address, "nbytes": region.nbytes, "keys": keys}
+        distances = far_rails(self._topology, region, [device.name for device in self._devices])
+        return answer | {"address": region.address, "nbytes": region.nbytes, "keys": keys, "distances": distances}
 
     def withdraw(self, name: str) -> None:
         self.connection.send({"op": "gone", "region": name})
@@ -108,19 +100,21 @@ class Target:
 
     def frame(self, connection: Connection, frame: Frame) -> None:
         header = frame.header
+        if "rail" in header and header["rail"] not in range(len(self._pairs)):
+            return  # one that was never connected
         match header["op"]:
             case "connect" if not self._pairs:
-                connection.send({"op": "connected", "rails": self._connect(header["rails"])})
+                connection.send({"op": "connected", "rails": self._connect(header["devices"], header["rails"])})
             case "region":
                 connection.send(self._tell(header["name"]))
             case "stop":
-                try:
-                    self._pair(header["rail"]).break_off("the peer stopped it")
-                except ValueError:
-                    return
+                if (pair := self._pairs[header["rail"]]) is not None:
+                    pair.break_off("the peer stopped it")
                 connection.send({"op": "stopped", "rail": header["rail"]})
             case "start":
-                connection.send(self._start(header["rail"], header["endpoint"]))
+                answer = self._open(header["rail"], header["endpoint"])
+                key = "reason" if isinstance(answer, str) else "endpoint"
+                connection.send({"op": "started", "rail": header["rail"], key: answer})
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self.end()

@@ -13,14 +13,16 @@ from net.links import Links
 from net.memory import Region
 from net.rdma.device import Device
 from net.rdma.link import Link
+from net.rdma.places import nics
 from net.rdma.target import Target
 from net.rdma.verbs import device_names, verbs
 from net.spans import Span
+from net.topology import Overrides, Topology
 from net.transport import BULK, Op, Unusable
 
 
 class Rdma:
-    """Works between nodes whose devices reach each other; rail i joins device i here with device i there."""
+    """Works between nodes whose devices reach each other; a rail joins devices of one rail number (net/topology.py)."""
 
     name = "rdma"
 
@@ -30,15 +32,17 @@ class Rdma:
         regions: Mapping[str, Region],
         devices: Sequence[str] = (),
         gid_index: int | None = None,
+        overrides: Overrides | None = None,
     ) -> None:
-        """`devices`: which to use, in the order of the rails; empty = all, by name, and not by this process's
-        NUMA node: rail i joins the i-th devices of both nodes, so all nodes must have the same order. Nothing is
-        opened before the first peer asks."""
+        """`devices`: which to use; empty = all, by name. Their places in this list are their rail numbers, where
+        `overrides` does not give others. Nothing is opened before the first peer asks."""
         self._links = links
         self._regions = regions
         self._wanted = list(devices)
         self._gid_index = gid_index
+        self._overrides = overrides or Overrides()
         self._devices: list[Device] = []
+        self._topology = Topology(())
         self._peers: dict[str, Link] = {}
         self._targets: set[Target] = set()
         self._opening: dict[str, asyncio.Lock] = {}
@@ -61,14 +65,16 @@ class Rdma:
                     device.close()
                 raise
             self._devices = opened
+            self._topology = Topology(nics([device.name for device in opened]), self._overrides)
         return self._devices
 
     def _accept(self, connection: Connection) -> Receiver:
         if connection.dialed:
-            link = Link(connection, self.devices())
+            link = Link(connection, self.devices(), self._topology)
             self._peers[connection.peer_id] = link
             return link
-        return Target(connection, self.devices(), self._regions, self._targets, self._noticed)
+        devices = self.devices()
+        return Target(connection, devices, self._regions, self._targets, self._noticed, self._topology)
 
     def _noticed(self, peer_id: str, value: int, content: bytes) -> None:
         for listener in self.on_notice:
@@ -85,12 +91,13 @@ class Rdma:
 
     def offer(self) -> dict[str, Any]:
         try:
-            return {"devices": [{"name": one.name, "gid": one.gid.hex()} for one in self.devices()]}
+            gids = {device.name: device.gid.hex() for device in self.devices()}
+            return {"rails": self._topology.rail_numbers, "gids": gids}
         except Unusable as error:
             return {"refused": str(error)}
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
-        ours = self.devices()
+        self.devices()
         if "refused" in offer:
             raise Unusable(f"the peer: {offer['refused']}")
         async with self._opening.setdefault(peer_id, asyncio.Lock()):
@@ -98,13 +105,13 @@ class Rdma:
                 await self._links.dial(peer_id, "rdma")  # `_accept` makes the link
                 link = self._peers[peer_id]
                 try:
-                    return await link.open()
+                    return await link.open(offer["rails"])
                 except (Unusable, TimeoutError) as error:
                     self._peers.pop(peer_id, None)
                     link.end("no rail could be opened")
                     link.connection.close()
                     raise Unusable(str(error) or "the peer does not answer about RDMA") from None
-        return "RDMA over " + ", ".join(device.name for device in ours)
+        return "RDMA over " + ", ".join(rail.name for rail in self._peers[peer_id].rails if rail.up)
 
     def is_open(self, peer_id: str) -> bool:
         link = self._peers.get(peer_id)

@@ -31,6 +31,8 @@ FEW = 4
 class MooncakePlacement(CentralGreedy):
     """A random shortlist as wide as the state is old; then the paper's choice among those that answered."""
 
+    asks_everybody = False
+
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
         costs = prefill_costs(now, demand, view, matched, self.threshold, self.fetches)
         chosen = self._prefills(costs.ttft_s, view)

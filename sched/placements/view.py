@@ -7,6 +7,7 @@ on the chosen node, is charged in place, so the next one sees it (LSQ, reference
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -135,6 +136,24 @@ class View:
     @cached_property
     def index(self) -> dict[str, int]:
         return {node_id: i for i, node_id in enumerate(self.ids)}
+
+    def copy(self) -> View:
+        """The same, to be charged and aged by itself."""
+        return self.only(range(len(self)))
+
+    def only(self, indices: Sequence[int]) -> View:
+        """A view of these nodes, in this order, that shares nothing with this one."""
+        chosen = np.asarray(indices, dtype=np.intp)
+        view = copy(self)
+        view.__dict__ = {
+            name: value[chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
+        }
+        view.nodes, view.ids = [self.nodes[i] for i in indices], [self.ids[i] for i in indices]
+        view._handover = {}
+        view.least_blocks = float(view.total_blocks.min(initial=np.inf))
+        for cached in ("fetch", "index"):
+            vars(view).pop(cached, None)
+        return view
 
     def charge(self, now: float, node_id: str, seconds: float, tokens: int = 0) -> None:
         """So much prefill was just sent to this node; counts until the next view is built."""

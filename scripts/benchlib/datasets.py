@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from scripts.benchlib.trace import read_trace, trace_specs
+from scripts.benchlib.trace import trace_specs
 from scripts.benchlib.workload import Spec, TokenSource, prefix_repetition_specs, random_specs, with_arrivals
+from sim.trace import read_trace
 
 INF = float("inf")
 

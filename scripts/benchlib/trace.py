@@ -1,54 +1,12 @@
-"""Mooncake's trace format: reading, and turning rows into requests.
-
-One JSON object per line: timestamp (ms), input_length, output_length (tokens), hash_ids (one per 512-token block;
-an id stands for its block and everything before it). Plain .jsonl or compressed .jsonl.xz.
-"""
+"""Rows of a trace as requests of a benchmark."""
 
 from __future__ import annotations
 
-import lzma
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
-
-import orjson
 
 from scripts.benchlib.workload import BLOCK, Spec, TokenSource
-
-BLOCK_TOKENS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    timestamp_ms: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
-
-
-def read_trace(path: Path) -> Iterator[TraceRow]:
-    """Rows in file order. Raises ValueError naming the line, OSError when the file cannot be read."""
-    opener = lzma.open if path.suffix == ".xz" else open
-    with opener(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield _row(line, f"{path} line {number}")
-
-
-def _row(line: bytes, where: str) -> TraceRow:
-    try:
-        data = orjson.loads(line)
-        row = TraceRow(data["timestamp"], data["input_length"], data["output_length"], data["hash_ids"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{where} is no row of a Mooncake trace: {error!r}") from error
-    sizes_fit = all(type(size) is int and size > 0 for size in (row.input_length, row.output_length))
-    ids_fit = isinstance(row.hash_ids, list) and all(type(i) is int and i >= 0 for i in row.hash_ids)
-    if not sizes_fit or not ids_fit or not isinstance(row.timestamp_ms, int | float):
-        raise ValueError(f"{where}: timestamp must be a number, lengths positive integers, hash_ids non-negative ones")
-    if len(row.hash_ids) * BLOCK_TOKENS < row.input_length:
-        raise ValueError(f"{where}: {len(row.hash_ids)} hash_ids are too few for {row.input_length} tokens")
-    return row
+from sim.trace import BLOCK_TOKENS, TraceRow
 
 
 def trace_specs(

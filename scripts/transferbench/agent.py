@@ -29,10 +29,14 @@ MODULES = {
     "sockets": "raw",
     "ours-shm": "ours",
     "ours-tcp": "ours",
+    "ours-tcp-key": "ours",
     "mooncake-te": "mooncake_te",
     "nixl": "nixl",
 }
 """Where each contender is implemented."""
+
+STORES = {"store-shm": "ours_store", "store-tcp": "ours_store", "mooncake-store": "mooncake_store"}
+"""The same for those of scripts/bench_store.py."""
 
 Call = tuple[list[int], list[int]]
 """Offsets of the blocks of one call: in the local and in the remote arena."""
@@ -106,6 +110,7 @@ def cell(client: Client, order: dict[str, Any], nbytes: int) -> dict[str, Any]:
     size, batch = order["size"], order["batch"]
     calls = plan(size, batch, nbytes)
     prepared = client.prepare(size, calls)
+    calls = calls[: len(prepared)]
     client.measure(order["op"], prepared[:2], 0.0)
     cpu = time.process_time()
     took = client.measure(order["op"], prepared, order["seconds"])
@@ -146,7 +151,7 @@ def _say(orders: Any, answer: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = ArgumentParser()
-    parser.add_argument("name", choices=MODULES)
+    parser.add_argument("name", choices=[*MODULES, *STORES])
     parser.add_argument("role", choices=("owner", "client"))
     for descriptor in ("control", "local", "remote"):
         parser.add_argument(f"--{descriptor}", type=int, required=True)
@@ -154,9 +159,9 @@ def main() -> None:
     args = parser.parse_args()
     orders = socket.socket(fileno=args.control).makefile("rw")
     try:
-        agent = import_module(f"transferbench.{MODULES[args.name]}").make(args.name, args.role)
+        agent = import_module(f"transferbench.{(MODULES | STORES)[args.name]}").make(args.name, args.role)
         local, remote = Arena(args.local, args.nbytes), Arena(args.remote, args.nbytes)
-        if args.name == "memcpy" and args.role == "client":
+        if args.name in ("memcpy", *STORES) and args.role == "client":
             agent.remote = remote
         serve(agent, args.role, orders, local, remote)
     except Exception as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from itertools import repeat
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import uvloop
@@ -20,6 +21,7 @@ from transferbench.stall import Watch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout
 
 from net.channel import Channel
+from net.cluster_key import ClusterKey
 from net.memory import Region
 from net.transfer import Op, TransferEngine
 
@@ -27,16 +29,27 @@ STREAMS = 8  # submissions under way while stalls are measured
 
 
 def make(name: str, role: str) -> Any:
-    return Node(role, name.removeprefix("ours-"))
+    """ours-tcp-key is ours-tcp with a cluster key."""
+    _, transport, *key = name.split("-")
+    return Node(role, transport, bool(key))
+
+
+def cluster_key() -> ClusterKey:
+    """One that everybody knows."""
+    with NamedTemporaryFile("w") as file:
+        file.write("5c" * 32)
+        file.flush()
+        return ClusterKey(Path(file.name))
 
 
 class Node:
     """Owner and client alike: an event loop in a thread of its own."""
 
-    def __init__(self, role: str, transport: str) -> None:
+    def __init__(self, role: str, transport: str, key: bool) -> None:
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._role, self._transport = role, transport
+        self._key = cluster_key() if key else None
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -52,7 +65,7 @@ class Node:
             raise RuntimeError(f"{self._transport} cannot be used: {path.refused}")
 
     async def _up(self, arena: Arena) -> tuple[str, int]:
-        self._channel = Channel(self._role, {})
+        self._channel = Channel(self._role, {}, cluster_key=self._key)
         self._engine = TransferEngine(self._channel, [self._transport])
         self._engine.register(Region.attach(self._role, os.dup(arena.memfd), arena.nbytes))
         return await self._channel.start("127.0.0.1")

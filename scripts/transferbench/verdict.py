@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Goal:
     min_size: int = BLOCK
     max_size: int = 1 << 40
     batches: tuple[int, ...] = (1, 32)
+    ops: tuple[str, ...] = ("read", "write")
 
 
 GOALS = (
@@ -35,13 +36,13 @@ GOALS = (
 TAIL = 3.0  # p99 over p50 at BLOCK
 
 
-def verdicts(cells: Cells) -> list[dict[str, Any]]:
+def verdicts(cells: Cells, goals: Sequence[Goal] = GOALS) -> list[dict[str, Any]]:
     """One row per goal and cell: what, ratio, goal, met. Cells whose contender is missing have none."""
     rows = []
-    for goal in GOALS:
+    for goal in goals:
         for (name, op, size, batch), ours in cells.items():
             theirs = cells.get((goal.theirs, op, size, batch))
-            wanted = goal.min_size <= size <= goal.max_size and batch in goal.batches
+            wanted = goal.min_size <= size <= goal.max_size and batch in goal.batches and op in goal.ops
             if name == goal.ours and wanted and theirs is not None:
                 what = f"{op} {size_text(size)} x{batch}: GB/s of {name} / {goal.theirs}"
                 ratio = ours["gbs"] / theirs["gbs"]

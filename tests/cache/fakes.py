@@ -71,14 +71,15 @@ class FakeChannel:
         async with asyncio.timeout(timeout_s):
             if peer_id in self.hub.hanging:
                 await asyncio.Event().wait()
-            return await asyncio.shield(work), memoryview(b"")
+            return await asyncio.shield(work)
 
     async def serve(self, from_id, kind, body, data):
         if kind not in self.handlers:
             raise RemoteError(f"no handler for {kind}", "unknown")
         sent = orjson.loads(orjson.dumps(body))  # only what JSON carries arrives
         reply = await self.handlers[kind](from_id, sent, memoryview(b"".join(data)))
-        return orjson.loads(orjson.dumps(reply or {}))
+        body, payload = reply if isinstance(reply, tuple) else (reply or {}, ())
+        return orjson.loads(orjson.dumps(body)), memoryview(b"".join(payload))
 
     def post(self, peer_id, kind, body, data=()):
         self.hub.calls.append((self.node_id, peer_id, kind))
@@ -104,7 +105,7 @@ class FakeTransfer:
     def register(self, region):
         self.regions[region.name] = region
 
-    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0):
+    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
         self.started.set()
         await asyncio.sleep(0)
         await asyncio.wait_for(self.gate.wait(), timeout_s)

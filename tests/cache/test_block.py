@@ -23,7 +23,16 @@ def test_geometry_of_an_unknown_type():
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_layers": 31}, {"num_kv_heads": 1}, {"head_size": 32}, {"block_size": 32}, {"dtype": "float16"}]
+    "change",
+    [
+        {"num_layers": 31},
+        {"num_kv_heads": 1},
+        {"head_size": 32},
+        {"block_size": 32},
+        {"dtype": "float16"},
+        {"pool_dtype": "fp8"},
+        {"pool_dtype": "int8"},
+    ],
 )
 def test_every_part_of_the_geometry_changes_the_root(change):
     fields = {name: getattr(GEOMETRY, name) for name in GEOMETRY.__dataclass_fields__}

@@ -1,81 +1,137 @@
-"""Eviction policies against slow models of themselves."""
+"""Eviction policies against slow models of themselves, and the table that names them."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from cache.policy import FIFO, LRU, policies
+from cache.policies import METHODS, choose, policies
+from cache.policies.fifo import FIFO
+from cache.policies.ranked import LFU
+from cache.policies.s3fifo import S3FIFO
+from cache.policies.shares import Shares
+from cache.policy import LRU, Facts
+from tests.cache import naive_policies as naive
+
+MODELS = {
+    "lru": naive.NaiveLRU,
+    "lfu": naive.NaiveLFU,
+    "fifo": naive.NaiveFIFO,
+    "length-aware": naive.NaiveLengthAware,
+    "s3-fifo": naive.NaiveS3FIFO,
+    "cost-aware": naive.NaiveCostAware,
+}
 
 
-class LRUModel(RuleBasedStateMachine):
-    """Drives the policy through legal lives; `order` is a plain list, next victim first."""
+class Lives(RuleBasedStateMachine):
+    """Drives a policy and its model through the same legal lives."""
 
-    free = Bundle("free")
-    pinned = Bundle("pinned")
+    policy_name = ""
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = LRU()
-        self.order = []
-        self.in_use = set()
+        self.both = (policies[self.policy_name](), MODELS[self.policy_name]())
+        self.free, self.in_use, self.gone = set(), set(), set()
         self.count = 0
 
-    def used(self, item):
-        self.order.remove(item)
-        self.order.append(item)
+    def tell(self, method, *arguments):
+        for each in self.both:
+            getattr(each, method)(*arguments)
 
-    @rule(target=free)
-    def add(self):
-        self.count += 1
-        self.policy.added(self.count)
-        self.order.append(self.count)
-        return self.count
+    @rule(position=st.integers(0, 3), cost=st.sampled_from([0.5, 1.0, 2.5]), again=st.booleans())
+    def add(self, position, cost, again):
+        """Something new, or what was here before."""
+        if again and self.gone:
+            item = self.gone.pop()
+        else:
+            item = self.count = self.count + 1
+        self.tell("added", item, Facts(position, cost))
+        self.free.add(item)
 
-    @rule(item=free)
-    def touch(self, item):
-        self.policy.touched(item)
-        self.used(item)
+    @precondition(lambda self: self.free or self.in_use)
+    @rule(data=st.data())
+    def touch(self, data):
+        self.tell("touched", data.draw(st.sampled_from(sorted(self.free | self.in_use))))
 
-    @rule(item=pinned)
-    def touch_pinned(self, item):
-        self.policy.touched(item)
-
-    @rule(target=pinned, item=consumes(free))
-    def pin(self, item):
-        self.policy.pinned(item)
+    @precondition(lambda self: self.free)
+    @rule(data=st.data())
+    def pin(self, data):
+        item = data.draw(st.sampled_from(sorted(self.free)))
+        self.tell("pinned", item)
+        self.free.remove(item)
         self.in_use.add(item)
-        return item
 
-    @rule(target=free, item=consumes(pinned))
-    def unpin(self, item):
-        self.policy.unpinned(item)
+    @precondition(lambda self: self.in_use)
+    @rule(data=st.data())
+    def unpin(self, data):
+        item = data.draw(st.sampled_from(sorted(self.in_use)))
+        self.tell("unpinned", item)
+        self.in_use.remove(item)
+        self.free.add(item)
+
+    @precondition(lambda self: self.free or self.in_use)
+    @rule(data=st.data())
+    def remove(self, data):
+        item = data.draw(st.sampled_from(sorted(self.free | self.in_use)))
+        self.leave(item)
+
+    def leave(self, item):
+        self.tell("removed", item)
+        self.free.discard(item)
         self.in_use.discard(item)
-        self.used(item)
-        return item
+        self.gone.add(item)
 
-    @rule(item=st.one_of(consumes(free), consumes(pinned)))
-    def remove(self, item):
-        self.policy.removed(item)
-        self.order.remove(item)
-        self.in_use.discard(item)
-
-    @precondition(lambda self: any(item not in self.in_use for item in self.order))
-    @rule()
-    def next_victim(self):
-        assert self.policy.victim() == next(item for item in self.order if item not in self.in_use)
-
-    @precondition(lambda self: all(item in self.in_use for item in self.order))
-    @rule()
-    def no_victim(self):
-        with pytest.raises(LookupError):
-            self.policy.victim()
+    @rule(goes=st.booleans())
+    def victim(self, goes):
+        if not self.free:
+            for each in self.both:
+                with pytest.raises(LookupError):
+                    each.victim()
+            return
+        victims = [each.victim() for each in self.both]
+        assert victims[0] == victims[1]
+        assert victims[0] in self.free
+        if goes:
+            self.leave(victims[0])
 
     @invariant()
     def counts(self):
-        assert len(self.policy) == sum(item not in self.in_use for item in self.order)
+        assert len(self.both[0]) == len(self.both[1]) == len(self.free)
 
 
-TestLRU = LRUModel.TestCase
+@pytest.mark.parametrize("name", policies)
+def test_a_policy_is_what_its_definition_says(name):
+    machine = type("Machine", (Lives,), {"policy_name": name})
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+
+
+@pytest.mark.parametrize("name", policies)
+def test_a_long_life(name):
+    """Long enough for queues to turn and heaps to be rebuilt: 20 slots, skewed accesses as a pool makes them."""
+    policy, model = policies[name](), MODELS[name]()
+    here = set()
+    for step in range(1500):
+        item = step * step % 97 if step % 3 else step % 7
+        if item in here:
+            policy.touched(item)
+            model.touched(item)
+            continue
+        if len(here) == 20:
+            victim = model.victim()
+            assert policy.victim() == victim
+            policy.removed(victim)
+            model.removed(victim)
+            here.remove(victim)
+        policy.added(item, Facts(item % 5, 1 + item % 3))
+        model.added(item, Facts(item % 5, 1 + item % 3))
+        here.add(item)
+    assert len(policy) == len(model) == 20
 
 
 def test_fifo_ignores_use():
@@ -100,17 +156,90 @@ def test_fifo_returns_an_old_item_that_was_in_use_at_its_turn():
     assert len(fifo) == 3
 
 
-def test_fifo_forgets_a_removed_item_everywhere():
-    fifo = FIFO()
-    fifo.added("a")
-    fifo.pinned("a")
+def test_the_heap_of_lfu_does_not_grow_with_what_left_before_its_turn():
+    lfu = LFU()
+    lfu.added("stays")
+    for item in range(10_000):
+        lfu.added(item)
+        lfu.removed(item)
+    assert len(lfu._heap) < 200
+
+
+def test_s3fifo_remembers_names_of_what_it_evicted_and_takes_them_into_the_main_queue():
+    policy = S3FIFO()
+    for item in range(20):
+        policy.added(item)
+    assert policy.victim() == 0
+    policy.removed(0)
+    policy.added(0)
+    for item in range(100, 119):
+        victim = policy.victim()
+        assert victim != 0
+        policy.removed(victim)
+        policy.added(item)
+
+
+# --- shares
+
+
+def test_a_class_borrows_what_is_idle_and_gives_it_back_first():
+    policy = Shares(LRU, {"interactive": 0.6, "batch": 0.4})
+    for item in range(10):
+        policy.added(("batch", item), Facts(service_class="batch"))
+    for item in range(6):  # the cache is full: batch is above its share
+        victim = policy.victim()
+        assert victim == ("batch", item)
+        policy.removed(victim)
+        policy.added(("chat", item), Facts(service_class="interactive"))
+    assert policy.victim() == ("chat", 0), "both have their share: the newcomer's class is not known, the first gives"
+    policy.added("more", Facts(service_class="batch"))
+    assert policy.victim() == ("batch", 6)
+
+
+def test_a_class_with_nothing_evictable_gives_nothing():
+    policy = Shares(LRU, {"batch": 0.1})
+    policy.added("job", Facts(service_class="batch"))
+    policy.added("chat", Facts(service_class="interactive"))
+    policy.pinned("job")
+    assert policy.victim() == "chat"
+    policy.pinned("chat")
     with pytest.raises(LookupError):
-        fifo.victim()
-    fifo.removed("a")
-    assert len(fifo) == 0
-    fifo.added("a")
-    assert fifo.victim() == "a"
+        policy.victim()
+
+
+@pytest.mark.parametrize("shares", [{"batch": 0.0}, {"batch": 1.2}, {"batch": 0.7, "interactive": 0.5}])
+def test_shares_that_cannot_be(shares):
+    with pytest.raises(ValueError, match="add up to 1"):
+        Shares(LRU, shares)
+
+
+# --- names
 
 
 def test_the_table_of_policies():
-    assert {name: type(make()) for name, make in policies.items()} == {"lru": LRU, "fifo": FIFO}
+    assert set(policies) == set(MODELS)
+    for name in policies:
+        assert all(callable(getattr(choose(name), method)) for method in METHODS)
+
+
+def test_a_policy_from_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from cache.policy import LRU\n\nclass Mine(LRU):\n    pass\n\nclass Half:\n    pass\n")
+    assert type(choose(f"{file}:Mine")).__name__ == "Mine"
+    assert len(choose(f"{file}:Mine", {"batch": 0.5})) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("clock", "choose lru"),
+        ("{dir}/none.py:Mine", "no file"),
+        ("{dir}/mine.py", "FILE.py:NAME"),
+        ("{dir}/mine.py:Other", "defines no class"),
+        ("{dir}/mine.py:Half", "it lacks added"),
+    ],
+)
+def test_a_wrong_name_is_explained(tmp_path, name, reason):
+    (tmp_path / "mine.py").write_text("class Half:\n    pass\n")
+    with pytest.raises(ValueError, match=reason):
+        choose(name.format(dir=tmp_path))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cache.policy import policies
+from cache.policies import policies
 from cache.pool import BlockPool, IntegrityError, OutOfBlocks
 
 KEYS = [bytes([i]) * 16 for i in range(12)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cache.arena import Arena
+from cache.homes import equal_members
 from cache.share import Deadlines
 from cache.ssd import SsdTier
 from cache.store import Store
@@ -39,7 +40,13 @@ class Node:
             self.local = LocalStore(Arena(self.arena, SLOT), SsdTier(directory, SLOT, 32 << 20, ROOT))
         self.kv = Region.shared("kv", COUNT * SLOT)
         self.store = Store(
-            node_id, self.channel, self.transfer, self.local, lambda: members, block_bytes=SLOT, deadlines=Deadlines()
+            node_id,
+            self.channel,
+            self.transfer,
+            self.local,
+            lambda: equal_members(members),
+            block_bytes=SLOT,
+            deadlines=Deadlines(),
         )
         self.store.attach(self.kv)
 
@@ -84,10 +91,10 @@ def assert_filled(node):
 async def test_blocks_travel_and_a_lost_node_is_a_miss(nodes, request):
     a, b, c = nodes
     fill(a)
-    assert await a.store.put(KEYS, "kv", OFFSETS) == COUNT
-    assert await b.store.put([], "kv", []) == 0
+    assert await a.store.put_from(KEYS, "kv", OFFSETS) == COUNT
+    assert await b.store.put_from([], "kv", []) == 0
     assert await b.store.lookup(KEYS) == COUNT
-    result = await b.store.get(KEYS, "kv", OFFSETS)
+    result = await b.store.get_into(KEYS, "kv", OFFSETS)
     assert result.blocks == COUNT
     assert_filled(b)
     assert set(result.sources) == {"a", "b", "c"}
@@ -99,7 +106,7 @@ async def test_blocks_travel_and_a_lost_node_is_a_miss(nodes, request):
     await c.channel.close()
     left = await b.store.lookup(KEYS)
     assert left < COUNT
-    assert (await b.store.get(KEYS, "kv", OFFSETS)).blocks == left
+    assert (await b.store.get_into(KEYS, "kv", OFFSETS)).blocks == left
 
 
 async def serve(directory):
@@ -146,15 +153,15 @@ async def test_a_home_killed_with_9_is_a_miss_and_comes_back_with_its_ssd(tmp_pa
     home = await Home().start(tmp_path, client)
     try:
         fill(client)
-        assert await client.store.put(KEYS, "kv", OFFSETS) == COUNT
+        assert await client.store.put_from(KEYS, "kv", OFFSETS) == COUNT
         await home.drain()
         await home.kill()
         assert await client.store.lookup(KEYS) == 0
-        assert (await client.store.get(KEYS, "kv", OFFSETS)).blocks == 0
-        assert await client.store.put(KEYS, "kv", OFFSETS) == 0
+        assert (await client.store.get_into(KEYS, "kv", OFFSETS)).blocks == 0
+        assert await client.store.put_from(KEYS, "kv", OFFSETS) == 0
         await home.start(tmp_path, client)
         client.kv.memory[:] = bytes(COUNT * SLOT)
-        result = await client.store.get(KEYS, "kv", OFFSETS)
+        result = await client.store.get_into(KEYS, "kv", OFFSETS)
         assert (result.blocks, result.tiers, result.transports) == (COUNT, {"ssd": COUNT}, {order[0]: COUNT})
         assert_filled(client)
         await home.stop()
@@ -167,7 +174,7 @@ async def test_a_home_killed_with_9_is_a_miss_and_comes_back_with_its_ssd(tmp_pa
 async def test_pinned_blocks_are_read_part_by_part(nodes):
     a, b, _ = nodes
     fill(a)
-    assert await a.store.put(KEYS[:6], "kv", OFFSETS[:6]) == 6
+    assert await a.store.put_from(KEYS[:6], "kv", OFFSETS[:6]) == 6
     parts = [(0, 4096), (4096, SLOT - 4096)]
     first, seen = OFFSETS[2], []
 
@@ -190,7 +197,7 @@ async def test_pinned_blocks_are_read_part_by_part(nodes):
 async def test_a_damaged_block_or_a_lost_home_is_no_read(nodes, harm):
     a, b, c = nodes
     fill(a)
-    assert await a.store.put(KEYS[:6], "kv", OFFSETS[:6]) == 6
+    assert await a.store.put_from(KEYS[:6], "kv", OFFSETS[:6]) == 6
     async with b.store.pinned(KEYS[:6]) as pinned:
         victim = next(node for node in (a, c) if node.node_id in pinned.sources)
         if harm == "lost":

@@ -83,7 +83,7 @@ async def make(tmp_path):
 def slow_disk(monkeypatch):
     """SSD reads and writes wait for `go`."""
     go = threading.Event()
-    for name in ("get", "put"):
+    for name in ("get", "put_many"):
         work = getattr(SsdTier, name)
         monkeypatch.setattr(SsdTier, name, lambda *args, work=work: (go.wait(30), work(*args))[1])
     yield go
@@ -195,7 +195,7 @@ async def test_pins_of_one_block_share_its_promotion(make, slow_disk):
     assert store.reserve(key_of(1)) is None
     slow_disk.set()
     pins = [(await task)[0] for task in waiting]
-    assert pins == [Pin(0, checksum(block_of(1)), "ssd")] * 3
+    assert pins == [Pin(0, checksum(block_of(1)), "ssd", SLOT)] * 3
     with pytest.raises(NoSpace):
         store.reserve(key_of(3))
     for pin in pins:
@@ -298,7 +298,7 @@ async def test_damage_in_dram_is_found_and_ssd_answers(make):
 
 async def test_a_disk_that_stops_writing_leaves_a_dram_store(make, monkeypatch):
     store = await make(slots=2)
-    monkeypatch.setattr(SsdTier, "put", lambda *_: False)
+    monkeypatch.setattr(SsdTier, "put_many", lambda tier, rows: [False] * len(rows))
     for i in range(5):
         await put_when_room(store, i)
     assert await read(store, 4) == "dram"

@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 
+from engine.serving.intervals import shared
+from engine.serving.timeline import spans_of
 from scripts import rest
 from scripts.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, settled, timeline
@@ -28,6 +30,13 @@ def test_push_and_pull_by_layer_by_chunk_and_at_the_end(start: Start, tiny_model
             assert (moved["how"], moved["overlap"]) == (how, overlap)
             assert sum(nbytes for _, _, nbytes in moved["intervals"]) == moved["bytes"]
             assert (moved["batches"] == 1) == (overlap == "none")
+            transfer = spans_of(e for e in record["events"] if e["event"] == "kv_moved")
+            compute = spans_of(e for e in record["events"] if e["event"] == "computed" and e["node"] == "prefill-0")
+            assert len(compute) == 4, "a step per 100 tokens"
+            if overlap == "none":
+                assert shared(transfer, compute) == 0.0 == record["summary"]["transfer_hidden_ms"]
+            else:  # what is ready leaves while the rest is computed
+                assert min(transfer)[0] < max(compute)[1]
             settled(cluster)
         assert len(set(texts)) == 1
 

@@ -146,12 +146,12 @@ def test_host_port():
 def test_choices_are_the_entries_of_the_registries():
     """One new file and one dict entry make an extension; its name must be a choice here too."""
     from attention import backends
-    from cache.policy import policies
+    from cache.policies import policies
     from sched.placements.table import placements
     from sched.rejection import rejections
 
     choices = {spec.name: set(spec.metadata["choices"]) for spec in fields(Config)}
     assert choices["attention_backend"] == {"auto", *backends}
-    assert choices["eviction_policy"] == set(policies)
+    assert choices["eviction"] == set(policies)
     assert choices["placement"] == set(placements)
     assert choices["rejection"] == set(rejections)

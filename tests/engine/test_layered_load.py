@@ -14,6 +14,8 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.layered_load import LayerGate
+from engine.kv.pool_blocks import PlainBlocks
+from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, SamplingParams
 from engine.worker import Emission, Worker
@@ -64,8 +66,11 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     ours, pool, metrics, costs = runner(model, num_blocks=BLOCKS), BlockPool(BLOCKS), Metrics("m", "n"), StepCosts()
     batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
-    loader = PrefixLoader(batcher, store, "kv", GEOMETRY, costs, TransferModel(), "always", metrics, by_layer=True)
-    worker = Worker(batcher, ours, loader, Publisher(None, pool, "kv", GEOMETRY, metrics), costs, metrics)
+    prefetch = Prefetch(PlainBlocks(store, "kv", GEOMETRY), "wait", 0.0, lambda: False)
+    loader = PrefixLoader(
+        batcher, store, "kv", GEOMETRY, costs, TransferModel(), "always", metrics, prefetch, by_layer=True
+    )
+    worker = Worker(batcher, ours, loader, Publisher(pool, None, metrics), costs, metrics)
     got: list[Emission] = []
     worker.on_emissions = got.extend
     worker.start()
@@ -167,7 +172,7 @@ async def test_a_request_in_company_waits_for_the_whole_prefix_before_it_starts(
         gets.append(len(keys))
         raise ConnectionError("this test ends here")
 
-    store.get = get
+    store.get_into = get
     worker.add(request())
     await until(lambda: gets)
     await until(lambda: sum(e.request.request_id == "r" for e in got) == 4)  # computed, as nothing came

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +16,7 @@ from engine.serving.measured_links import MeasuredLinks
 from engine.serving.own_load import OwnLoad
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
+from engine.serving.placing import with_silent
 from net.channel import RemoteError
 from net.http.frontend import Overloaded, Unavailable
 from net.load_words import Claim
@@ -91,6 +92,15 @@ async def test_runners_up_are_given_up_twice_at_most():
     words = Words({"a": 10_000_000, "b": 10_000_000, "c": 10_000_000, "d": 10_000_000})
     decision, claim, given_up = await secured(words, *(node(name, 0.1 * i) for i, name in enumerate("abcd")))
     assert given_up == 2 and decision.prefill == "c" and claim is not None
+
+
+def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role():
+    prefill, other = replace(node("p"), roles=("prefill",)), replace(node("q"), roles=("prefill",))
+    decode = replace(node("d"), roles=("decode",))
+    gossiped = [prefill, other, decode]
+    assert with_silent([prefill], gossiped) == [prefill, decode]
+    assert with_silent([prefill, decode], gossiped) == [prefill, decode]
+    assert with_silent([], gossiped) == gossiped
 
 
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():

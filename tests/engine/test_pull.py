@@ -11,16 +11,19 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
-from engine.kv.pull import pack_spans, unpack_spans
 from engine.request import Request, SamplingParams
 from engine.serving import messages
 from engine.serving.messages import pack_request
+from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.worker import Emission
 from net.errors import RemoteError
+from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
-from net.transfer import Op, TransferEngine
+from net.spans import pack_spans, unpack_spans
+from net.transfer import Op, TransferEngine, TransferError
+from sched.state import NodeRecord
 from tests.engine.test_service import IdleWorker
 from tests.net.peers import channels, until
 
@@ -56,8 +59,10 @@ class Side:
         transfer.register(self.region)
         self.worker = IdleWorker(Batcher(BlockPool(BLOCKS), 4, 4, 64, 1000, {0}))
         metrics = Metrics("m", channel.node_id)
+        self.words = LoadWords(channel, transfer)
+        load = OwnLoad(channel.node_id, NodeRecord, self.words)
         self.service = EngineService(
-            channel.node_id, channel, transfer, self.worker, GEOMETRY, 8, dict, metrics, "pull", "layer"
+            channel.node_id, channel, transfer, self.worker, GEOMETRY, 8, load, metrics, "pull", "layer"
         )
 
     @property
@@ -70,6 +75,9 @@ class Side:
     def idle(self) -> bool:
         self.pool.check_integrity()
         return self.pool.references() == {"request": 0, "transfer": 0} and not any(self.service.held().values())
+
+
+PROMISE = {"claim": 0, "wait_s": 0.0, "ttft_s": 1.0, "redirects_left": 2}
 
 
 @asynccontextmanager
@@ -88,12 +96,13 @@ async def pair(count: int = 8):
             "block_ids": reply["blocks"],
             "first_missing": reply["first_missing"],
         }
-        await a.call("p", messages.PREFILL, body | {"target": target}, data)
+        await a.call("p", messages.PREFILL, body | {"target": target, "promise": PROMISE}, data)
         try:
             yield a, p, d, heard
         finally:
             for side in (p, d):
                 await side.service.close()
+                await side.words.close()
                 await side.transfer.close()
                 side.region.close()
 
@@ -173,5 +182,5 @@ async def test_a_pull_outside_the_reserved_blocks_is_refused():
 def test_spans_come_back_from_the_wire():
     spans = [(1, 2, 3), (1 << 40, 0, 64)]
     assert unpack_spans(memoryview(pack_spans(spans))) == spans
-    with pytest.raises(RemoteError, match="no multiple"):
+    with pytest.raises(TransferError, match="no multiple"):
         unpack_spans(memoryview(bytes(23)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_a_laptop():
         "rdma_devices",
         "speculative_length",
     }
-    assert {name for name in Config.__slots__ if getattr(config, name) == "auto"} == policies
+    assert {field.name for field in fields(Config) if getattr(config, field.name) == "auto"} == policies
 
 
 def test_resolving_twice_changes_nothing():
@@ -66,7 +66,22 @@ def test_bfloat16_where_the_hardware_has_it():
 
 
 def test_a_joiner_adopts_the_clusters_dtype():
-    assert settle(machine=replace(LAPTOP, bfloat16=True), cluster={"dtype": "float32"}).dtype == "float32"
+    cluster = {"dtype": "float32", "pool_dtype": "float32"}
+    assert settle(machine=replace(LAPTOP, bfloat16=True), cluster=cluster).dtype == "float32"
+
+
+def test_a_joiner_adopts_the_clusters_pool_dtype():
+    assert settle().pool_dtype == "float32"
+    cluster = {"dtype": "float32", "pool_dtype": "fp8"}
+    assert settle(cluster=cluster).pool_dtype == "fp8"
+    assert settle("--pool-dtype", "int8", cluster=cluster).pool_dtype == "int8"
+
+
+def test_the_dram_share_is_cut_into_blocks_of_the_pool():
+    config = settle("--pool-dtype", "int8")
+    shape = geometry(config, MODEL, config.kv_cache_dtype)
+    assert shape.pool_bytes < shape.block_bytes / 3
+    assert config.dram_bytes % shape.pool_bytes == 0 == config.kv_cache_bytes % shape.block_bytes
 
 
 def test_a_store_node_has_dram_but_no_engine():
@@ -140,10 +155,11 @@ def test_a_full_gpu_is_refused():
 
 def test_peers_must_agree_on_what_kv_means():
     config = settle()
-    same = {"model": "m", "block_size": 16, "dtype": "float32", "root": "aa"}
+    same = {"model": "m", "block_size": 16, "dtype": "float32", "pool_dtype": "float32", "root": "aa"}
     assert disagreement(config, "aa", same) is None
     assert "--block-size 32" in str(disagreement(config, "aa", same | {"block_size": 32}))
     assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
+    assert "--pool-dtype int8" in str(disagreement(config, "aa", same | {"pool_dtype": "int8"}))
     assert "same model" in str(disagreement(config, "bb", same))
 
 

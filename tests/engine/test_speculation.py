@@ -62,7 +62,7 @@ class Engine:
         if speculator and draft:
             speculator.on_forget = draft.forget
         self.batcher = Batcher(pool, BLOCK_SIZE, 8, 128, MAX_LEN, {2}, speculator=speculator)
-        publisher = Publisher(None, pool, "kv", GEOMETRY, self.metrics)
+        publisher = Publisher(pool, None, self.metrics)
         self.worker = Worker(
             self.batcher, runner(model, num_blocks=blocks), NoPrefix(), publisher, StepCosts(), self.metrics,
             speculator, draft,

@@ -55,7 +55,7 @@ class NoPrefix:
 def make(num_blocks: int = 64) -> tuple[Worker, Counting]:
     pool, metrics, runner = BlockPool(num_blocks), Metrics("m", "n"), Counting()
     batcher = Batcher(pool, 4, 4, 64, 1000, {0})
-    publisher = Publisher(None, pool, "kv", GEOMETRY, metrics)
+    publisher = Publisher(pool, None, metrics)
     return Worker(batcher, runner, NoPrefix(), publisher, StepCosts(), metrics), runner  # type: ignore[arg-type]
 
 

@@ -109,6 +109,12 @@ class FakeFrontend:
             if reason:
                 return
 
+    async def live(self) -> dict[str, Any]:
+        return {"node_id": "fake", "nodes": []}
+
+    async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
+        return self.timeline(request_id)
+
     def cluster(self) -> dict[str, Any]:
         return {"members": []}
 

@@ -155,3 +155,13 @@ async def test_before_start_there_is_a_clear_error():
     with pytest.raises(RuntimeError, match="start"):
         _ = gossip.members
     await gossip.close()
+
+
+async def test_a_tick_that_is_late_already_can_be_armed_again(start, monkeypatch):
+    """uvloop's call_at returns a Handle without `when` for a time that has passed: a busy loop comes late."""
+    node = await start("n0")
+    monkeypatch.setattr(node.gossip.core, "wake_at", lambda: 0.0)
+    for _ in range(3):
+        node.gossip._arm(0.0)
+    await asyncio.sleep(0.01)
+    assert node.gossip.members

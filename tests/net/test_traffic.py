@@ -1,10 +1,13 @@
 """Sums, the latency histogram, the limit of a rail, and all of it in a scrape."""
 
 import asyncio
+import math
+from heapq import heappop, heappush
 
 import pytest
 
 from net.channel import Channel
+from net.clock import Clock
 from net.deadlines import Deadlines
 from net.memory import Region
 from net.metrics import Metrics
@@ -36,21 +39,66 @@ def test_a_rail_limit_spaces_bulk_and_lets_urgent_pass():
         RailLimit(-1)
 
 
+class VirtualClock(Clock):
+    """Time passes when the test says so; who sleeps wakes in order, at its moment."""
+
+    def __init__(self):
+        self.time = 1000.0
+        self.sleepers = []
+
+    def now(self):
+        return self.time
+
+    async def sleep(self, seconds):
+        woken = asyncio.get_running_loop().create_future()
+        due = max(self.time + seconds, math.nextafter(self.time, math.inf))  # a little is not nothing
+        heappush(self.sleepers, (due, id(woken), woken))
+        await woken
+
+    async def advance(self, seconds):
+        end = self.time + seconds
+        while self.sleepers and self.sleepers[0][0] <= end:
+            self.time, _, woken = heappop(self.sleepers)
+            woken.set_result(None)
+            await self.turns()
+        self.time = end
+        await self.turns()
+
+    @staticmethod
+    async def turns():
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
 async def test_the_engine_holds_submissions_back_and_shows_them_in_a_scrape():
-    channel = Channel("a", {})
-    engine = TransferEngine(channel, rail_limit=1e6)
+    channel, clock = Channel("a", {}), VirtualClock()
+    engine = TransferEngine(channel, rail_limit=1e6, clock=clock)
     metrics = Metrics("tiny", "a")
     metrics.watch_transfers(engine.snapshot)
     with Region.private("x", 1 << 16) as x:
         engine.register(x)
         bulk = asyncio.create_task(engine.submit("a", Op.WRITE, "x", "x", [(0, 1 << 15, 30_000)]))
-        await asyncio.sleep(0)
-        done = await engine.submit("a", Op.READ, "x", "x", [(0, 100, 10)], priority=URGENT)
+        await clock.turns()
+        urgent = asyncio.create_task(engine.submit("a", Op.READ, "x", "x", [(0, 100, 10)], priority=URGENT))
+        later = asyncio.create_task(engine.submit("a", Op.WRITE, "x", "x", [(0, 1 << 15, 5_000)]))
+        await clock.turns()
+        await clock.advance(9e-6)
+        assert not urgent.done()
+        await clock.advance(2e-6)
+        assert urgent.done() and (await urgent).seconds == pytest.approx(10e-6)
+        await clock.advance(0.0299)
         assert not bulk.done()
-        assert done.seconds >= 10 / 1e6
-        assert (await bulk).seconds >= 0.03
+        await clock.advance(0.0001)
+        assert bulk.done() and (await bulk).seconds == pytest.approx(0.03)
+        await clock.advance(0.0049)
+        assert not later.done()
+        await clock.advance(0.0002)
+        assert later.done() and (await later).seconds == pytest.approx(0.03501), "behind the bulk, beside the urgent"
+        failing = asyncio.create_task(engine.submit("a", Op.READ, "x", "nothing", [(0, 0, 1)]))
+        await clock.turns()
+        await clock.advance(1.0)
         with pytest.raises(TransferError):
-            await engine.submit("a", Op.READ, "x", "nothing", [(0, 0, 1)])
+            await failing
     await engine.close()
     await channel.close()
     labels = {"model_name": "tiny", "engine": "a", "peer": "a", "transport": "local"}
@@ -58,13 +106,13 @@ async def test_the_engine_holds_submissions_back_and_shows_them_in_a_scrape():
     def value(name, **more):
         return metrics.registry.get_sample_value(f"mooncake:peer_transfer_{name}", labels | more)
 
-    assert value("bytes_total", direction="write") == 30_000
+    assert value("bytes_total", direction="write") == 35_000
     assert value("bytes_total", direction="read") == 10
     assert value("failures_total") == 1
     assert value("retries_total") == 0
-    assert value("latency_seconds_count") == 2
-    assert value("latency_seconds_bucket", le="0.02") <= 1, "the bulk was held for 30 ms"
-    assert value("gb_per_s") > 0
+    assert value("latency_seconds_count") == 3
+    assert [value("latency_seconds_bucket", le=le) for le in ("2e-05", "0.02", "0.05")] == [1, 1, 3]
+    assert value("gb_per_s") == pytest.approx(35_010 / (0.06502 * 1e9))
     assert b"mooncake:peer_transfer_latency_seconds_bucket" in metrics.text()
 
 

@@ -257,7 +257,7 @@ async def test_a_cancelled_transfer_moves_nothing_afterwards(order, op):
 
 
 async def test_a_frozen_peer_costs_the_deadline_and_no_more(monkeypatch):
-    monkeypatch.setattr("net.tcp.CANCEL_S", 0.2)
+    monkeypatch.setattr("net.tcp_rail.CANCEL_S", 0.2)
     lost = []
     async with pair("tcp") as (channel, engine, _, _):
         channel.on_lost(lost.append)
@@ -285,7 +285,7 @@ async def test_control_messages_do_not_wait_behind_bulk():
     """A reader that has stopped: megabytes are stuck on the data connection, calls still work."""
     async with pair("tcp") as (channel, engine, _, _):
         await engine.open("b")
-        rail = engine._transports["tcp"]._rails["b"].connection
+        rail = engine._transports["tcp"]._bundles["b", "data"].connections()[0].connection
         rail._transport.pause_reading()
         task = asyncio.create_task(engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, SIZE)], timeout_s=20))
         for _ in range(20):
@@ -392,10 +392,10 @@ async def test_unregistering_ends_what_is_under_way():
         await a.open("b")
         tasks = [asyncio.create_task(a.submit("b", op, "of-a", "of-b", [(0, 0, SIZE)])) for op in Op]
         served = b._transports["tcp"]._served
-        await until(lambda: any(one._writes and one._reads for one in served))
+        await until(lambda: any(one._writes for one in served) and any(one._reads for one in served))
         b.unregister("of-b")
         for task in tasks:
-            with pytest.raises(TransferError, match="was unregistered"):
+            with pytest.raises(TransferError, match=r"was unregistered|not registered there"):  # begun, or not yet
                 await task
         theirs.memory[:] = bytes(SIZE)
         await a.fence("b")
@@ -431,4 +431,5 @@ async def test_a_path_is_found_once_however_many_ask(order):
     async with neighbours(order) as ((a, _), _):
         paths = await asyncio.gather(*(a.open("b") for _ in range(10)))
         assert len({id(path) for path in paths}) == 1
-        assert len(a._channel.links._everyone) == (2 if order == "tcp" else 1)
+        connections = len(a._channel.links._everyone)  # the second for data comes when it comes
+        assert connections in (2, 3) if order == "tcp" else connections == 1

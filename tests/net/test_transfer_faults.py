@@ -153,33 +153,6 @@ async def test_a_deadline_leaves_no_request_to_cancel_behind():
             await a.submit("b", Op.READ, "of-a", "of-b", [(0, 0, SIZE)])
 
 
-@pytest.mark.parametrize("op", list(Op))
-@pytest.mark.parametrize("side", [0, 1])
-async def test_a_data_connection_that_breaks_in_the_middle(op, side):
-    async with two("tcp") as sides:
-        (_, a, ours), (_, b, theirs) = sides
-        fill(ours, 1)
-        await a.open("b")
-        calls = [a.submit("b", op, "of-a", "of-b", [(0, 0, SIZE)]) for _ in range(4)]
-        tasks = [asyncio.create_task(call) for call in calls]
-        await asyncio.sleep(0.001)
-        connection = (
-            a._transports["tcp"]._rails["b"].connection
-            if side == 0
-            else next(iter(b._transports["tcp"]._served)).connection
-        )
-        connection._transport.abort()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert any(isinstance(one, PeerLost) for one in results)
-        assert all(isinstance(one, PeerLost) or one.nbytes == SIZE for one in results)
-        await until(lambda: a.path_of("b") is None)
-        await asyncio.gather(a.fence("b"), b.fence("a"))
-        await still(ours, theirs)
-        fill(theirs, 2)
-        await a.submit("b", op, "of-a", "of-b", [(0, 0, SIZE)])
-        assert equal(ours, theirs, [(0, 0, SIZE)])
-
-
 async def test_a_sender_killed_in_the_middle_of_its_push_is_fenced():
     async with two("tcp", nbytes=32 * MIB) as ((channel, engine, region), _):
         lost = []
@@ -203,7 +176,7 @@ async def test_an_urgent_transfer_does_not_wait_behind_bulk(op):
     """Bulk is stuck, as behind a slow reader: its connection is not read from on either side."""
     async with two("tcp", nbytes=32 * MIB) as ((_, a, ours), (_, b, theirs)):
         await a.submit("b", op, "of-a", "of-b", [(0, 0, KIB)])
-        ends = [a._transports["tcp"]._rails["b"].connection]
+        ends = [rail.connection for rail in a._transports["tcp"]._bundles["b", "data"].connections()]
         ends += [served.connection for served in b._transports["tcp"]._served]
         for end in ends:
             end._transport.pause_reading()

@@ -40,12 +40,14 @@ async def until(condition, seconds=60.0):
 
 
 @asynccontextmanager
-async def two_nodes(rails: int = 2, order=("rdma",), size: int = SIZE):
+async def two_nodes(rails: int = 2, order=("rdma",), size: int = SIZE, overrides=None):
     """(a, b), introduced to each other; region names are 'kv-a' and 'kv-b'."""
     made = {}
     for name, devices in SIDES.items():
         channel = Channel(name, {})
-        engine = TransferEngine(channel, order, {"rdma": {"devices": devices[:rails]}})
+        engine = TransferEngine(
+            channel, order, {"rdma": {"devices": devices[:rails], "overrides": (overrides or {}).get(name)}}
+        )
         region = Region.private(f"kv-{name}", size)
         engine.register(region)
         await channel.start("127.0.0.1")

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from net.memory import Region
+from net.topology import Overrides
 from net.transfer import Op, PeerLost, TransferError
 from tests.rdma.nodes import SIZE, fill, rails_of, sh, two_nodes, until
 
@@ -100,28 +101,33 @@ async def test_cancelling_leaves_nothing_moving():
         assert bytes(b.region.memory) == bytes(a.region.memory)
 
 
-async def test_a_lossy_rail_delivers():
+@pytest.mark.parametrize("op", Op)
+async def test_a_lossy_rail_delivers(op):
     async with two_nodes() as (a, b):
         await a.engine.open("b")
-        sent = fill(a.region, 9)
-        sh("tc qdisc add dev va0 root netem loss 1%")
+        source, target = (a, b) if op is Op.WRITE else (b, a)
+        sent = fill(source.region, 9)
+        sh("tc qdisc add dev va0 root netem loss 1%; tc qdisc add dev vb0 root netem loss 1%")
         try:
-            await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120)
+            await a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120)
         finally:
-            sh("tc qdisc del dev va0 root")
-        assert bytes(b.region.memory) == sent
+            sh("tc qdisc del dev va0 root; tc qdisc del dev vb0 root")
+        assert bytes(target.region.memory) == sent
+        assert all(rail.up and rail.moved for rail in rails_of(a, "b"))
 
 
-async def test_a_link_down_midway_goes_on_over_the_other_rail_and_comes_back():
+@pytest.mark.parametrize("op", Op)
+async def test_a_link_down_midway_goes_on_over_the_other_rail_and_comes_back(op):
     async with two_nodes() as (a, b):
         await a.engine.open("b")
-        sent = fill(a.region, 10)
-        task = asyncio.create_task(a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120))
+        source, target = (a, b) if op is Op.WRITE else (b, a)
+        sent = fill(source.region, 10)
+        task = asyncio.create_task(a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120))
         first, second = rails_of(a, "b")
         await until(lambda: first.moved > 0 or task.done())
         sh("ip link set vb0 down")
         await task
-        assert bytes(b.region.memory) == sent
+        assert bytes(target.region.memory) == sent
         await until(lambda: not first.up)
         assert second.up and second.moved
         sh(
@@ -130,11 +136,29 @@ async def test_a_link_down_midway_goes_on_over_the_other_rail_and_comes_back():
             "ip neigh replace 10.77.0.2 lladdr $(cat /sys/class/net/vb0/address) dev va0 nud permanent"
         )
         await until(lambda: first.up)
-        moved = first.moved
-        again = fill(a.region, 11)
-        await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120)
-        assert bytes(b.region.memory) == again
-        assert first.moved > moved
+        moved, other = first.moved, second.moved
+        again = fill(source.region, 11)
+        await a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120)
+        assert bytes(target.region.memory) == again
+        assert first.moved > moved and second.moved > other
+        rows = {row["rail"]: row for row in a.engine.snapshot()[0]["rails"]}
+        assert rows["rxa0"]["failures"] == 1 and a.engine.bandwidth("b").keys() == {"rxa0", "rxa1"}
+
+
+async def test_the_rails_of_one_number_are_joined_and_far_ones_wait():
+    """Topology files turn the rails round; on one side the first of them is alone near the memory."""
+    turned = {
+        "a": Overrides(rails={"rxa1": 0, "rxa0": 1}, numa={"rxa0": 0, "rxa1": 1}),
+        "b": Overrides(rails={"rxb1": 0, "rxb0": 1}),
+    }
+    async with two_nodes(overrides=turned) as (a, b):
+        a.region.place = "numa:1"
+        sent = fill(a.region, 20)
+        await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)])
+        assert bytes(b.region.memory) == sent
+        assert a.engine.path_of("b").reason == "RDMA over rxa1, rxa0"
+        near, far = rails_of(a, "b")
+        assert (near.name, near.moved, far.moved) == ("rxa1", SIZE, 0)
 
 
 async def test_losing_the_peer_fails_what_is_under_way():

@@ -7,13 +7,14 @@ import os
 import random
 import signal
 import sys
+import time
 
 import pytest
 
 from net.channel import Channel
 from net.memory import Region
 from net.rdma.device import Device
-from net.rdma.queue_pair import QueuePair, Request
+from net.rdma.queue_pair import RECEIVES, QueuePair, Request
 from net.rdma.verbs import VerbsError, verbs
 from net.transfer import Op, PeerLost, TransferEngine, TransferError
 from net.transport import Unusable
@@ -120,8 +121,64 @@ async def test_a_closed_other_end_is_noticed():
     region.close()
 
 
+async def test_a_notice_nobody_has_room_for_ends_the_connection():
+    """RNR_RETRY_EXC: more sends than receives are posted, and the other side does not look."""
+    device = Device("rxe0")
+    first, second, log = await pair_of(device, rnr_retries=1)
+    send = verbs().lib.IBV_WR_SEND
+    region = Region.private("r", 4096)
+    first.post([Request(send, region.address, 0, 0, 0, 8, i, inline=True) for i in range(RECEIVES + 8)])
+    time.sleep(0.3)  # noqa: ASYNC251  the loop, which would post receives again, stands still
+    await until(lambda: log["error"])
+    items, why, refused = log["error"][0]
+    assert items[-1] == RECEIVES + 7 and "rnr" in why.lower().replace("receiver not ready", "rnr"), why
+    assert not refused, "the fault of nobody's memory"
+    assert log["done"] == list(range(items[0]))
+    for pair in (first, second):
+        pair.close()
+    device.close()
+    region.close()
+
+
+async def test_registered_memory_keeps_its_size_and_place():
+    device = Device("rxe0")
+    region = Region.private("r", 8192)
+    known = device.register(region)
+    assert device.register(region) is known, "once"
+    with pytest.raises(BufferError):
+        region._mapping.resize(4096)
+    assert region.address == known.address
+    device.deregister("r")
+    device.deregister("r")
+    again = device.register(region)
+    assert again.rkey != known.rkey, "a late writer with the old key is refused"
+    device.close()
+    region.close()
+
+
+async def test_more_requests_than_there_is_room_for_are_refused_before_the_card_sees_them():
+    device = Device("rxe0")
+    region = Region.private("r", 4096)
+    known = device.register(region)
+    first, second, log = await pair_of(device)
+    room = first.room
+    write = verbs().lib.IBV_WR_RDMA_WRITE
+    requests = [Request(write, known.address, known.lkey, known.address, known.rkey, 8, i) for i in range(room + 1)]
+    with pytest.raises(ValueError, match="do not fit"):
+        first.post(requests)
+    first.post(requests[:room])
+    assert first.room == 0
+    await until(lambda: len(log["done"]) == room)
+    assert first.room == room and not log["error"]
+    for pair in (first, second):
+        pair.close()
+    device.close()
+    region.close()
+
+
 async def test_what_the_card_cannot_do_is_said():
     device = Device("rxe0")
+    assert device.dmabuf_refusal() == "the driver of rxe0 does not register dma-bufs"
     with pytest.raises(VerbsError) as refused:
         device.register_dmabuf(0, 0, 4096)
     assert refused.value.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
@@ -173,6 +230,31 @@ async def test_a_killed_peer_loses_the_transfer_and_nothing_else():
         region.close()
 
 
+async def test_a_writer_killed_midway_is_fenced_off():
+    """SIGKILL of the initiator: its memory here is told lost, and after the fence no byte lands any more."""
+    async with two_nodes() as (a, _):
+        lost = []
+        a.channel.on_lost(lost.append)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.rdma.peer", "write", *map(str, a.channel.links.address)),
+            stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE,
+        )
+        try:
+            await process.stdout.readline()
+            await until(lambda: any(a.region.memory[:8]))
+            os.kill(process.pid, signal.SIGKILL)
+            await until(lambda: lost == ["w"])
+            await a.engine.fence("w")
+            a.region.memory[:] = bytes(SIZE)
+            await asyncio.sleep(0.3)
+            assert not any(a.region.memory)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
 async def test_many_rounds_leave_no_request_behind():
     async with two_nodes() as (a, b):
         for seed in range(5):
@@ -187,4 +269,4 @@ async def test_many_rounds_leave_no_request_behind():
             for here, there, length in spans:
                 assert b.region.memory[there : there + length] == a.region.memory[here : here + length]
         assert all(rail.in_flight == 0 for rail in rails_of(a, "b"))
-        assert all(pair.room == pair._queue.depth for pair in link_of(a, "b")._pairs)
+        assert all(pair.room == pair._queue.depth for pair in link_of(a, "b")._pump.pairs)

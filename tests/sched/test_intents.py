@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sched.heat import TOLD, HeatCounter, hottest, pack_list, unpack_list
 from sched.intents import Intents
+from tests.sched.virtual import VirtualNet
 
 names = st.sampled_from(["a", "b", "c"])
 chains = st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True)
@@ -122,6 +123,25 @@ def test_the_cells_list_is_the_sum_of_the_nodes(heats):
     assert [(hot.key, round(hot.heat)) for hot in found] == sorted(expected.items(), key=lambda e: (-e[1], e[0]))[:8]
     for hot in found:
         assert hot.holders == tuple(sorted(name for name, keys in heats.items() if hot.key in keys))
+
+
+def test_hot_prefixes_and_their_holders_are_known_in_the_cell():
+    net = VirtualNet(seed=1, loss=0.1)
+    nodes = net.cluster(4)
+
+    def serve() -> None:
+        for node in nodes[:2]:
+            node.core.hot.own.hit(net.now + node.clock_offset, [77] * 8 + [int(node.name[1]) + 1])
+        net.at(net.now + 1.0, serve)
+
+    serve()
+    net.run(75.0)
+    for node in nodes:
+        [hot, *_] = node.core.hot.hottest(3)
+        assert hot.key == 77 and hot.holders == ("n0", "n1") and hot.heat == pytest.approx(16, rel=0.5)
+    net.crash("n0")
+    assert net.run_until(net.converged, 10.0) is not None
+    assert nodes[3].core.hot.hottest(1)[0].holders == ("n1",)
 
 
 @seed(3)

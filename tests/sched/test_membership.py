@@ -194,6 +194,7 @@ def test_a_joiner_with_another_root_is_refused_with_the_reason_on_both_sides():
     assert seen and all(effect == refused for effect in seen)
     for word in ("toy", "other-model", "block size 16", "block size 32", "--block-size"):
         assert word in refused.reason
+    assert "--model and --block-size" in refused.reason and "--dtype" not in refused.reason
     assert stranger.sees() == {"stranger"}
     assert all(node.sees() == {"n0", "n1", "n2"} for node in net.nodes.values() if node is not stranger)
 

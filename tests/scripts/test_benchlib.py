@@ -12,7 +12,7 @@ import pytest
 from scripts.benchlib.client import Outcome
 from scripts.benchlib.latency import Measured, meets, peak_concurrency, peak_tokens, summarize, tbt_s
 from scripts.benchlib.results import Row, report, table
-from scripts.benchlib.trace import read_trace, trace_specs
+from scripts.benchlib.trace import trace_specs
 from scripts.benchlib.workload import (
     Spec,
     TokenSource,
@@ -22,6 +22,7 @@ from scripts.benchlib.workload import (
     random_specs,
     with_arrivals,
 )
+from sim.trace import read_trace
 
 SOURCE = TokenSource(seed=1, vocab_size=2000)
 

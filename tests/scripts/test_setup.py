@@ -43,6 +43,7 @@ def checkout(tmp_path):
     for name in ("python3", "python3.11", "python3.12", "python3.13"):
         (binaries / name).write_text(FAKE_PYTHON)
         (binaries / name).chmod(0o755)
+    (binaries / "chromium").symlink_to("/bin/true")  # there already: no test installs packages
     return root
 
 

@@ -26,7 +26,13 @@ def launch(fake, tmp_path, *argv: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "160"},
+        preexec_fn=interruptible,
     )
+
+
+def interruptible() -> None:
+    """Ctrl-C reaches the child also where pytest-xdist's worker ignores it, which children inherit."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:

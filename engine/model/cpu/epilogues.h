@@ -1,4 +1,4 @@
-// What becomes of 32 x 32 products (gemm.h): bias, activation, addition, and the one rounding.
+// What becomes of a row of 32 products (gemm.h): bias, activation, addition, and the one rounding.
 #pragma once
 #include "gemm.h"
 
@@ -6,15 +6,15 @@
 struct Biased {
     const float* bias;  // padded to whole blocks, or null
     int64_t n;
-    // use(row, output, masks of the outputs that exist, the two halves of 32 outputs)
+    // use(first output, masks of the outputs that exist, the two halves of 32 outputs)
     template <class Use>
-    void each(int64_t row, int64_t count, int64_t block, const Products& c, const Use& use) const {
+    void each(int64_t block, __m512 p, __m512 q, const Use& use) const {
         const int64_t at = block * 32;
-        const __m512 zero = _mm512_setzero_ps();
-        const __m512 b0 = bias ? _mm512_loadu_ps(bias + at) : zero, b1 = bias ? _mm512_loadu_ps(bias + at + 16) : zero;
-        for (int64_t i = 0; i < count; i++)
-            use(row + i, at, first(n - at), first(n - at - 16), _mm512_add_ps(c.row(i, 0), b0),
-                _mm512_add_ps(c.row(i, 1), b1));
+        if (bias) {
+            p = _mm512_add_ps(p, _mm512_loadu_ps(bias + at));
+            q = _mm512_add_ps(q, _mm512_loadu_ps(bias + at + 16));
+        }
+        use(at, first(n - at), first(n - at - 16), p, q);
     }
 };
 
@@ -22,10 +22,10 @@ struct ToBf16 {
     Biased from;
     bf16* y;
     int64_t stride;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
-            store(y + i * stride + at, low, p);
-            store(y + i * stride + at + 16, high, q);
+    void operator()(int64_t row, int64_t block, __m512 c0, __m512 c1) const {
+        from.each(block, c0, c1, [&](int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
+            store(y + row * stride + at, low, p);
+            store(y + row * stride + at + 16, high, q);
         });
     }
 };
@@ -34,10 +34,10 @@ struct ToFloat {
     Biased from;
     float* y;
     int64_t stride;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
-            _mm512_mask_storeu_ps(y + i * stride + at, low, p);
-            _mm512_mask_storeu_ps(y + i * stride + at + 16, high, q);
+    void operator()(int64_t row, int64_t block, __m512 c0, __m512 c1) const {
+        from.each(block, c0, c1, [&](int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
+            _mm512_mask_storeu_ps(y + row * stride + at, low, p);
+            _mm512_mask_storeu_ps(y + row * stride + at + 16, high, q);
         });
     }
 };
@@ -46,9 +46,9 @@ struct AddTo {  // x + product, in place
     Biased from;
     bf16* x;
     int64_t stride;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
-            bf16* to = x + i * stride + at;
+    void operator()(int64_t row, int64_t block, __m512 c0, __m512 c1) const {
+        from.each(block, c0, c1, [&](int64_t at, __mmask16 low, __mmask16 high, __m512 p, __m512 q) {
+            bf16* to = x + row * stride + at;
             store(to, low, _mm512_add_ps(load(to, low), p));
             store(to + 16, high, _mm512_add_ps(load(to + 16, high), q));
         });
@@ -60,10 +60,9 @@ struct ActMul {  // of a gated weight: outputs 0-15 of a block are gates, 16-31 
     Biased from;
     bf16* y;
     int64_t width;
-    void operator()(int64_t row, int64_t count, int64_t block, const Products& c) const {
-        const __mmask16 mask = first(width - block * 16);
-        from.each(row, count, block, c, [&](int64_t i, int64_t at, __mmask16, __mmask16, __m512 gate, __m512 up) {
-            store(y + i * width + at / 2, mask, _mm512_mul_ps(activate<ACTIVATION>(gate), up));
+    void operator()(int64_t row, int64_t block, __m512 c0, __m512 c1) const {
+        from.each(block, c0, c1, [&](int64_t at, __mmask16, __mmask16, __m512 gate, __m512 up) {
+            store(y + row * width + at / 2, first(width - block * 16), _mm512_mul_ps(activate<ACTIVATION>(gate), up));
         });
     }
 };

@@ -6,7 +6,8 @@
 //     packed [ceil(n / 32)][ceil(k / 32)][2][16][16][2]      zeros where n or k end inside
 //
 // So a thread that computes a range of outputs reads one ascending stream of memory, whatever the number of rows m:
-// at m = 1 that stream is the whole cost, and at large m a block stays in the L1 or L2 cache while the rows of x pass.
+// at m = 1 that stream is the whole cost, and at large m a block stays in the L1 or L2 cache while the rows of x pass,
+// and the next block is asked for meanwhile.
 //
 // Products are accumulated in float32 over all of k and handed, 32 x 32 at a time, to an epilogue that rounds once.
 #pragma once
@@ -64,16 +65,36 @@ class Tiles {
     int64_t rows_ = 0;
 };
 
-// 32 x 32 products as four tiles: rows 0-15 and 16-31 of x, outputs 0-15 and 16-31 of the block.
+// 32 x 32 products as four tiles: rows 0-15 and 16-31 of x, outputs 0-15 and 16-31 of the block. What becomes of them
+// is worked out row by row beside the tile products of the next ones, which leave the vector units and, at few rows,
+// the time in which the weight comes from memory to it.
 struct Products {
     alignas(64) float tile[4][256];
-    __m512 row(int64_t i, int half) const { return _mm512_load_ps(tile[i / 16 * 2 + half] + i % 16 * 16); }
+    int64_t row, block;  // of the first product
+    int64_t count = 0, done = 0;  // rows
+
+    template <class Epilogue>
+    void finish(int64_t rows, const Epilogue& epilogue) {
+        for (const int64_t end = std::min(count, done + rows); done < end; done++) {
+            const float* at = tile[done / 16 * 2] + done % 16 * 16;
+            epilogue(row + done, block, _mm512_load_ps(at), _mm512_load_ps(at + 256));
+        }
+    }
 };
 
-// x [rows <= 32, 32 steps] times one block. `stream`: the block comes from memory and not from a cache.
-template <bool TWO, bool STREAM>
-inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t steps, Products& c) {
+// What to bring into the L2 cache meanwhile: so many cache lines in each step, from `at` on.
+struct Ahead {
+    const char* at;
+    int64_t lines;
+};
+
+// x [rows <= 32, 32 steps] times one block, while `before` is finished and `ahead` asked for. STREAM: the block comes
+// from memory and not from a cache.
+template <bool TWO, bool STREAM, class Epilogue>
+inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t steps, Products& c, Products& before,
+                     Ahead ahead, const Epilogue& epilogue) {
     const char* w = reinterpret_cast<const char*>(block);
+    const int64_t rows = (before.count + steps - 1) / steps;
     _tile_zero(0);
     _tile_zero(1);
     if (TWO) {
@@ -93,6 +114,8 @@ inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t s
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        for (int64_t line = 0; line < ahead.lines; line++, ahead.at += 64) _mm_prefetch(ahead.at, _MM_HINT_T1);
+        before.finish(rows, epilogue);
     }
     _tile_stored(0, c.tile[0], 64);
     _tile_stored(1, c.tile[1], 64);
@@ -103,25 +126,31 @@ inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t s
 }
 
 // Rows [rows] of x (element stride `stride`, k a multiple of 32 or padded with zeros) times the blocks [blocks] of w.
-// epilogue(row, count, block, products) gets each piece of up to 32 rows.
+// epilogue(row, block, the two halves of 32 outputs) gets each row of each block.
 template <class Epilogue>
 void product(const bf16* x, int64_t stride, Range rows, const Weight& w, Range blocks, const Epilogue& epilogue) {
     Tiles tiles;
-    Products c;
-    const int64_t steps = w.steps();
+    Products products[2];
+    const int64_t steps = w.steps(), pieces = (rows.size() + 31) / 32;
+    const int64_t lines = pieces > 1 ? (STEP_BYTES / 64 + pieces - 2) / (pieces - 1) : 0;  // the first piece asks for none
+    int now = 0;
     for (int64_t b = blocks.begin; b < blocks.end; b++) {
         const bf16* block = w.packed + b * steps * (STEP_BYTES / 2);
-        for (int64_t m = rows.begin; m < rows.end; m += 32) {
-            const int64_t count = std::min<int64_t>(32, rows.end - m);
+        for (int64_t piece = 0; piece < pieces; piece++, now ^= 1) {
+            const int64_t m = rows.begin + 32 * piece, count = std::min<int64_t>(32, rows.end - m);
             const bf16* part = x + m * stride;
+            const char* next = reinterpret_cast<const char*>(block) + steps * (STEP_BYTES + (piece - 1) * lines * 64);
+            const Ahead ahead{next, piece && b + 1 < blocks.end ? lines : 0};
+            Products &c = products[now], &before = products[now ^ 1];
             tiles.rows(count);
-            if (m > rows.begin)
-                count > 16 ? multiply<true, false>(part, stride, block, steps, c)
-                           : multiply<false, false>(part, stride, block, steps, c);
+            if (piece || (lines && b > blocks.begin))
+                count > 16 ? multiply<true, false>(part, stride, block, steps, c, before, ahead, epilogue)
+                           : multiply<false, false>(part, stride, block, steps, c, before, ahead, epilogue);
             else
-                count > 16 ? multiply<true, true>(part, stride, block, steps, c)
-                           : multiply<false, true>(part, stride, block, steps, c);
-            epilogue(m, count, b, c);
+                count > 16 ? multiply<true, true>(part, stride, block, steps, c, before, ahead, epilogue)
+                           : multiply<false, true>(part, stride, block, steps, c, before, ahead, epilogue);
+            c.row = m, c.block = b, c.count = count, c.done = 0;
         }
     }
+    products[now ^ 1].finish(32, epilogue);
 }

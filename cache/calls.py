@@ -1,0 +1,152 @@
+"""Calls: the asking half of the pooled store's messages (cache/share.py answers them).
+
+Every message has a deadline, every lease that was asked for is ended in words whatever happens, and a home that hangs
+costs one deadline and not one per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from cache.arena import Buffer
+from cache.block import BlockKey
+from cache.share import Deadlines, join_keys
+from net.channel import Channel
+from net.errors import RemoteError, TransferError
+
+
+class Shunned(Exception):
+    """A home is passed over because it was too slow a moment ago."""
+
+
+HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
+
+
+@dataclass(slots=True)
+class Ticket:
+    """This side of a lease: its number, and whether the home may still have it."""
+
+    number: int
+    open: bool = True
+    bad: list[int] = field(default_factory=list)  # positions in the lease that did not match their checksums
+
+
+class Calls:
+    """Messages to homes over `channel`. Errors are the channel's, and Shunned."""
+
+    def __init__(self, channel: Channel, deadlines: Deadlines) -> None:
+        self._channel = channel
+        self._deadlines = deadlines
+        self._shunned: dict[str, float] = {}  # home -> until when
+        self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
+
+    def check(self, home: str) -> None:
+        """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
+        if asyncio.get_running_loop().time() < self._shunned.get(home, 0.0):
+            raise Shunned(f"{home} did not answer in time a moment ago")
+
+    async def has(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> list[int]:
+        """Per key 0 when the home has it, else ABSENT or ELSEWHERE; `leading`: up to the first that is not 0."""
+        reply = await self._call(home, "store.has", {"leading": leading}, join_keys(keys), self._deadlines.lookup_s)
+        return list(reply["have"])
+
+    async def remove(self, home: str, keys: Sequence[BlockKey]) -> int:
+        """How many the home had."""
+        reply = await self._call(home, "store.remove", {}, join_keys(keys), self._deadlines.control_s)
+        return int(reply["removed"])
+
+    async def flush(self, home: str) -> None:
+        """Until what the home has now is on its SSD, if it has one."""
+        await self._call(home, "store.flush", {}, b"", self._deadlines.flush_s)
+
+    async def stats(self, home: str) -> dict[str, Any]:
+        """What the home says of itself."""
+        return await self._call(home, "store.stats", {}, b"", self._deadlines.lookup_s)
+
+    @contextmanager
+    def ticket(self, home: str) -> Iterator[Ticket]:
+        """A lease to ask `home` for. Leaving ends it unless it is over by then; a home to which the connection is
+        lost knows by itself. The transfers under it must be over: their slots are reused at once."""
+        ticket = Ticket(next(self._numbers))
+        try:
+            yield ticket
+        except ConnectionError:
+            ticket.open = False
+            raise
+        finally:
+            if ticket.open:
+                with suppress(ConnectionError):
+                    self._channel.post(home, "store.unpin", {"lease": ticket.number, "bad": ticket.bad})
+
+    async def pin(self, home: str, keys: Sequence[BlockKey], ticket: Ticket, *, leading: bool = True) -> dict[str, Any]:
+        """Ask to read `keys` (the leading run of them): slots, checksums, tiers, more, region, slot_bytes; lengths."""
+        return await self._lease(home, "store.pin", keys, ticket, {"leading": leading})
+
+    async def reserve(
+        self,
+        home: str,
+        keys: Sequence[BlockKey],
+        ticket: Ticket,
+        *,
+        divert: bool = False,
+        owner: str = "",
+        repair: bool = False,
+        facts: Sequence[tuple[int, float, str]] = (),
+    ) -> dict[str, Any]:
+        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes. `facts`: of all or none."""
+        body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair}
+        if facts:
+            body["facts"] = facts
+        return await self._lease(home, "store.reserve", keys, ticket, body)
+
+    async def read(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> tuple[dict[str, Any], memoryview]:
+        """Small blocks in one message: slots, checksums, lengths, tiers, more, hot; and the blocks."""
+        return await self._exchange(home, "store.read", {"leading": leading}, [join_keys(keys)])
+
+    def report(self, home: str, keys: Sequence[BlockKey]) -> None:
+        """What was read did not match its checksums."""
+        with suppress(ConnectionError):
+            self._channel.post(home, "store.bad", {}, [join_keys(keys)])
+
+    async def write(
+        self, home: str, keys: Sequence[BlockKey], blocks: Sequence[Buffer], body: dict[str, Any]
+    ) -> list[int]:
+        """Store small blocks in one message; `body` has their checksums and lengths, and the options of `reserve`.
+        Returns 0 or PRESENT for a leading part."""
+        reply, _ = await self._exchange(home, "store.write", body, [join_keys(keys), *blocks])
+        return list(reply["slots"])
+
+    async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
+        """All that was reserved is written; returns how many blocks that are."""
+        body: dict[str, Any] = {"lease": ticket.number, "checksums": checksums}
+        if lengths is not None:
+            body["lengths"] = lengths
+        reply = await self._call(home, "store.commit", body, b"", self._deadlines.control_s)
+        ticket.open = False
+        return int(reply["stored"])
+
+    async def _lease(
+        self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        body = {"lease": ticket.number} | {name: value for name, value in options.items() if value}
+        reply = await self._call(home, kind, body, join_keys(keys), self._deadlines.control_s)
+        ticket.open = bool(reply["region"])
+        return reply
+
+    async def _exchange(
+        self, home: str, kind: str, body: dict[str, Any], data: Sequence[Buffer], timeout_s: float = 0.0
+    ) -> tuple[dict[str, Any], memoryview]:
+        try:
+            return await self._channel.call(home, kind, body, data, timeout_s or self._deadlines.control_s)
+        except TimeoutError:
+            self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
+            raise
+
+    async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
+        return (await self._exchange(home, kind, body, [data], timeout_s))[0]

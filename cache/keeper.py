@@ -1,0 +1,191 @@
+"""Keeper: brings blocks to where they belong while the store serves: after joins and losses, after failures, when hot.
+
+It offers keys to the home that should have them, which asks for those it lacks (cache/repair.py). What moves is paced
+under a limit of bytes per second, a few blocks at a time, so that it never fills the rails or pins much of the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from cache.block import BlockKey
+from cache.calls import HOME_ERRORS
+from cache.homes import Members, ranking
+from cache.job import Job
+from cache.repair import owed
+from cache.routing import Router
+from cache.share import Share
+from cache.tiers import LocalStore
+from cache.writer import Writer
+from net.traffic import RailLimit
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+OFFER_BYTES = 8 << 20  # of one offer
+SCAN_KEYS = 256  # looked at between two turns of the loop
+RETRY_S = 2.0  # after a home failed
+FORGET_S = 600.0  # hints for a member that has been away so long are dropped
+
+
+class Keeper:
+    """Of the share of node `me`. Use `start`, `leave`, `close` inside the event loop."""
+
+    def __init__(
+        self,
+        me: str,
+        local: LocalStore,
+        share: Share,
+        writer: Writer,
+        router: Router,
+        members: Callable[[], Members],
+        limit: float = 0.0,
+    ) -> None:
+        self._me = me
+        self._local = local
+        self._share = share
+        self._writer = writer
+        self._router = router
+        self._members = members
+        self._limit = RailLimit(limit) if limit > 0 else None
+        self._before: Members = {}  # for whom everything here has been looked at
+        self._debts: dict[str, deque[BlockKey]] = {}  # home -> what to offer it
+        self._rest_until: dict[str, float] = {}  # homes that failed
+        self._away_since: dict[str, float] = {}
+        self._counts = Counter(dict.fromkeys(("offered", "moved", "moved_bytes"), 0))
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """From now on. What was found on SSD is offered to its homes first."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def leave(self, timeout_s: float) -> None:
+        """Before this node goes: give the others what they will be the homes of, as far as the time allows."""
+        await self.close()
+        after = {name: weight for name, weight in self._members().items() if name != self._me}
+        if not after:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._plan(self._members(), after)
+                while self._debts:
+                    if not await self._pay():
+                        await asyncio.sleep(PERIOD_S / 5)
+        except TimeoutError:
+            log.info("leaving with %d blocks not handed over", sum(map(len, self._debts.values())))
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def stats(self) -> dict[str, int]:
+        """Blocks offered, moved and still to be offered."""
+        return {**self._counts, "owed": sum(map(len, self._debts.values()))}
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                members = dict(self._members())
+                if members != self._before:
+                    await self._plan(self._before, members)
+                    self._before = members
+                self._collect(members)
+                if not await self._pay():
+                    await asyncio.sleep(PERIOD_S)
+            except Exception:  # a bug, or a region that is closing: repair goes on with what is next
+                log.exception("repair failed")
+                await asyncio.sleep(RETRY_S)
+
+    async def _plan(self, before: Members, after: Members) -> None:
+        """Look at everything here, a part at a time."""
+        keys = self._local.keys()
+        for first in range(0, len(keys), SCAN_KEYS):
+            for key in keys[first : first + SCAN_KEYS]:
+                for home in owed(key, self._me, before, after, self._router.replicas):
+                    self._debts.setdefault(home, deque()).append(key)
+            await asyncio.sleep(0)
+
+    def _collect(self, members: Members) -> None:
+        """Hints whose home is back, and hot blocks."""
+        now = asyncio.get_running_loop().time()
+        for home in self._share.hints.owners():
+            if home not in members:
+                if now - self._away_since.setdefault(home, now) > FORGET_S:
+                    self._share.hints.forget(home)
+                continue
+            self._away_since.pop(home, None)
+            if home not in self._debts and now >= self._rest_until.get(home, 0.0):
+                self._debts[home] = deque(self._share.hints.due(home, SCAN_KEYS))
+        for key, extra in list(self._share.wanted.items()):
+            del self._share.wanted[key]
+            self._spread(key, extra, members)
+        self._share.hot = {key: count for key, count in self._share.hot.items() if self._local.contains(key)}
+
+    def _spread(self, key: BlockKey, extra: int, members: Members) -> None:
+        """More replicas of a hot block, if this is its first home."""
+        count = min(len(members), self._router.replicas + extra)
+        wide = ranking(key, members, count)
+        if not wide or wide[0] != self._me or self._share.hot.get(key, 0) >= count:
+            return
+        self._share.hot[key] = count
+        for home in wide[1:]:
+            self._debts.setdefault(home, deque()).append(key)
+
+    async def _pay(self) -> bool:
+        """One offer to every home that something is owed; False when there was none to make."""
+        now = asyncio.get_running_loop().time()
+        paid = False
+        for home in list(self._debts):
+            if now < self._rest_until.get(home, 0.0):
+                continue
+            debt = self._debts[home]
+            arena = self._local.arena
+            count = max(1, OFFER_BYTES // arena.slot_bytes) if arena is not None else 1
+            keys = [debt.popleft() for _ in range(min(count, len(debt)))]
+            if not debt:
+                del self._debts[home]
+            try:
+                paid = True
+                if not await self._offer(home, keys):
+                    self._rest_until[home] = now + RETRY_S
+            except HOME_ERRORS as error:
+                log.info("repair of %s: %r", home, error)
+                self._rest_until[home] = now + RETRY_S
+                if home in self._members():
+                    self._debts.setdefault(home, deque()).extend(keys)
+                else:
+                    self._debts.pop(home, None)
+        return paid
+
+    async def _offer(self, home: str, keys: Sequence[BlockKey]) -> bool:
+        """False when the home has no room now."""
+        arena = self._local.arena
+        pins = await self._local.pin_each(keys)
+        held = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
+        gone = [key for key, pin in zip(keys, pins, strict=False) if pin is None]
+        self._share.hints.settled(gone)
+        if arena is None or not held:
+            return True
+        try:
+            job = Job([key for key, _ in held], arena.region, [], arena.slot_bytes, repair=True)
+            job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
+            for position, (_, pin) in enumerate(held):
+                job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
+            nbytes = sum(pin.nbytes for _, pin in held)
+            if self._limit is not None:
+                await asyncio.sleep(self._limit.hold_s(asyncio.get_running_loop().time(), nbytes, urgent=False))
+            there = await self._writer.offer(job, home, len(held))
+            self._counts["offered"] += len(held)
+            self._counts["moved"] += len(job.stored)
+            self._counts["moved_bytes"] += sum(map(job.length, job.stored))
+            self._share.hints.settled([held[position][0] for position in there])
+            return bool(there)
+        finally:
+            self._local.unpin([pin.slot for _, pin in held])

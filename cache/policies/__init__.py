@@ -1,0 +1,38 @@
+"""Eviction policies: in which order cached content goes. A new one is one class and one entry of `policies`, or a file
+of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cache.policies import custom
+from cache.policies.fifo import FIFO
+from cache.policies.ranked import LFU, CostAware, LengthAware
+from cache.policies.s3fifo import S3FIFO
+from cache.policies.shares import Shares
+from cache.policy import LRU, EvictionPolicy
+
+policies: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "length-aware": LengthAware,
+    "s3-fifo": S3FIFO,
+    "cost-aware": CostAware,
+}
+
+METHODS = ("added", "touched", "pinned", "unpinned", "removed", "victim", "__len__")
+
+__all__ = ["METHODS", "EvictionPolicy", "choose", "policies"]
+
+
+def choose(name: str, shares: Mapping[str, float] | None = None) -> EvictionPolicy:
+    """A new policy called `name`, or the user's own from 'FILE.py:NAME'; with shares, one for each class of them.
+    Raises ValueError."""
+    if custom.is_file(name):
+        maker: Callable[[], EvictionPolicy] = custom.load("--eviction", name, METHODS)
+    elif name in policies:
+        maker = policies[name]
+    else:
+        raise ValueError(f"no eviction policy {name!r}; choose {', '.join(policies)} or FILE.py:NAME")
+    return Shares(maker, shares) if shares else maker()

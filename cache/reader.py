@@ -1,0 +1,200 @@
+"""Reader: the way of a lookup and of a get through the homes: pin, read, check, and on to the next replica.
+
+A home that fails, or that does not have a block after all, costs another wave within the call and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cache.arena import checksum
+from cache.block import BlockKey
+from cache.calls import HOME_ERRORS, Calls, Ticket
+from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.routing import ReadWalk, Router
+from cache.share import ELSEWHERE, Deadlines
+from net.transfer import Op, TransferEngine
+
+log = logging.getLogger(__name__)
+
+
+class Reader:
+    """`failed(home, error)` is told of every home that does not do what was asked. `counts` gets 'corrupt'."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        transfer: TransferEngine,
+        router: Router,
+        deadlines: Deadlines,
+        counts: Counter[str],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._calls = calls
+        self._transfer = transfer
+        self._router = router
+        self._deadlines = deadlines
+        self._counts = counts
+        self._failed = failed
+
+    async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> set[int]:
+        """Positions of `keys` that the pool has now; with `leading` no more than the leading run is looked for."""
+        walk = self._router.read(_now(), keys, 0)
+        have: set[int] = set()
+
+        async def ask(home: str, positions: list[int]) -> None:
+            try:
+                self._calls.check(home)
+                asked = [keys[position] for position in positions]
+                answers = await self._calls.has(home, asked, leading=leading and walk.single)
+            except HOME_ERRORS as error:
+                self._failed(home, error)
+                for position in positions:
+                    walk.elsewhere(position)
+                return
+            for position, answer in zip(positions, answers, strict=False):
+                if answer == 0:
+                    have.add(position)
+                    walk.found(position)
+                elif answer == ELSEWHERE:
+                    walk.elsewhere(position)
+
+        while groups := walk.wave(leading):
+            await at_each(groups, ask)
+        return have
+
+    async def fetch(self, job: Job, window: int, *, leading: bool) -> None:
+        """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned at once at one home."""
+        walk = self._router.read(_now(), job.keys, job.block_bytes)
+
+        async def take(home: str, positions: list[int]) -> None:
+            try:
+                self._calls.check(home)
+                await self._take(job, walk, home, positions, window, leading and walk.single)
+            except HOME_ERRORS as error:
+                self._failed(home, error)
+                for position in positions:
+                    if position not in job.arrived:
+                        walk.elsewhere(position)
+
+        while groups := walk.wave(leading):
+            await at_each(groups, take)
+
+    async def _take(
+        self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
+    ) -> None:
+        if job.in_messages:
+            window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
+        while positions:
+            batch = positions[:window]
+            nbytes, begin = len(batch) * job.block_bytes, _now()
+            self._router.started(home, nbytes)
+            try:
+                reply, answered, whole = await self._ask(job, walk, home, batch, leading)
+            except BaseException:
+                self._router.failed(home, nbytes)
+                raise
+            answers = reply["slots"]
+            self._router.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
+            for position, answer in zip(batch, answers, strict=False):
+                if answer == ELSEWHERE:
+                    walk.elsewhere(position)
+            for position, replicas in reply.get("hot", ()):
+                self._router.heated(_now(), job.keys[batch[position]], replicas)
+            if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply["more"]):
+                return
+            positions = positions[len(answers) :]
+
+    async def _ask(
+        self, job: Job, walk: ReadWalk, home: str, batch: list[int], leading: bool
+    ) -> tuple[dict[str, Any], float, bool]:
+        """The home's reply, when it came, and whether all that it had has arrived whole."""
+        keys = [job.keys[position] for position in batch]
+        if job.in_messages:
+            reply, data = await self._calls.read(home, keys, leading=leading)
+            return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
+        with self._calls.ticket(home) as ticket:
+            reply = await self._calls.pin(home, keys, ticket, leading=leading)
+            answered = _now()
+            return reply, answered, await self._read(job, walk, home, batch[: len(reply["slots"])], reply, ticket)
+
+    def _unpack(
+        self, job: Job, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
+    ) -> bool:
+        """Small blocks, as they lie behind the reply; False when one is damaged."""
+        found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
+        rows = zip(found, reply["lengths"], reply["checksums"], reply["tiers"], strict=True)
+        transport = "local" if home == self._router.me else "message"
+        memory, start, bad = job.region.memory, 0, []
+        for position, length, block_checksum, tier in rows:
+            block = data[start : start + length]
+            start += length
+            if length > job.block_bytes or checksum(block) != block_checksum:
+                bad.append(job.keys[position])
+                continue
+            offset = job.offsets[position]
+            memory[offset : offset + length] = block
+            if length != job.block_bytes:
+                job.lengths[position] = length
+            job.arrived[position] = (home, transport, tier)
+            walk.found(position)
+        if bad:
+            self._damaged(home, len(bad))
+            self._calls.report(home, bad)
+        return not bad
+
+    def _damaged(self, home: str, count: int) -> None:
+        self._counts["corrupt"] += count
+        log.warning("%d blocks from %s did not match their checksums: dropped", count, home)
+
+    async def _read(
+        self, job: Job, walk: ReadWalk, home: str, positions: list[int], reply: dict[str, Any], ticket: Ticket
+    ) -> bool:
+        """Transfer what was pinned of `positions` and check it, a piece while the next one moves; False when a block
+        was damaged."""
+        slots = [slot for slot in reply["slots"] if slot >= 0]
+        found = [position for position, slot in zip(positions, reply["slots"], strict=True) if slot >= 0]
+        job.lengths.update(zip(found, reply.get("lengths", ()), strict=False))
+        checking: asyncio.Task[None] | None = None
+
+        async def check(part: slice, transport: str) -> None:
+            sums = await job.checksums(found[part])
+            for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
+                if block_checksum == reply["checksums"][at]:
+                    job.arrived[found[at]] = (home, transport, reply["tiers"][at])
+                    walk.found(found[at])
+                else:
+                    ticket.bad.append(at)
+
+        try:
+            for part in pieces(len(found), job.block_bytes):
+                spans = [
+                    job.span(position, slot, reply["slot_bytes"])
+                    for position, slot in zip(found[part], slots[part], strict=True)
+                ]
+                done = await self._transfer.submit(
+                    home, Op.READ, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
+                )
+                if checking is not None:
+                    await checking
+                if part.stop == len(found):
+                    checking = None
+                    await check(part, done.transport)
+                else:
+                    checking = asyncio.create_task(check(part, done.transport))
+        finally:
+            if checking is not None:
+                with suppress(asyncio.CancelledError):
+                    await checking
+        if ticket.bad:
+            self._damaged(home, len(ticket.bad))
+        return not ticket.bad
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,101 @@
+"""Remote: the pooled store for a process that is no node of the cluster: scripts, loaders, benchmarks.
+
+It asks any node who the members are, again every second, and goes to the homes directly from then on, over shared
+memory where it runs on the same host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from cache.share import Deadlines
+from cache.store import Store
+from net.channel import Channel
+from net.errors import PeerLost, PeerRefused, RemoteError
+from net.http.client import fetch_cluster
+from net.transfer import TransferEngine
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 1.0
+ANSWER_S = 5.0
+IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")  # what nodes compare before they talk
+
+
+class Remote:
+    """`store` is usable between `open` and `close`, on the event loop of `open`."""
+
+    def __init__(self, channel: Channel, transfer: TransferEngine, contact: str) -> None:
+        self.store: Store
+        self._channel = channel
+        self._transfer = transfer
+        self._contact = contact
+        self._members: dict[str, int] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        *,
+        api_key: str | None = None,
+        transports: Sequence[str] = ("shm", "tcp"),
+        deadlines: Deadlines | None = None,
+    ) -> Self:
+        """`address`: HOST:PORT of any node's HTTP API. Raises ClusterError when no node answers there, PeerRefused,
+        PeerLost."""
+        cluster = await fetch_cluster(address, api_key)
+        channel = Channel(f"client-{secrets.token_hex(4)}", {name: cluster[name] for name in IDENTITY})
+        transfer = TransferEngine(channel, transports)
+        try:
+            remote = cls(channel, transfer, await channel.connect(tuple(cluster["control"])))
+            first = await remote._refresh()
+        except BaseException:
+            await transfer.close()
+            await channel.close()
+            raise
+        remote.store = Store(
+            channel.node_id,
+            channel,
+            transfer,
+            None,
+            lambda: remote._members,
+            block_bytes=first["block_bytes"],
+            deadlines=deadlines,
+            replicas=first["replicas"],
+        )
+        remote._refreshing = asyncio.get_running_loop().create_task(remote._keep_fresh())
+        return remote
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        await self._transfer.close()
+        await self._channel.close()
+        await self.store.close()
+
+    async def _refresh(self) -> dict[str, Any]:
+        answer, _ = await self._channel.call(self._contact, "store.members", {}, timeout_s=ANSWER_S)
+        for node_id, host, port, _ in answer["members"]:
+            self._channel.introduce(node_id, (host, port))
+        self._members = {node_id: share for node_id, _, _, share in answer["members"] if share > 0}
+        return answer
+
+    async def _keep_fresh(self) -> None:
+        """From another member when the one asked so far does not answer."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            for contact in (self._contact, *self._members):
+                with suppress(PeerLost, PeerRefused, RemoteError, TimeoutError):
+                    self._contact = contact
+                    await self._refresh()
+                    break
+            else:
+                log.warning("no member of the pool answers")

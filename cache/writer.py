@@ -1,0 +1,174 @@
+"""Writer: the way of a put through the homes: reserve, write, commit, and on to the next member when one cannot.
+
+The members that stand in for a home are told whose place they take, and give the block back later (cache/keeper.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cache.calls import HOME_ERRORS, Calls, Ticket
+from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.routing import Router, Target
+from cache.share import PRESENT, Deadlines
+from net.transfer import BULK, Op, TransferEngine
+
+
+class Writer:
+    """`failed(home, error)` is told of every home that does not do what was asked."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        transfer: TransferEngine,
+        router: Router,
+        deadlines: Deadlines,
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._calls = calls
+        self._transfer = transfer
+        self._router = router
+        self._deadlines = deadlines
+        self._failed = failed
+
+    async def publish(self, job: Job, window: int) -> None:
+        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused."""
+        walk = self._router.write(job.keys)
+
+        async def place(target: Target, positions: list[int]) -> None:
+            settled: set[int] = set()
+            try:
+                self._calls.check(target.home)
+                await self._place(job, target, positions, window, settled)
+                full = True
+            except HOME_ERRORS as error:
+                self._failed(target.home, error)
+                full = False
+            for position in positions:
+                if position not in settled:
+                    if full and target.wait:
+                        job.refused.add(position)
+                    walk.failed(position, target, full=full)
+
+        while groups := walk.wave():
+            await at_each(groups, place)
+
+    async def offer(self, job: Job, home: str, window: int) -> set[int]:
+        """Copies of blocks for one home that should have them; returns the positions that are there afterwards. Raises
+        HOME_ERRORS."""
+        settled: set[int] = set()
+        self._calls.check(home)
+        await self._place(job, Target(home, wait=True), list(range(len(job.keys))), window, settled)
+        return settled
+
+    async def _place(self, job: Job, target: Target, positions: list[int], window: int, settled: set[int]) -> None:
+        """`settled` gets the positions that the target has afterwards."""
+        if job.in_messages:
+            await self._send(job, target, positions, settled)
+            return
+        while positions:
+            batch = positions[:window]
+            keys = [job.keys[position] for position in batch]
+            with self._calls.ticket(target.home) as ticket:
+                reply = await self._calls.reserve(
+                    target.home,
+                    keys,
+                    ticket,
+                    divert=not target.wait,
+                    owner=target.owner,
+                    repair=job.repair,
+                    facts=facts_of(job, batch) if job.facts else (),
+                )
+                answers = reply["slots"]
+                granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
+                new = {position for position, _ in granted}
+                there = set(batch[: len(answers)]) - new
+                job.present |= there
+                settled |= there
+                if granted:
+                    await self._write(job, target, [p for p, _ in granted], [s for _, s in granted], reply, ticket)
+                job.stored |= new
+                settled |= new
+            if target.wait and not answers:
+                return
+            positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _send(self, job: Job, target: Target, positions: list[int], settled: set[int]) -> None:
+        """Small blocks in messages; `settled` as above."""
+        window, memory = max(1, MESSAGE_BYTES // job.block_bytes), job.region.memory
+        while positions:
+            batch = positions[:window]
+            await self._sum(job, batch)
+            lengths = [job.length(position) for position in batch]
+            body: dict[str, Any] = {
+                "lengths": lengths,
+                "checksums": [job.sums[position] for position in batch],
+                "divert": not target.wait,
+                "owner": target.owner,
+                "repair": job.repair,
+            }
+            if job.facts:
+                body["facts"] = facts_of(job, batch)
+            starts = [job.offsets[position] for position in batch]
+            blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+            answers = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body)
+            for position, answer in zip(batch, answers, strict=False):
+                (job.present if answer == PRESENT else job.stored).add(position)
+                settled.add(position)
+            if target.wait and not answers:
+                return
+            positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _write(
+        self,
+        job: Job,
+        target: Target,
+        positions: Sequence[int],
+        slots: Sequence[int],
+        reply: dict[str, Any],
+        ticket: Ticket,
+    ) -> None:
+        """The next piece is checksummed while one moves."""
+        parts = list(pieces(len(positions), job.block_bytes))
+        summing = asyncio.create_task(self._sum(job, positions[parts[0]])) if len(parts) > 1 else None
+        try:
+            for number, part in enumerate(parts):
+                if summing is None:
+                    await self._sum(job, positions[part])
+                else:
+                    await summing
+                following = parts[number + 1 : number + 2]
+                summing = asyncio.create_task(self._sum(job, positions[following[0]])) if following else None
+                spans = [
+                    job.span(position, slot, reply["slot_bytes"])
+                    for position, slot in zip(positions[part], slots[part], strict=True)
+                ]
+                await self._transfer.submit(
+                    target.home,
+                    Op.WRITE,
+                    job.region.name,
+                    reply["region"],
+                    spans,
+                    timeout_s=self._deadlines.transfer_s,
+                    priority=BULK,
+                )
+        finally:
+            if summing is not None:
+                with suppress(asyncio.CancelledError):
+                    await summing
+        lengths = [job.length(position) for position in positions] if job.lengths else None
+        await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
+
+    async def _sum(self, job: Job, positions: Sequence[int]) -> None:
+        """Once per block, however many homes it has."""
+        missing = [position for position in positions if position not in job.sums]
+        job.sums.update(zip(missing, await job.checksums(missing), strict=True))
+
+
+def facts_of(job: Job, positions: Sequence[int]) -> list[tuple[int, float, str]]:
+    """As they travel."""
+    rows = (job.facts[position] for position in positions)
+    return [(about.position, about.cost_s, about.service_class) for about in rows]

@@ -1,0 +1,102 @@
+"""The part of Config that says where KV is kept, in what form, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config_field import flag
+from engine.config_model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig(ModelConfig):
+    block_size: int = flag(
+        16,
+        "cache",
+        "tokens per KV block: unit of allocation, hashing, transfer and storage; equal in a cluster",
+        unit="tokens",
+        least=1,
+        most=4096,
+    )
+    kv_cache_dtype: str = flag(
+        "auto", "cache", "KV element type; auto = --dtype", ("auto", "float32", "bfloat16", "float16")
+    )
+    kv_cache_bytes: int = flag(
+        -1,
+        "cache",
+        "engine KV arena; auto = on a CPU 1/8 of free memory, 2G at most, else by --gpu-memory-utilization",
+        least=1,
+        auto=-1,
+    )
+    gpu_memory_utilization: float = flag(
+        0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
+    )
+    enable_prefix_caching: bool = flag(True, "cache", "reuse KV of equal prefixes, from any tier")
+    prefix_fetch: str = flag(
+        "auto",
+        "cache",
+        "load prefixes from lower tiers and other nodes: auto = when moving them beats computing them",
+        ("auto", "always", "never"),
+    )
+    dram_bytes: int = flag(
+        -1,
+        "cache",
+        "DRAM share of the pooled store; auto = 1G (1/4 of free memory at most) with role store or --ssd-path, else 0",
+        least=0,
+        auto=-1,
+    )
+    eviction: str = flag(
+        "lru",
+        "cache",
+        "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
+        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        file=True,
+    )
+    cache_admission: str = flag(
+        "always",
+        "cache",
+        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME",
+        ("always", "second-hit", "tinylfu", "class-aware"),
+        file=True,
+    )
+    cache_shares: str = flag(
+        "none",
+        "cache",
+        "parts of the KV arena and of DRAM that belong to a class and are lent while it does not use them: "
+        "interactive=0.6,batch=0.1",
+        unit="CLASS=SHARE,...",
+    )
+    pool_dtype: str = flag(
+        "auto",
+        "cache",
+        "KV element type in the pooled store and on the way to and from it: auto = the cluster's, else as in the KV "
+        "arena; fp8 (e4m3) and int8 have a scale per head, move half of the bytes of bfloat16, and lose precision",
+        ("auto", "fp8", "int8"),
+    )
+    prefetch: str = flag(
+        "wait",
+        "cache",
+        "how long a request waits for a prefix that is being loaded: until it is here, until a time has passed, or "
+        "while others keep the node busy",
+        ("wait", "timeout", "best-effort"),
+    )
+    prefetch_timeout_ms: int = flag(200, "cache", "longest wait with --prefetch timeout", least=1)
+    ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
+    ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+    value_bytes: int = flag(1 << 20, "cache", "with --model none: the largest value, and a slot of the store", least=64)
+    ssd_sync_ms: int = flag(
+        1000,
+        "cache",
+        "the LMDB tier is synced so often, which bounds what a power failure loses; 0 = at each write",
+        least=0,
+    )
+    replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
+    repair_limit_bytes: int = flag(
+        256 << 20,
+        "cache",
+        "bytes per second that this node moves to where they belong after joins and losses; 0 = no limit",
+        least=0,
+    )
+    leave_ms: int = flag(
+        2000, "cache", "a node that stops hands its pooled blocks to the others for so long at most", least=0
+    )

@@ -1,0 +1,113 @@
+"""How clients get into a node and out of it: acceptor, HTTP API, and the drain before the node stops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from engine import __version__, node_report
+from engine.checkpoint.model_source import ModelSource
+from engine.config import ROLES
+from engine.serving.acceptor import Acceptor
+from engine.serving.frontend import ServingFrontend, StoreFrontend
+from engine.serving.live import Live
+from engine.serving.placement_policy import placement_policy
+from engine.serving.placing import Placer
+from engine.speculation.draft_source import check_draft
+from engine.text.tokenizer import Tokenizer
+from net.http.frontend import Frontend
+from net.http.server import HttpServer, create_app
+from sched.rejection import rejections
+
+if TYPE_CHECKING:
+    from engine.node import Node
+
+Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live]
+
+
+class FrontDoor:
+    """The API of one node. Nobody is let in before `open`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._policy = placement_policy(node.config, node.rng)
+        self._acceptor: Acceptor | None = None
+        self._http: HttpServer | None = None
+
+    async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
+        """Serve on a socket that listens already. Without a model, answer what can be asked of a store."""
+        frontend: Frontend
+        if self._node.source.format == "none":
+            frontend = StoreFrontend(*self._answers())
+        else:
+            frontend = await self._serving(draft)
+        app = create_app(frontend, api_key=self._node.config.api_key, version=__version__)
+        self._http = HttpServer(app)
+        await self._http.start_on(listening)
+
+    async def drain(self) -> None:
+        """Finish what clients wait for, for --drain-timeout-ms at most."""
+        if self._acceptor is not None:
+            await self._acceptor.drain(self._node.config.drain_timeout_ms / 1000)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def _serving(self, draft: ModelSource | None) -> ServingFrontend:
+        node, config = self._node, self._node.config
+        tokenizer = await asyncio.to_thread(Tokenizer.load, node.source, config.tokenizer)
+        await asyncio.to_thread(check_draft, draft, node.source, tokenizer)
+        node.phase("tokenizer")
+        placer = Placer(
+            self._policy,
+            node.channel,
+            node.gossip,
+            node.store,
+            node.words,
+            node.geometry,
+            config.enable_prefix_caching,
+            config.max_waiting_requests,
+            rejections[config.rejection](),
+            config.slo_scale,
+        )
+        self._acceptor = Acceptor(
+            config.node_id,
+            node.channel,
+            placer,
+            tokenizer,
+            node.root,
+            config.max_model_len,
+            config.request_timeout_ms / 1000,
+            node.metrics,
+        )
+        name, longest = config.served_model_name, config.max_model_len
+        return ServingFrontend(name, config.model, longest, tokenizer, self._acceptor, *self._answers())
+
+    def _answers(self) -> Answers:
+        """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
+        node = self._node
+
+        def cluster() -> dict[str, Any]:
+            return node_report.cluster(node.identity(), node.gossip, node.transfer)
+
+        live = Live(
+            node.channel,
+            lambda: node_report.live(node, self._acceptor),
+            lambda request_id: None if self._acceptor is None else self._acceptor.timeline(request_id),
+            lambda: list(cluster()["members"]),
+        )
+        return (cluster, lambda: node_report.state(node), lambda: node.unready, self._metrics_text, live)
+
+    async def _metrics_text(self) -> bytes:
+        """GET /metrics; what is a state and not an event is read now."""
+        node = self._node
+        roles = Counter(role for member in node.gossip.members for role in member.roles)
+        node.metrics.set_members({role: roles[role] for role in ROLES})
+        node.metrics.set_longest_stall(node.stalls.longest_s)
+        if node.engine is not None:
+            node.metrics.set_waiting(node.engine.load.waiting_by_class())
+        return await asyncio.to_thread(node.metrics.text)

@@ -1,0 +1,104 @@
+// The cluster as it is now: asks GET /live once a second while the page is visible.
+
+import { startChat } from "./chat.js";
+import { bytes, element, ms, percent, request, table } from "./dom.js";
+import { showRequest } from "./request.js";
+
+const PERIOD_MS = 1000;
+const SOURCES = { hbm: "arena of the prefill node", dram: "DRAM of the pool", ssd: "SSD of the pool", computed: "computed" };
+const at = (id) => document.getElementById(id);
+
+async function poll() {
+  if (!document.hidden) {
+    try {
+      const answer = await request("/live");
+      if (!answer.ok) throw new Error(`the node answers ${answer.status}`);
+      show(await answer.json());
+    } catch (error) {
+      at("summary").textContent = `no answer from this node: ${error.message}`;
+      at("summary").className = "bad";
+    }
+  }
+  setTimeout(poll, PERIOD_MS);
+}
+
+function show(live) {
+  const speaking = live.nodes.filter((node) => !node.error);
+  const sum = (value) => speaking.reduce((total, node) => total + (value(node) ?? 0), 0);
+  at("summary").className = "";
+  at("summary").textContent = `${live.nodes.length} nodes, ${sum((n) => n.load?.running)} requests running, ` +
+    `${sum((n) => n.load?.waiting)} waiting; seen from ${live.node_id}`;
+  const requests = speaking.flatMap((node) => node.recent.requests.map((row) => ({ ...row, acceptor: node.node_id })));
+  requests.sort((a, b) => b.ended - a.ended);
+  figures(requests, speaking);
+  at("nodes").replaceChildren(...live.nodes.map(card));
+  rails(speaking);
+  if (!at("requests").contains(document.activeElement) || document.activeElement === at("requests")) list(requests);
+}
+
+function figures(requests, nodes) {
+  const tile = (name, value) => element("div", { class: "tile" }, name, element("b", {}, value));
+  const tiles = [["TTFT", "ttft_ms"], ["TBT", "tpot_ms"]].flatMap(([name, field]) => {
+    const values = requests.map((row) => row[field]).filter((value) => value !== null).sort((a, b) => a - b);
+    const rank = (share) => values.length ? values[Math.min(values.length - 1, Math.floor(values.length * share / 100))] : null;
+    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share))));
+  });
+  at("figures").replaceChildren(...tiles);
+  const tokens = Object.keys(SOURCES).map((source) => [source, nodes.reduce((sum, n) => sum + n.recent.tokens_from[source], 0)]);
+  at("sources").replaceChildren(sourcesBar(tokens));
+}
+
+/** Where the KV of prompts came from: a bar and its legend. */
+export function sourcesBar(tokens) {
+  const all = tokens.reduce((sum, [, count]) => sum + count, 0);
+  if (!all) return element("p", { class: "soft" }, "No request has ended yet.");
+  const parts = tokens.map(([source, count]) => element("i", { class: source, "width%": 100 * count / all }));
+  const legend = tokens.map(([source, count]) => element("span", {}, element("i", { class: source }), `${SOURCES[source]} ${percent(count, all)} (${count} tokens)`));
+  return element("div", {}, element("div", { class: "row" }, "prompt tokens by source"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
+}
+
+const pair = (name, value) => element("div", { class: "row" }, element("span", {}, name), element("span", { class: "soft" }, value));
+
+function card(node) {
+  const fine = node.status === "alive" && !node.error;
+  const title = element("h3", {}, element("span", { class: fine ? "dot" : "dot bad" }), node.node_id, node.roles.map((role) => element("span", { class: "role" }, role)));
+  const lines = [pair(node.status, node.http)];
+  if (node.error) lines.push(element("div", { class: "bad" }, node.error));
+  if (node.loading) lines.push(element("div", { class: "soft" }, node.loading));
+  if (node.load) lines.push(pair(`${node.load.running} running, ${node.load.waiting} waiting`, `${ms(1000 * node.load.work_s)} queued`));
+  const fill = (name, used, whole, kind) => lines.push(
+    pair(name, `${bytes(used)} of ${bytes(whole)}`),
+    element("div", { class: "bar" }, element("i", { class: kind, "width%": whole ? 100 * used / whole : 0 })),
+  );
+  if (node.blocks) fill("KV arena, held", node.blocks.held * node.block_bytes, node.blocks.total * node.block_bytes, "hbm");
+  for (const [tier, held] of Object.entries(node.tiers ?? {})) fill(tier.toUpperCase(), held.blocks * node.block_bytes, held.capacity * node.block_bytes, tier);
+  return element("article", { class: "card" }, title, lines);
+}
+
+function rails(nodes) {
+  const rows = nodes.flatMap((node) => node.paths.map((path) => [
+    node.node_id, path.peer, path.transport, path.gb_per_s ? `${path.gb_per_s.toFixed(2)} GB/s` : null, bytes(path.bytes_read), bytes(path.bytes_written),
+    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.reason,
+  ]));
+  const columns = ["from", "to", "transport", "#rate", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"];
+  at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has talked to another one yet."));
+}
+
+function list(requests) {
+  const rows = requests.slice(0, 100).map((row) => [
+    element("button", { type: "button", onclick: () => showRequest(at("request"), row.id) }, row.id),
+    row.acceptor, row.nodes.prefill, row.nodes.decode, row.class, row.prompt_tokens,
+    percent(row.prompt_tokens - row.tokens_from.computed, row.prompt_tokens), row.output_tokens, ms(row.ttft_ms), ms(row.tpot_ms), row.reason,
+  ]);
+  const columns = ["request", "acceptor", "prefill", "decode", "class", "#prompt", "#found", "#output", "#TTFT", "#TBT", "end"];
+  at("requests").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No request has ended yet; ask below."));
+}
+
+const THEME = "mooncake-theme";
+if (localStorage.getItem(THEME)) document.documentElement.dataset.theme = localStorage.getItem(THEME);
+at("theme").addEventListener("click", () => {
+  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  localStorage.setItem(THEME, document.documentElement.dataset.theme = dark ? "light" : "dark");
+});
+startChat((id, shown) => showRequest(shown ?? at("request"), id));
+poll();

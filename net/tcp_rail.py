@@ -1,0 +1,189 @@
+"""The submitting end of one data connection: its transfers, and what the peer answers. See net.tcp for the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from net.connection import Connection
+from net.errors import PeerLost, TransferError
+from net.spans import Cursor, Run, flat, pack
+from net.tcp_server import FEW_RUNS, FRAME, at_once, push
+from net.transport import Op
+from net.wire import Frame, FrameError, Header, nowhere
+
+CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
+
+_rail_ids = count(1)  # of this process: no two connections to a peer have the same
+
+
+class RailBroken(Exception):
+    """The connection broke before the transfer was done; a WRITE may still land until the peer has cut it too."""
+
+
+class Unresponsive(Exception):
+    """The peer does not answer a cancel or a cut."""
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    op: Op
+    ours: Cursor
+    done: asyncio.Future[None]
+    stopped: asyncio.Future[None] | None = None  # present once a WRITE is being cancelled
+
+
+class TcpRail:
+    """`on_end` is called once when the connection ends by the peer or the network; None: in good order."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.rail_id = next(_rail_ids)
+        self.ended = False
+        self.on_end: Callable[[str | None], None] = lambda reason: None
+        self._ids = count(1)
+        self._transfers: dict[int, _Transfer] = {}
+        self._cuts: dict[int, asyncio.Future[None]] = {}
+        connection.send({"op": "rail", "id": self.rail_id})
+
+    async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
+        """Raises TransferError, RailBroken, PeerLost."""
+        transfer_id, transfer = self._begin(Op.READ, ours)
+        try:
+            self._request("read", transfer_id, region, theirs)
+            await transfer.done
+        except asyncio.CancelledError:
+            incoming = self.connection.decoder.incoming
+            if incoming is not None and incoming.header.get("id") == transfer_id:
+                self.connection.decoder.discard()
+            with suppress(PeerLost):
+                self.connection.send({"op": "cancel", "id": transfer_id})
+            raise
+        finally:
+            self._finish(transfer_id)  # from here on its data goes nowhere
+
+    async def write(self, ours: Cursor, region: str, theirs: Sequence[Run], unsettled: set[int]) -> None:
+        """Raises TransferError, RailBroken, PeerLost, Unresponsive. Enters itself in `unsettled` when bytes may still
+        land after that."""
+        transfer_id, transfer = self._begin(Op.WRITE, ours)
+        try:
+            if len(theirs) <= FEW_RUNS and at_once(self.connection, min(ours.left, FRAME)):
+                first = ours.take(min(ours.left, FRAME))
+                header = {"op": "write", "id": transfer_id, "region": region, "runs": flat(theirs)}
+                self.connection.send_views(header, first)
+            else:
+                self._request("write", transfer_id, region, theirs)
+            await push(self.connection, transfer_id, ours, transfer.done.done)
+            await transfer.done
+        except asyncio.CancelledError:
+            await self._stop(transfer_id, transfer, unsettled)
+            raise
+        except (RailBroken, PeerLost):
+            unsettled.add(self.rail_id)
+            if self.ended and not transfer.done.done():
+                await transfer.done  # which says why
+            raise
+        finally:
+            self._finish(transfer_id)
+
+    async def cut(self, rail_id: int) -> None:
+        """Return when the peer receives nothing more on an earlier rail of ours. Raises RailBroken, PeerLost."""
+        answer = self._cuts.get(rail_id)
+        if answer is None:
+            answer = self._cuts[rail_id] = asyncio.get_running_loop().create_future()
+            self._send({"op": "cut", "id": rail_id})
+        await asyncio.shield(answer)
+
+    def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
+        header = {"op": op, "id": transfer_id, "region": region}
+        if len(theirs) <= FEW_RUNS:
+            self._send(header | {"runs": flat(theirs)})
+        else:
+            self._send(header, [pack(theirs)])
+
+    def _send(self, header: Header, payload: Sequence[bytes] = ()) -> None:
+        if self.ended or not self.connection.is_open:
+            raise RailBroken("its connection is closed")
+        self.connection.send(header, payload)
+
+    async def _stop(self, transfer_id: int, transfer: _Transfer, unsettled: set[int]) -> None:
+        """Return when the peer has confirmed that nothing of this WRITE lands any more, or the rail has broken."""
+        if transfer.done.done() and not transfer.done.cancelled():  # cancelled with the task that waited for it
+            if transfer.done.exception() is not None and self.ended:
+                unsettled.add(self.rail_id)
+            return
+        transfer.stopped = asyncio.get_running_loop().create_future()
+        give_up_at = time.monotonic() + CANCEL_S
+        try:
+            self._send({"op": "cancel", "id": transfer_id})
+            while not transfer.stopped.done() and (left := give_up_at - time.monotonic()) > 0:
+                with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
+                    await asyncio.wait([transfer.stopped], timeout=left)
+            if not transfer.stopped.done():
+                raise Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s")
+            transfer.stopped.result()
+        except (PeerLost, RailBroken):
+            unsettled.add(self.rail_id)
+
+    def _begin(self, op: Op, ours: Cursor) -> tuple[int, _Transfer]:
+        if self.ended:
+            raise RailBroken("its connection is closed")
+        transfer_id = next(self._ids)
+        transfer = _Transfer(op, ours, asyncio.get_running_loop().create_future())
+        self._transfers[transfer_id] = transfer
+        return transfer_id, transfer
+
+    def _finish(self, transfer_id: int) -> None:
+        transfer = self._transfers.pop(transfer_id)
+        if transfer.done.done() and not transfer.done.cancelled():
+            transfer.done.exception()  # it may have come while we were leaving for another reason
+
+    def end(self, error: Exception) -> None:
+        """Fail what is under way. Idempotent."""
+        self.ended = True
+        waiting = [one for transfer in self._transfers.values() for one in (transfer.done, transfer.stopped)]
+        for future in (*waiting, *self._cuts.values()):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # the one who waited may have gone
+
+    # --- net.connection.Receiver
+
+    def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
+        transfer = self._transfers.get(header.get("id", 0))
+        if transfer is None or transfer.op is not Op.READ or transfer.done.done():
+            return nowhere(nbytes)
+        if nbytes > transfer.ours.left:
+            raise FrameError(f"{nbytes} bytes arrive where {transfer.ours.left} were asked for")
+        return transfer.ours.take(nbytes)
+
+    def frame(self, connection: Connection, frame: Frame) -> None:
+        op = frame.header["op"]
+        if op == "cut":
+            if (answer := self._cuts.pop(frame.header["id"], None)) is not None and not answer.done():
+                answer.set_result(None)
+            return
+        transfer = self._transfers.get(frame.header["id"])
+        if transfer is None:
+            return  # it was given up
+        done = transfer.done
+        match op:
+            case "data" if transfer.ours.left == 0 and not done.done():
+                done.set_result(None)
+            case "done" if not done.done():
+                done.set_result(None)
+            case "fail" if not done.done():
+                done.set_exception(TransferError(frame.header["reason"]))
+        if transfer.stopped is not None and not transfer.stopped.done() and op != "data":
+            transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
+
+    def closed(self, connection: Connection, reason: str | None) -> None:
+        if reason is None:
+            self.end(PeerLost(f"lost {connection.peer_id!r} during a transfer: it has closed"))
+        else:
+            self.end(RailBroken(reason))
+        self.on_end(reason)

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""bench_store: the pooled store beside upstream's and beside the limits of this machine, in one run.
+
+    bench_store.py [--quick] [--json PATH] [--peer-python PATH]      memory: put and get of blocks, one and 32 per call
+    bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier, beside direct reads and writes there
+
+Contenders in memory, each two processes on this host: memcpy (one thread of libc) and sockets (blocking, plain
+Python) are the limits; store-shm and store-tcp are cache.store; mooncake-store is upstream's (its master, one holder,
+one client; installed in the interpreter that --peer-python names). Every put has new keys; every get finds its block in
+DRAM of the other process. Content is compared at the ends of each cell. Checksums are on in ours, off in upstream's
+(its default). Host drift is 20-30 %: only ratios within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchlib.results import write_result
+from transferbench.pairs import Arenas, Missing, Pair
+from transferbench.verdict import BLOCK, KIB, Goal, size_text, verdicts
+
+SIZES = ("4K", "64K", "368K", "1M", "16M")
+UNITS = {"K": 1 << 10, "M": 1 << 20}
+NAMES = ("memcpy", "sockets", "store-shm", "store-tcp", "mooncake-store")
+
+GOALS = (
+    Goal("store-shm", "mooncake-store", 3.0, ops=("read",)),
+    Goal("store-shm", "memcpy", 0.9),
+    Goal("store-tcp", "mooncake-store", 1.3),
+    Goal("store-tcp", "sockets", 0.9),
+    Goal("store-shm", "mooncake-store", 5.0, 4 * KIB, 4 * KIB, (32,), ("read",)),
+)
+
+Key = tuple[str, str, int, int]  # contender, op, size, batch
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of short cells")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH")
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
+    parser.add_argument("--only", default=",".join(NAMES), metavar="NAMES")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="of a block (K, M are binary)")
+    parser.add_argument("--batches", default="1,32", help="blocks per call")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
+    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has upstream's package installed")
+    parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
+    args = parser.parse_args(arguments)
+    args.names = args.only.split(",")
+    if unknown := set(args.names) - set(NAMES):
+        parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join(NAMES)}")
+    args.seconds = args.seconds or (0.2 if args.quick else 0.4)
+    args.rounds = 1 if args.quick else args.rounds
+    try:
+        args.sizes = [int(text[:-1]) * UNITS[text[-1]] for text in args.sizes.split(",")]
+        args.batches = [int(text) for text in args.batches.split(",")]
+    except (KeyError, ValueError):
+        parser.error("--sizes are numbers with K or M, --batches are numbers")
+    return args
+
+
+def started(args: Namespace, arenas: Arenas, stack: ExitStack, missing: dict[str, str]) -> list[Pair]:
+    """The contenders that run here; why the others do not, in `missing`."""
+    pairs: list[Pair] = []
+    for name in args.names:
+        python = args.peer_python if name == "mooncake-store" else sys.executable
+        try:
+            if python is None:
+                raise Missing("name an interpreter that has it with --peer-python")
+            pairs.append(stack.enter_context(Pair(name, python, arenas)))
+        except Missing as error:
+            missing[name] = str(error)
+    return pairs
+
+
+def measure(args: Namespace, pairs: list[Pair], arenas: Arenas, missing: dict[str, str]) -> dict[Key, dict[str, Any]]:
+    """Medians over the rounds. All contenders take turns in every cell."""
+    runs: dict[Key, list[dict[str, Any]]] = {}
+    grid = [(size, batch, op) for size, batch, op in product(args.sizes, args.batches, ("write", "read"))]
+    for number, (round_, (size, batch, op)) in enumerate(product(range(args.rounds), grid)):
+        if size * batch > arenas.nbytes:
+            continue
+        turn = (number + round_) % len(pairs)
+        for pair in pairs[turn:] + pairs[:turn]:
+            if pair.name in missing:
+                continue
+            try:
+                result = pair.cell(op, size, batch, args.seconds)
+            except (Missing, OSError) as error:
+                missing[pair.name] = f"from {op} {size_text(size)} x{batch} on: {error}"
+                continue
+            runs.setdefault((pair.name, op, size, batch), []).append(result)
+    return {key: _median(results) for key, results in runs.items()}
+
+
+def _median(results: list[dict[str, Any]]) -> dict[str, Any]:
+    speeds = [result["gbs"] for result in results]
+    middle = {name: median(result[name] for result in results) for name in results[0] if name != "n"}
+    return middle | {"n": sum(result["n"] for result in results), "gbs_min": min(speeds), "gbs_max": max(speeds)}
+
+
+def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
+    """A line per op, batch and size; a column per contender: GB/s (p50/p99 us; CPU s per GB)."""
+    lines = [["op", "batch", "size", *names]]
+    for op, size, batch in dict.fromkeys(key[1:] for key in sorted(cells, key=lambda key: (key[1], key[3], key[2]))):
+        line = ["get" if op == "read" else "put", str(batch), size_text(size)]
+        for name in names:
+            cell = cells.get((name, op, size, batch))
+            line.append("{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})".format(**cell) if cell else "-")
+        lines.append(line)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
+    missing: dict[str, str] = {}
+    arenas = Arenas(args.arena_mb << 20)
+    with ExitStack() as stack:
+        pairs = started(args, arenas, stack, missing)
+        cells = measure(args, pairs, arenas, missing)
+    print(table(args.names, cells))
+    goals = verdicts(cells, GOALS)
+    for row in goals:
+        print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
+    for name, reason in missing.items():
+        print(f"missing: {name}: {reason}")
+    if args.json is not None:
+        rows = [
+            {"peer": name, "op": op, "size": size, "batch": n, **cell} for (name, op, size, n), cell in cells.items()
+        ]
+        write_result({"argv": sys.argv[1:], "missing": missing, "block": BLOCK}, [*rows, *goals], args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Experiments on request traces: no node, no clock."""

@@ -1,0 +1,168 @@
+"""This project's pooled store: a home with one share in the owner's process, a client without one in the other.
+
+A store has one slot size, so the home opens another store for every size that is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from transferbench.agent import Arena, Call
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout
+
+from cache.arena import Arena as Slots
+from cache.homes import equal_members
+from cache.store import Store
+from cache.tiers import LocalStore
+from net.channel import Channel
+from net.memory import Region
+from net.transfer import TransferEngine
+
+LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: more would take long to put there
+HOME = equal_members(["home"])
+
+
+def make(name: str, role: str) -> Any:
+    transport = name.removeprefix("store-")
+    return Home(transport) if role == "owner" else Client(transport)
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class Home:
+    """Opens a store for a size when the client asks."""
+
+    def __init__(self, transport: str) -> None:
+        self._loop, self._transport = Loop(), transport
+        self._open: list[Any] = []
+
+    def start(self, remote: Arena) -> dict[str, Any]:
+        return {"address": self._loop.run(self._up(remote))}
+
+    async def _up(self, remote: Arena) -> tuple[str, int]:
+        self._nbytes = remote.nbytes
+        self._control = Channel("owner", {})
+        self._control.handle("bench.open", self._another)
+        return await self._control.start("127.0.0.1")
+
+    async def _another(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        for one in self._open:
+            end = one.close()
+            if end is not None:
+                await end
+        channel = Channel("home", {})
+        transfer = TransferEngine(channel, [self._transport])
+        region = Region.shared("dram", self._nbytes // body["size"] * body["size"])
+        local = LocalStore(Slots(region, body["size"]), None)
+        store = Store("home", channel, transfer, local, lambda: HOME, block_bytes=body["size"])
+        self._open = [transfer, channel, store, region]
+        return {"address": await channel.start("127.0.0.1")}
+
+
+class Client:
+    """put_from and get_into on the arenas. `remote` is set before `connect`: what is to be read is put from there."""
+
+    remote: Arena
+
+    def __init__(self, transport: str) -> None:
+        self._loop, self._transport = Loop(), transport
+        self._open: list[Any] = []
+        self._size = 0
+        self._keys: list[list[bytes]] = []
+        self._loaded = 0  # calls whose blocks are in the store
+
+    def connect(self, info: dict[str, Any], local: Arena) -> None:
+        self._arenas = {"local": local, "remote": self.remote}
+        self._owner = tuple(info["address"])
+
+    def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
+        if size != self._size:
+            self._loop.run(self._connect(size))
+        self._loaded = 0
+        most = max(2, LOADED_BYTES // (size * len(calls[0][0]))) if size <= 64 << 10 else len(calls)
+        return list(calls[:most])
+
+    async def _connect(self, size: int) -> None:
+        for one in self._open:
+            end = one.close()
+            if end is not None:
+                await end
+        control = Channel("client", {})
+        control.introduce("owner", self._owner)
+        answer, _ = await control.call("owner", "bench.open", {"size": size})
+        channel = Channel("client", {})
+        channel.introduce("home", tuple(answer["address"]))
+        transfer = TransferEngine(channel, [self._transport])
+        self._store = Store("client", channel, transfer, None, lambda: HOME, block_bytes=size)
+        regions = [Region.attach(name, os.dup(arena.memfd), arena.nbytes) for name, arena in self._arenas.items()]
+        for region in regions:
+            self._store.attach(region)
+        self._open = [transfer, channel, self._store, *regions, control]
+        self._size, self._loaded = size, 0
+
+    def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
+        return list(self._loop.run(self._reads(prepared, seconds) if op == "read" else self._writes(prepared, seconds)))
+
+    async def _reads(self, prepared: Sequence[Any], seconds: float) -> list[float]:
+        if self._loaded < len(prepared):
+            self._keys = [[os.urandom(16) for _ in theirs] for _, theirs in prepared]
+            for keys, (_, theirs) in zip(self._keys, prepared, strict=True):
+                await self._store.put_from(keys, "remote", theirs)
+            self._loaded = len(prepared)
+        clock = time.perf_counter
+        took: list[float] = []
+        end = clock() + seconds
+        while True:
+            index = len(took) % len(prepared)
+            keys, ours = self._keys[index], prepared[index][0]
+            begin = clock()
+            result = await self._store.get_into(keys, "local", ours)
+            now = clock()
+            if result.blocks != len(keys):
+                raise RuntimeError(f"{result.blocks} of {len(keys)} blocks were found")
+            took.append(now - begin)
+            if now >= end:
+                return took
+
+    async def _writes(self, prepared: Sequence[Any], seconds: float) -> list[float]:
+        """Under keys that are new each time. Afterwards the first and the last call are read back, not timed."""
+        self._loaded = 0
+        clock = time.perf_counter
+        took: list[float] = []
+        end = clock() + seconds
+        while True:
+            ours, theirs = prepared[len(took) % len(prepared)]
+            keys = [os.urandom(16) for _ in ours]
+            begin = clock()
+            stored = await self._store.put_from(keys, "local", ours)
+            now = clock()
+            if stored != len(keys):
+                raise RuntimeError(f"{stored} of {len(keys)} blocks were stored")
+            took.append(now - begin)
+            if now >= end:
+                break
+        await self._store.get_into(keys, "remote", theirs)
+        ours, theirs = prepared[0]
+        keys = [os.urandom(16) for _ in ours]
+        await self._store.put_from(keys, "local", ours)
+        await self._store.get_into(keys, "remote", theirs)
+        return took

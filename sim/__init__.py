@@ -1,0 +1,13 @@
+"""The cluster under virtual time: the very classes of sched/ and cache/ that run in production, over models of steps,
+networks and disks. Pure: the same seed gives the same bytes.
+
+loop.py      the clock and its events
+models.py    how long a step takes on some hardware, and what a block weighs
+trace.py     requests: Mooncake's format, read and written
+job.py       one request on its way, and what became of it
+network.py   NICs whose flows share their bandwidth
+caches.py    which blocks are where, exactly and as others were told
+node.py      a prefill, decode or mixed node: its queue, its batch, its KV memory
+cluster.py   arrivals, placement on fresh or old views, transfers, the pool
+result.py    figures of a run
+"""

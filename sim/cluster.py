@@ -1,0 +1,293 @@
+"""Requests through a cluster: placed by the classes of sched/, on what a node would know, then queued, computed, handed
+over and decoded.
+
+What a node knows: records of all nodes as of the last gossip round that has arrived, digests as of `digest_s` ago, and
+the present state of those it asks. A policy that asks everybody is the central scheduler of the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from random import Random
+
+import numpy as np
+
+from cache.policies import policies
+from cache.policy import Facts
+from sched.admission import Limits
+from sched.cost import TransferModel
+from sched.placements.arrivals import ArrivalRate
+from sched.placements.choice import Placement, Rejected
+from sched.placements.demand import Demand
+from sched.placements.links import UniformLinks, Vector
+from sched.placements.table import placements
+from sched.placements.view import Candidate, View
+from sched.queueing import queue_orders
+from sched.rejection import Estimate, rejections
+from sim.caches import Cache, Directory
+from sim.config import SimConfig
+from sim.job import Job
+from sim.loop import Loop
+from sim.models import PRESETS, StepModel, with_bandwidth
+from sim.network import Network
+from sim.node import Node
+from sim.trace import TraceRow
+
+
+class Cluster:
+    """One run. `jobs` are all requests so far, in the order of their arrival."""
+
+    def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
+        """`model` in place of the preset that the config names. Raises KeyError for unknown names, ValueError."""
+        model = PRESETS[config.model] if model is None else model
+        self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
+        self.config = config
+        self.loop = Loop()
+        self.jobs: list[Job] = []
+        self.rng = Random(config.seed)
+        self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
+        self.nodes = [self._node(i, name, roles) for i, (name, roles) in enumerate(_names(config))]
+        if not self.nodes:
+            raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
+        self.by_name = {node.name: node for node in self.nodes}
+        size = len(self.nodes)
+        self.exact, self.told = Directory(size), Directory(size, config.digest_s)
+        self.caches = [self._cache(node) for node in self.nodes]
+        self.pool = Cache(policies[config.eviction](), config.pool_blocks * size)
+        self.policy = placements[config.placement](Limits(config.max_waiting), self.rng, max(1.0, config.threshold))
+        self.rejection = rejections[config.rejection]()
+        self._arrivals = ArrivalRate()
+        self._facts: list[Facts] = []
+        wire = self.model.token_bytes * config.kv_scale
+        line = TransferModel(self.model.nic_latency_s, self.model.nic_bytes_s)
+        self._wire_bytes = wire
+        self._links = UniformLinks(line, line)
+        self.live = View(0.0, [self._candidate(node) for node in self.nodes], self._links, config.max_waiting)
+        self._gossiped: View = self.live.copy()
+        self._left = 0
+
+    # --- a run
+
+    def run(self, rows: Iterable[TraceRow]) -> Iterator[int]:
+        """Simulate; yields the number of requests done every thousand events."""
+        for index, row in enumerate(rows):
+            at = row.timestamp_ms / 1000
+            job = Job(index, at, row.input_length, max(1, row.output_length), tuple(row.hash_ids), row.service_class)
+            self.jobs.append(job)
+            self.loop.at(at, self._arrive, job)
+        self._left = len(self.jobs)
+        if not self.policy.asks_everybody:
+            self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
+        while self._left and self.loop.step():
+            if self.loop.events % 1000 == 0:
+                yield len(self.jobs) - self._left
+
+    # --- placement
+
+    def _arrive(self, job: Job) -> None:
+        self._arrivals.count(self.loop.now)
+        self.place(job)
+
+    def place(self, job: Job, avoid: str = "") -> None:
+        now = self.loop.now
+        demand = self._demand(job)
+        decision, view, asked = self._decide(now, demand, job)
+        if isinstance(decision, Rejected):
+            self._refuse(job, decision.reason)
+            return
+        onto = view.index[decision.decode]
+        refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
+        if refusal is not None:
+            self._refuse(job, refusal.reason)
+            return
+        job.placed = now + (self.config.probe_s if asked else 0.0)
+        job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
+        job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival
+        if not self.policy.asks_everybody:
+            self._gossiped.charge(now, decision.prefill, decision.estimates["prefill_s"] / len(self.nodes), 0)
+        self._send(job, decision)
+
+    def _decide(self, now: float, demand: Demand, job: Job) -> tuple[Placement | Rejected, View, bool]:
+        size = self.config.block_tokens
+        if self.policy.asks_everybody:
+            matched = self.exact.depths(now, job.blocks) * size
+            return self.policy.place(now, demand, self.live, matched), self.live, False
+        view = self._gossiped
+        matched = self.told.depths(now, job.blocks) * size
+        view.expected_arrivals = self._arrivals.per_s(now) * (0.5 * self.config.gossip_s + self.config.delivery_s)
+        asked = self.policy.shortlist(now, demand, view, matched)
+        if not asked:
+            return self.policy.place(now, demand, view, matched), view, False
+        chosen = list(asked)
+        fresh = self.live.only(chosen)
+        found: Vector = self.exact.depths(now, job.blocks)[chosen] * size
+        return self.policy.place(now, demand, fresh, found), fresh, True
+
+    def _demand(self, job: Job) -> Demand:
+        pooled = self.pool.run(job.blocks) * self.config.block_tokens if self.pool.capacity else 0
+        return Demand(
+            num_tokens=job.input_tokens,
+            max_tokens=job.output_tokens,
+            pool_tokens=pooled,
+            block_size=self.config.block_tokens,
+            token_bytes=round(self._wire_bytes),
+            service_class=job.service_class,
+        )
+
+    def _estimate(self, job: Job, decision: Placement, view: View, onto: int) -> Estimate:
+        node = self.by_name[decision.decode]
+        step_s = float(view.step_s[onto])
+        return Estimate(
+            service_class=job.service_class,
+            ttft_s=decision.estimates["ttft_s"],
+            wait_s=decision.estimates["wait_s"],
+            step_s=step_s,
+            step_soon_s=self._step_soon(node, decision.estimates["ttft_s"]),
+            step_alone_s=self.model.decode_s(1, job.input_tokens),
+            decode_s=job.output_tokens * step_s,
+        )
+
+    def _step_soon(self, node: Node, seconds: float) -> float:
+        """The decode step of `node` when the prompt would arrive: without those done by then."""
+        step_s = max(node.step_s(), 1e-9)
+        steps = seconds / step_s
+        staying = [job for job in node.batch if job.output_tokens - job.decoded > steps]
+        coming = list(self.coming_to(node))
+        context = sum(job.context for job in staying) + sum(job.input_tokens for job in coming)
+        return self.model.decode_s(len(staying) + len(coming) + 1, context)
+
+    def coming_to(self, node: Node) -> Iterator[Job]:
+        """Requests placed to decode on `node` that are not there yet."""
+        for other in self.nodes:
+            yield from (job for job in other.queue if job.decode == node.name)
+            yield from (job for job in other.coming if job.decode == node.name)
+
+    def _refuse(self, job: Job, reason: str) -> None:
+        job.refused = reason
+        self._left -= 1
+
+    # --- from placement to the last token
+
+    def _send(self, job: Job, decision: Placement) -> None:
+        prefill, decode = self.by_name[decision.prefill], self.by_name[decision.decode]
+        own = self.caches[prefill.index].run(job.blocks) * self.config.block_tokens
+        own = min(own, (job.input_tokens - 1) // self.config.block_tokens * self.config.block_tokens)
+        fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
+        job.prefix_tokens = job.computed = fetched
+        job.source = "pool" if fetched > own else "local" if own else "none"
+        job.prefill_s = self.model.prompt_s(job.num_uncomputed, job.computed)
+        decode.promise(job)
+        prefill.expect(job)
+        nbytes = (fetched - own) * self._wire_bytes
+        begun = job.placed
+
+        def ready() -> None:
+            job.fetched = self.loop.now - begun
+            prefill.ready(job)
+
+        if nbytes:
+            self.loop.at(begun, self.network.send, self._home(job), prefill.name, nbytes, ready)
+        else:
+            self.loop.at(begun, prefill.ready, job)
+
+    def _home(self, job: Job) -> str:
+        """Pooled blocks are spread over all nodes; a prefix comes from many, here from one drawn by its content."""
+        return self.nodes[hash((job.blocks[0], len(job.blocks))) % len(self.nodes)].name
+
+    def prefill_begun(self, node: Node, job: Job) -> None:
+        if self.config.kv_overlap == "layer" and job.decode != node.name:
+            job.log.append((self.loop.now, "moving"))
+            self._move(node, job)
+
+    def prefilled(self, node: Node, job: Job) -> None:
+        blocks = job.blocks[: job.input_tokens // self.config.block_tokens] or job.blocks
+        while len(self._facts) < len(blocks):
+            size, position = self.config.block_tokens, len(self._facts)
+            self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
+        self.caches[node.index].use(blocks, self._facts)
+        self.pool.use(blocks, self._facts)
+        if job.output_tokens == 1:
+            job.finished = self.loop.now
+            self.by_name[job.decode].promised_tokens -= job.input_tokens + 1
+            self.finished(node, job)
+        elif job.decode == node.name:
+            node.join(job)
+        elif self.config.kv_overlap == "none":
+            self._move(node, job)
+        else:
+            self._arrived(job)
+
+    def _move(self, node: Node, job: Job) -> None:
+        nbytes = job.input_tokens * self._wire_bytes
+        self.network.send(node.name, job.decode, nbytes, lambda: self._arrived(job))
+
+    def _arrived(self, job: Job) -> None:
+        """Overlapped, a hand-over is done when both the last layer is computed and the last byte is there."""
+        if self.config.kv_overlap == "layer":
+            job.log.append((self.loop.now, "half"))
+            if sum(what == "half" for _, what in job.log) < 2:
+                return
+        self.by_name[job.decode].join(job)
+
+    def finished(self, node: Node, job: Job) -> None:
+        self._left -= 1
+
+    def changed(self, node: Node) -> None:
+        """Keep the live columns."""
+        live, i = self.live, node.index
+        live.work_until[i] = self.loop.now + node.queued_s
+        live.waiting[i] = node.waiting
+        live.running[i] = len(node.batch)
+        live.queued_tokens[i] = node.queued_tokens
+        live.free_blocks[i] = node.free_tokens // self.config.block_tokens
+        if live.decodes[i]:
+            live.step_s[i] = node.step_s()
+
+    # --- what is known
+
+    def _gossip(self) -> None:
+        """All records of now are everywhere a little later."""
+        self.loop.after(self.config.delivery_s, self._told, self.live.copy())
+        if self._left:
+            self.loop.after(self.config.gossip_s, self._gossip)
+
+    def _told(self, view: View) -> None:
+        self._gossiped = view
+
+    # --- making
+
+    def _node(self, index: int, name: str, roles: tuple[str, ...]) -> Node:
+        chunk = self.config.chunk_tokens or self.model.chunk_tokens
+        return Node(self.loop, index, name, roles, self.model, queue_orders[self.config.queue_order](), self, chunk)
+
+    def _cache(self, node: Node) -> Cache:
+        def changed(block: int, here: bool) -> None:
+            self.exact.tell(self.loop.now, node.index, block, here)
+            self.told.tell(self.loop.now, node.index, block, here)
+
+        capacity = self.config.cache_blocks if "prefill" in node.roles else 0
+        return Cache(policies[self.config.eviction](), capacity, changed)
+
+    def _candidate(self, node: Node) -> Candidate:
+        blocks = self.model.kv_tokens // self.config.block_tokens
+        return Candidate(
+            node_id=node.name,
+            roles=node.roles,
+            prefill=self.model.prefill,
+            free_blocks=blocks,
+            total_blocks=blocks,
+            step_s=node.step_s() if "decode" in node.roles else 0.0,
+        )
+
+
+def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
+        yield from ((f"{role}-{i}", (role,)) for i in range(count))
+    yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
+
+
+def percentile(values: list[float], share: float) -> float:
+    """NaN of nothing."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.percentile(known, 100 * share)) if known else math.nan

@@ -1,0 +1,39 @@
+"""Everything a run depends on beside its requests; written into every result."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
+    `pool_blocks`. Times in seconds."""
+
+    model: str = "llama3-70b-8xa800"
+    prefill: int = 8
+    decode: int = 8
+    mixed: int = 0
+    placement: str = "mooncake"
+    queue_order: str = "fcfs"
+    eviction: str = "lru"
+    cache_blocks: int = 6_000  # of a node, in its own memory
+    pool_blocks: int = 0  # of a node's share of the pool
+    block_tokens: int = 512
+    chunk_tokens: int = 0  # of prompts in a step; 0 = the model's
+    nic_gbit_s: float = 0.0  # 0 = the model's
+    kv_overlap: Literal["layer", "none"] = "layer"
+    kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
+    gossip_s: float = 0.1  # between two records of a node
+    delivery_s: float = 0.03  # until a record is everywhere
+    digest_s: float = 1.0  # until others know what a node holds
+    probe_s: float = 0.5e-3  # a question to a node and its answer
+    threshold: float = 1.5  # kvcache balancing threshold
+    max_waiting: int = 100_000
+    rejection: str = "none"
+    slo_scale: float = 1.0
+    seed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

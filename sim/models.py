@@ -1,0 +1,134 @@
+"""How long steps take, and what KV weighs: presets by formula, or coefficients fitted to a recorded run.
+
+    prefill chunk   t = a0 + a1 n + a2 n (n + 2 ctx)     n new tokens behind ctx known ones (sched.cost)
+    decode step     t = max(w, p B) + d0 + d1 B + k sum(ctx)
+
+w: weights read once per step; p: products of one token; k: KV read per token of context. For fixed B a decode step is
+a line in the context, so the simulator jumps over the steps between two changes of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Of one node. Seconds, tokens, bytes."""
+
+    name: str
+    prefill: tuple[float, float, float]  # a0, a1, a2
+    decode: tuple[float, float, float, float, float]  # w, p, d0, d1, k
+    token_bytes: int  # KV of one token
+    kv_tokens: int  # KV memory of one node
+    chunk_tokens: int  # of a prompt in one step
+    nic_bytes_s: float  # each way
+    nic_latency_s: float = 20e-6
+    ssd_bytes_s: float = 3e9
+    max_batch: int = 256
+
+    def prefill_s(self, new: int, context: int) -> float:
+        a0, a1, a2 = self.prefill
+        return a0 + a1 * new + a2 * new * (new + 2 * context)
+
+    def prompt_s(self, new: int, context: int) -> float:
+        """All chunks of a prompt."""
+        a0, a1, a2 = self.prefill
+        chunks = max(1, -(-new // self.chunk_tokens))
+        return chunks * a0 + a1 * new + a2 * new * (new + 2 * context)
+
+    def decode_line(self, batch: int) -> tuple[float, float]:
+        """(seconds, seconds per token of summed context) of a step."""
+        w, p, d0, d1, k = self.decode
+        return max(w, p * batch) + d0 + d1 * batch, k
+
+    def decode_s(self, batch: int, context: int) -> float:
+        base, slope = self.decode_line(batch)
+        return base + slope * context
+
+    def mixed_s(self, new: int, context: int, batch: int, batch_context: int) -> float:
+        """A chunk and a decode step in one: weights are read once, products and attention add up."""
+        w, p, d0, d1, k = self.decode
+        a0, a1, a2 = self.prefill
+        products = a1 * new + p * batch
+        return max(a0, d0) + max(w, products) + a2 * new * (new + 2 * context) + d1 * batch + k * batch_context
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Of one node: what its GPUs reach together, not what is printed on them."""
+
+    flops: float
+    hbm_bytes_s: float
+    memory_bytes: float
+    nic_bytes_s: float
+    overhead_s: float = 2e-3  # of a step: launches, scheduling, collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A dense decoder with 16-bit weights and KV."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_size: int
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 * 2 * self.layers * self.kv_heads * self.head_size
+
+
+def roofline(name: str, model: Geometry, hardware: Hardware, chunk_tokens: int = 8192) -> StepModel:
+    """Products at `flops`, weights and KV at `hbm_bytes_s`; causal attention is 2 l d n (n + 2 ctx) FLOPs."""
+    a1 = 2 * model.parameters / hardware.flops
+    a2 = 2 * model.layers * model.hidden / hardware.flops
+    weights = 2 * model.parameters
+    room = hardware.memory_bytes - weights
+    if room <= 0:
+        raise ValueError(
+            f"{name}: {weights / 1e9:.0f} GB of weights do not fit into {hardware.memory_bytes / 1e9:.0f} GB"
+        )
+    return StepModel(
+        name=name,
+        prefill=(hardware.overhead_s, a1, a2),
+        decode=(weights / hardware.hbm_bytes_s, a1, hardware.overhead_s, 0.0, model.token_bytes / hardware.hbm_bytes_s),
+        token_bytes=model.token_bytes,
+        kv_tokens=int(0.9 * room / model.token_bytes),
+        chunk_tokens=chunk_tokens,
+        nic_bytes_s=hardware.nic_bytes_s,
+    )
+
+
+LLAMA3_70B = Geometry(70.6e9, 80, 8192, 8, 128)
+LLAMA3_8B = Geometry(8.03e9, 32, 4096, 8, 128)
+A800X8 = Hardware(8 * 312e12 * 0.55, 8 * 2.04e12 * 0.7, 8 * 80e9, 100e9, 8e-3)
+H200 = Hardware(989e12 * 0.6, 4.8e12 * 0.8, 141e9, 50e9, 1e-3)
+
+EMBEDDED_CPU = StepModel(
+    # SmolLM2-135M in bfloat16 on two cores; scripts/validate.py fits these to a recorded run.
+    name="embedded-cpu",
+    prefill=(4e-3, 2.6e-4, 4.0e-9),
+    decode=(1.25e-2, 3.0e-4, 1.0e-3, 1.0e-4, 1.2e-6),
+    token_bytes=23040,
+    kv_tokens=93_000,
+    chunk_tokens=2048,
+    nic_bytes_s=4e9,
+    max_batch=64,
+)
+
+PRESETS: dict[str, StepModel] = {
+    "llama3-70b-8xa800": roofline("llama3-70b-8xa800", LLAMA3_70B, A800X8),
+    "llama3-8b-h200": roofline("llama3-8b-h200", LLAMA3_8B, H200),
+    "embedded-cpu": EMBEDDED_CPU,
+}
+"""By the name behind --model."""
+
+
+def with_bandwidth(model: StepModel, gbit_s: float) -> StepModel:
+    """The same node behind another NIC."""
+    if not gbit_s > 0 or math.isinf(gbit_s):
+        raise ValueError(f"--nic-gbit-s must be a positive number, got {gbit_s}")
+    return replace(model, nic_bytes_s=gbit_s * 1e9 / 8)

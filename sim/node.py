@@ -1,0 +1,260 @@
+"""A prefill, decode or mixed node: the queue of prompts, the batch that decodes, and the KV memory of the batch.
+
+One step at a time, as the engine does: a chunk of the first prompt in the queue's order, together with one token of
+every running request; without prompts only the latter. Between two changes of the batch a decode step is a line in the
+context, so steps are not simulated one by one:
+
+    t(k) = k (base + slope S) + slope B k (k - 1) / 2      S = context of B requests now, each step adds B tokens
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sched.queueing import QueueOrder
+from sim.job import Job
+from sim.loop import Loop
+from sim.models import StepModel
+
+
+class Events(Protocol):
+    """What a node tells the cluster."""
+
+    def prefill_begun(self, node: Node, job: Job) -> None: ...
+
+    def prefilled(self, node: Node, job: Job) -> None: ...
+
+    def finished(self, node: Node, job: Job) -> None: ...
+
+    def changed(self, node: Node) -> None: ...
+
+
+@dataclass(slots=True)
+class Segment:
+    """Decode steps under way whose number may still be cut."""
+
+    begun: float
+    steps: int
+    base: float
+    slope: float
+    batch: int
+    context: int
+
+    def seconds(self, steps: int) -> float:
+        b = self.slope * self.batch / 2
+        return steps * (self.base + self.slope * self.context) + b * steps * (steps - 1)
+
+    def steps_until(self, seconds: float) -> int:
+        """Whole steps that take at least so long, at least one."""
+        a, b = self.base + self.slope * self.context, self.slope * self.batch / 2
+        if b <= 0:
+            return max(1, math.ceil(seconds / a - 1e-9))
+        root = (b - a + math.sqrt((a - b) ** 2 + 4 * b * max(0.0, seconds))) / (2 * b)
+        return max(1, math.ceil(root - 1e-9))
+
+
+class Node:
+    """`index` is its place in the cluster's columns."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        index: int,
+        name: str,
+        roles: tuple[str, ...],
+        model: StepModel,
+        order: QueueOrder,
+        events: Events,
+        chunk_tokens: int,
+        slowness: Callable[[float], float] = lambda now: 1.0,
+    ) -> None:
+        """chunk_tokens: of prompts in one step, at most; slowness: multiplies step times (a slow node)."""
+        self.index, self.name, self.roles, self.model = index, name, roles, model
+        self.queue: list[Job] = []  # prompts that can be computed
+        self.coming: dict[Job, None] = {}  # placed here, their prefix is on its way
+        self.queued_s = 0.0  # estimated prefill work of all of them
+        self.batch: list[Job] = []
+        self.joining: list[Job] = []  # KV is here, no room yet
+        self.promised_tokens = 0  # KV of everything placed here to decode
+        self.held_tokens = 0  # of the batch
+        self.busy_s = 0.0
+        self.steps = 0
+        self.down = False
+        self._loop, self._order, self._events = loop, order, events
+        self._chunk_tokens, self._slowness = chunk_tokens, slowness
+        self._segment: Segment | None = None
+        self._computing: tuple[Job, int] | None = None
+        self._version = 0
+        self._idle = True
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue) + len(self.coming)
+
+    @property
+    def queued_tokens(self) -> int:
+        return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
+
+    @property
+    def free_tokens(self) -> int:
+        return self.model.kv_tokens - self.promised_tokens
+
+    def step_s(self) -> float:
+        """A decode step if one more request joined it."""
+        context = sum(job.context for job in self.batch)
+        batch = len(self.batch)
+        return self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
+
+    # --- what comes
+
+    def expect(self, job: Job) -> None:
+        """A prompt was placed here; `ready` follows when its prefix has come."""
+        self.coming[job] = None
+        self.queued_s += job.prefill_s
+        self._events.changed(self)
+
+    def ready(self, job: Job) -> None:
+        if job in self.coming:
+            del self.coming[job]
+            self.queue.append(job)
+            self._wake()
+
+    def promise(self, job: Job) -> None:
+        """It will decode here."""
+        self.promised_tokens += job.input_tokens + job.output_tokens
+        self._events.changed(self)
+
+    def join(self, job: Job) -> None:
+        """Its KV is here."""
+        self.joining.append(job)
+        self._wake()
+
+    def crash(self) -> list[Job]:
+        """Everything is lost; returns the requests that were here."""
+        lost = [*self.coming, *self.queue, *self.batch, *self.joining]
+        self.coming.clear()
+        self.queue, self.batch, self.joining = [], [], []
+        self.queued_s, self.promised_tokens, self.held_tokens = 0.0, 0, 0
+        self._version += 1
+        self._segment = self._computing = None
+        self._idle = self.down = True
+        self._events.changed(self)
+        return lost
+
+    # --- steps
+
+    def _wake(self) -> None:
+        if self._idle:
+            self._idle = False
+            self._loop.after(0.0, self._begin, self._version)  # others may come at the same moment
+        elif self._segment is not None:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Something new is here: decode no further than to the end of the present step."""
+        segment = self._segment
+        assert segment is not None
+        steps = segment.steps_until(self._loop.now - segment.begun)
+        if steps < segment.steps:
+            segment.steps = steps
+            self._version += 1
+            self._loop.at(segment.begun + segment.seconds(steps), self._decoded, self._version)
+
+    def _begin(self, version: int) -> None:
+        if version != self._version:
+            return
+        now = self._loop.now
+        self._admit()
+        if self.queue:
+            self._chunk(now)
+        elif self.batch:
+            slow = self._slowness(now)
+            base, slope = self.model.decode_line(len(self.batch))
+            context = sum(job.context for job in self.batch)
+            steps = min(job.output_tokens - job.decoded for job in self.batch)
+            self._segment = Segment(now, steps, base * slow, slope * slow, len(self.batch), context)
+            self._version += 1
+            self._loop.at(now + self._segment.seconds(steps), self._decoded, self._version)
+        else:
+            self._idle = True
+        self._events.changed(self)
+
+    def _chunk(self, now: float) -> None:
+        job = self._order.order(now, self.queue)[0]
+        tokens = min(job.num_uncomputed, max(1, self._chunk_tokens - len(self.batch)))
+        self._order.served(job, tokens)
+        if math.isnan(job.begun):
+            job.begun = now
+            self._events.prefill_begun(self, job)
+        if self.batch:
+            context = sum(running.context for running in self.batch)
+            seconds = self.model.mixed_s(tokens, job.computed, len(self.batch), context)
+        else:
+            seconds = self.model.prefill_s(tokens, job.computed)
+        self._computing = (job, tokens)
+        self._version += 1
+        self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
+
+    def _chunked(self, version: int, begun: float) -> None:
+        if version != self._version or self._computing is None:
+            return
+        job, tokens = self._computing
+        self._computing = None
+        self._stepped(self._loop.now - begun, 1)
+        share = job.prefill_s * tokens / job.num_uncomputed if job.num_uncomputed else job.prefill_s
+        job.computed += tokens
+        self.queued_s = max(0.0, self.queued_s - share)
+        job.prefill_s -= share
+        self._advance(1, self._loop.now - begun, begun)
+        if not job.num_uncomputed:
+            self.queue.remove(job)
+            job.first_token, job.decoded = self._loop.now, 1
+            self._events.prefilled(self, job)
+        self._begin(self._version)
+
+    def _decoded(self, version: int) -> None:
+        segment = self._segment
+        if version != self._version or segment is None:
+            return
+        self._segment = None
+        seconds = self._loop.now - segment.begun
+        self._stepped(seconds, segment.steps)
+        last = segment.seconds(segment.steps) - segment.seconds(segment.steps - 1)
+        self._advance(segment.steps, last, segment.begun, segment.seconds(1))
+        self._begin(self._version)
+
+    def _advance(self, steps: int, last_s: float, begun: float, first_s: float | None = None) -> None:
+        """`steps` tokens for every running request, the first after first_s, the last took last_s."""
+        done = []
+        for job in self.batch:
+            if job.decoded == 1:  # the gap behind the first token holds the hand-over
+                job.longest_gap = begun + (last_s if first_s is None else first_s) - job.first_token
+            job.decoded += steps
+            job.longest_gap = max(job.longest_gap, last_s)
+            if job.decoded >= job.output_tokens:
+                done.append(job)
+        for job in done:
+            self.batch.remove(job)
+            tokens = job.input_tokens + job.output_tokens
+            self.held_tokens -= tokens
+            self.promised_tokens -= tokens
+            job.finished = self._loop.now
+            self._events.finished(self, job)
+
+    def _admit(self) -> None:
+        while self.joining and len(self.batch) < self.model.max_batch:
+            job = self.joining[0]
+            tokens = job.input_tokens + job.output_tokens
+            if self.batch and self.held_tokens + tokens > self.model.kv_tokens:
+                return
+            self.joining.pop(0)
+            self.held_tokens += tokens
+            job.joined = self._loop.now
+            self.batch.append(job)
+
+    def _stepped(self, seconds: float, steps: int) -> None:
+        self.busy_s += seconds
+        self.steps += steps

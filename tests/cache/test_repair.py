@@ -1,0 +1,80 @@
+"""Who owes whom a copy, hints, and heat."""
+
+from hashlib import blake2b
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.heat import KEYS_MAX, Heat
+from cache.homes import equal_members, homes
+from cache.repair import HINTS_MAX, Hints, owed
+
+KEYS = [blake2b(str(i).encode(), digest_size=16).digest() for i in range(300)]
+MEMBERS = st.sets(st.sampled_from("abcdef"), min_size=1)
+
+
+@given(MEMBERS, MEMBERS, st.integers(1, 3))
+def test_after_any_change_every_home_is_offered_what_a_survivor_had(before, after, replicas):
+    """And by exactly one of the survivors."""
+    was, now = equal_members(before), equal_members(after)
+    for key in KEYS[:40]:
+        holders = set(homes(key, was, replicas)) & after
+        offers = [(me, home) for me in holders for home in owed(key, me, was, now, replicas)]
+        assert len({home for _, home in offers}) == len(offers), "one offer per home"
+        if holders:
+            assert {home for _, home in offers} == set(homes(key, now, replicas)) - set(homes(key, was, replicas))
+
+
+def test_a_join_moves_only_the_newcomers_share():
+    was, now = equal_members("abcd"), equal_members("abcde")
+    offers = [(key, home) for key in KEYS for me in "abcd" for home in owed(key, me, was, now, 1)]
+    moved = [key for key, home in offers if homes(key, was) != homes(key, now)]
+    assert all(home == "e" for _, home in offers)
+    assert sorted(moved) == sorted(key for key in KEYS if homes(key, now) == ["e"])
+    assert len(moved) < 1.5 * len(KEYS) / 5
+
+
+def test_a_restarted_node_offers_all_it_found_to_its_homes():
+    members = equal_members("abc")
+    for key in KEYS[:50]:
+        assert owed(key, "a", {}, members, 2) == [name for name in homes(key, members, 2) if name != "a"]
+
+
+def test_hints_are_given_oldest_first_and_settled():
+    hints = Hints()
+    for key in KEYS[:10]:
+        hints.add(key, "b")
+    hints.add(KEYS[10], "c")
+    assert hints.owners() == {"b", "c"}
+    assert hints.due("b", 3) == KEYS[:3]
+    hints.settled(KEYS[:9])
+    assert hints.due("b", 3) == KEYS[9:10]
+    hints.forget("b")
+    assert (hints.owners(), len(hints)) == ({"c"}, 1)
+
+
+def test_hints_are_bounded():
+    hints = Hints()
+    for i in range(HINTS_MAX + 5):
+        hints.add(i.to_bytes(16, "big"), "b")
+    assert len(hints) == HINTS_MAX
+    assert hints.due("b", 1) == [(5).to_bytes(16, "big")]
+
+
+def test_heat_rises_with_reads_and_falls_with_time():
+    heat = Heat(threshold=8, half_life_s=10)
+    deserved = [heat.read(1.0, b"k") for _ in range(40)]
+    assert deserved[:7] == [0] * 7
+    assert (deserved[7], deserved[15], deserved[31]) == (1, 2, 3)
+    assert heat.read(100.0, b"k") == 0
+    assert len(heat) == 1, "the old count was below one and forgotten"
+
+
+def test_heat_is_bounded_and_keeps_the_hottest():
+    heat = Heat(threshold=4, half_life_s=1e9)
+    for _ in range(3):
+        heat.read(0.0, b"hot")
+    for i in range(2 * KEYS_MAX):
+        heat.read(0.0, i.to_bytes(16, "big"))
+    assert len(heat) <= KEYS_MAX + 1
+    assert heat.read(0.0, b"hot") == 1

@@ -1,0 +1,214 @@
+"""Replicas, fail-over, hand-off, repair and removal, on the in-memory network of fakes.py."""
+
+import asyncio
+
+import pytest
+
+from cache.homes import equal_members, homes
+from cache.share import Deadlines
+from cache.store import NoRoom, Unreachable
+from tests.cache.test_store import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
+
+SOON = Deadlines(lookup_s=0.1, control_s=0.2, transfer_s=0.2, room_s=0.05, shun_s=30)
+
+
+def holders(cluster, i):
+    return {n for n, store in cluster.stores.items() if store.local is not None and store.local.contains(key_of(i))}
+
+
+@pytest.fixture(params=[0, SLOT], ids=["leases", "messages"])
+def way(request):
+    """How blocks travel: through leases and transfers, or, small ones, in the messages themselves."""
+    return {"message_block_bytes": request.param}
+
+
+async def test_every_block_has_its_replicas(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
+        assert await put(cluster.stores["a"], range(30)) == 30
+        members = equal_members("abc")
+        assert all(holders(cluster, i) == set(homes(key_of(i), members, 2)) for i in range(30))
+        assert await put(cluster.stores["b"], range(30)) == 0
+        assert (await get(cluster.stores["c"], range(30))).blocks == 30
+
+
+async def test_with_two_replicas_a_dead_home_is_no_miss(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
+        a = cluster.stores["a"]
+        await put(a, range(30))
+        cluster.hub.kill("c")
+        assert await lookup(a, range(30)) == 30
+        assert (await get(a, range(30))).blocks == 30
+        assert await put(a, range(100, 130)) == 30
+        assert (await get(a, range(100, 130))).blocks == 30
+
+
+async def test_a_home_that_dies_in_the_middle_of_a_read_is_replaced_within_the_call():
+    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+        a = cluster.stores["a"]
+        numbers = [i for i in range(200) if set(homes(key_of(i), equal_members("abc"), 2)) == {"b", "c"}][:8]
+        await put(a, numbers)
+        transfer = cluster.hub.transfers["a"]
+        transfer.gate.clear()
+        transfer.started.clear()
+        getting = asyncio.create_task(get(a, numbers))
+        await transfer.started.wait()
+        cluster.hub.kill("b")
+        transfer.gate.set()
+        result = await getting
+        assert (result.blocks, result.sources) == (8, {"c": 8})
+
+
+async def test_a_block_evicted_at_one_replica_is_read_from_the_other(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
+        a = cluster.stores["a"]
+        await put(a, range(20))
+        for i in range(0, 20, 3):
+            await cluster.stores[home_of(cluster, i)].local.remove([key_of(i)])
+        assert await lookup(a, range(20)) == 20
+        assert (await get(a, range(20))).blocks == 20
+
+
+async def test_a_full_home_passes_on_and_gets_its_blocks_back(way):
+    async with cluster_of("a", "b", **way) as cluster:
+        small = await cluster.add("s", slots=2, deadlines=SOON, **way)
+        a = cluster.stores["a"]
+        numbers = of_home(cluster, "s", 6)
+        blockers = [small.local.reserve(key_of(10**6 + i)) for i in range(2)]
+        assert await put(a, numbers) == 6
+        assert await lookup(a, numbers) == 6, "the home says where they went"
+        assert (await get(a, numbers)).blocks == 6
+        assert sum(cluster.stores[n].stats()["share"]["hints"] for n in "ab") == 6
+        for slot in blockers:
+            small.local.abandon(slot)
+        for name in "ab":
+            cluster.stores[name].keeper.start()
+        await until(lambda: sum(cluster.stores[n].stats()["share"]["hints"] for n in "ab") == 0)
+        assert sum("s" in holders(cluster, i) for i in numbers) == 2, "as many as it can hold"
+
+
+async def test_a_newcomer_gets_its_share_while_reads_go_on(way):
+    async with cluster_of("a", "b", **way) as cluster:
+        a = cluster.stores["a"]
+        await put(a, range(60))
+        for name in "ab":
+            cluster.stores[name].keeper.start()
+        await until(lambda: all(cluster.stores[n].keeper._before for n in "ab"))
+        await cluster.add("c", **way)
+        numbers = of_home(cluster, "c", 60)
+        mine = [i for i in numbers if i < 60]
+        assert mine
+        assert (await get(a, range(60))).blocks == 60, "from their former homes"
+        await until(lambda: all("c" in holders(cluster, i) for i in mine))
+        assert (await get(a, mine)).sources == {"c": len(mine)}
+        moved = sum(cluster.stores[n].stats()["repair"]["moved"] for n in "ab")
+        assert moved == len(mine), "nothing else moves"
+
+
+async def test_after_a_loss_the_survivors_make_new_replicas(way):
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
+        await put(cluster.stores["a"], range(40))
+        for name in "ab":
+            cluster.stores[name].keeper.start()
+        await until(lambda: all(cluster.stores[n].keeper._before for n in "ab"))
+        cluster.hub.kill("c")
+        cluster.members.remove("c")
+        await until(lambda: all({"a", "b"} <= holders(cluster, i) for i in range(40)))
+
+
+async def test_a_leaving_node_hands_over_what_it_has(way):
+    async with cluster_of("a", "b", "c", **way) as cluster:
+        await put(cluster.stores["a"], range(40))
+        await cluster.stores["c"].keeper.leave(10)
+        cluster.hub.kill("c")
+        cluster.members.remove("c")
+        assert (await get(cluster.stores["a"], range(40))).blocks == 40
+
+
+async def test_a_node_that_was_away_offers_what_it_finds_on_its_disk(tmp_path, way):
+    async with cluster_of(**way) as cluster:
+        alone = await cluster.add("b", directory=tmp_path, **way)
+        assert await put(alone, range(20)) == 20
+        await alone.close()
+        cluster.members.clear()
+        a, b = await cluster.add("a", **way), await cluster.add("b", directory=tmp_path, **way)
+        b.keeper.start()
+        away = of_home(cluster, "a", 20)
+        mine = [i for i in away if i < 20]
+        await until(lambda: all("a" in holders(cluster, i) for i in mine))
+        assert (await get(a, range(20))).blocks == 20
+
+
+async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
+    async with cluster_of("a", "b", "c", **way) as cluster:
+        a = cluster.stores["a"]
+        (i,) = of_home(cluster, "b", 1)
+        await put(a, [i])
+        for name in "abc":
+            cluster.stores[name].keeper.start()
+        for _ in range(300):
+            assert (await get(a, [i])).blocks == 1
+        await until(lambda: holders(cluster, i) == {"a", "b", "c"})
+        assert (await get(a, [i])).blocks == 1
+        assert (await get(a, [i])).sources == {"a": 1}, "the nearest of them"
+
+
+async def test_values_are_bytes_or_missing(way):
+    async with cluster_of("a", "b", **way) as cluster:
+        a, b = cluster.stores["a"], cluster.stores["b"]
+        items = [(key_of(i), block_of(i)[: 1 + 97 * i]) for i in range(30)]
+        assert await a.put_many(items) == [True] * 30
+        assert await b.get_many([key for key, _ in items]) == [value for _, value in items]
+        assert await b.get(key_of(99)) is None
+        assert await b.get_many([key_of(99), key_of(3)]) == [None, block_of(3)[:292]]
+        assert await b.exists_many([key_of(99), key_of(3)]) == [False, True]
+        assert not await a.put(key_of(3), b"other"), "the first value stays"
+        assert await b.get(key_of(3)) == block_of(3)[:292]
+        for wrong in (b"", bytes(SLOT + 1)):
+            with pytest.raises(ValueError, match=f"1 to {SLOT} bytes"):
+                await a.put(key_of(100), wrong)
+
+
+async def test_removed_is_missing_everywhere(tmp_path, way):
+    async with cluster_of(replicas=2, **way) as cluster:
+        for name in "ab":
+            await cluster.add(name, directory=tmp_path / name, replicas=2, **way)
+        a = cluster.stores["a"]
+        await a.put(key_of(1), b"one")
+        await a.flush()
+        assert await a.remove(key_of(1))
+        assert not await a.exists(key_of(1))
+        assert not await a.remove(key_of(1))
+        assert await a.put(key_of(1), b"two")
+        assert await cluster.stores["b"].get(key_of(1)) == b"two"
+
+
+async def test_short_values_survive_the_disk(tmp_path, way):
+    async with cluster_of("client", slots=0, **way) as cluster:
+        client = cluster.stores["client"]
+        await cluster.add("b", slots=4, directory=tmp_path, **way)
+        values = {key_of(i): block_of(i)[: 1 + 50 * i] for i in range(40)}
+        assert all(await client.put_many(list(values.items())))
+        assert await client.get_many(list(values)) == list(values.values())
+
+
+async def test_put_says_why_it_failed(way):
+    async with cluster_of("client", slots=0, **way) as cluster:
+        client = cluster.stores["client"]
+        with pytest.raises(Unreachable):
+            await client.put(key_of(1), b"x")
+        full = await cluster.add("b", slots=1, deadlines=SOON, **way)
+        full.local.reserve(key_of(2))
+        with pytest.raises(NoRoom, match="--dram-bytes"):
+            await client.put(key_of(1), b"x")
+        full.local.abandon(0)
+
+
+async def test_a_long_prefix_arrives_in_parts(way):
+    async with cluster_of("a", "b", **way) as cluster:
+        a = cluster.stores["a"]
+        a._window = 4
+        await put(a, range(30))
+        offsets = [at * SLOT for at in range(40)]
+        runs = [result.blocks async for result in a.stream_into([key_of(i) for i in range(40)], "kv", offsets)]
+        assert runs == [8, 8, 8, 6]
+        assert all(a.kv.memory[at * SLOT : (at + 1) * SLOT] == block_of(at) for at in range(30))

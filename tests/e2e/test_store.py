@@ -1,0 +1,71 @@
+"""The store by itself: real nodes without a model, and the blocking client."""
+
+import os
+import random
+import signal
+
+import pytest
+
+from cache.client import Exists, Store
+
+
+@pytest.fixture(scope="module")
+def pool(start):
+    """Three nodes that keep two copies of everything; the last test kills one of them."""
+    flags = ("--model", "none", "--value-bytes", "64K", "--dram-bytes", "64M", "--replicas", "2")
+    with start("store=3", *flags) as cluster:
+        yield cluster
+
+
+def address(pool, name="store-0"):
+    return pool[name].url.removeprefix("http://")
+
+
+def test_values_and_objects_through_the_blocking_client(pool):
+    with Store(address(pool)) as store, Store(address(pool, "store-1"), transports=("tcp",)) as other:
+        assert store.block_bytes == 64 << 10
+        key, adapter = os.urandom(16), random.Random(1).randbytes(1_000_003)
+        assert store.get(key) is None
+        assert store.put(key, b"value")
+        assert not store.put(key, b"other")
+        assert other.get(key) == b"value"
+        assert store.exists(key)
+        assert store.put("objects/adapter", adapter)
+        assert other.get("objects/adapter") == adapter
+        assert other.get_many([key, "objects/adapter", "objects/none", bytes(16)]) == [b"value", adapter, None, None]
+        with pytest.raises(Exists):
+            other.put("objects/adapter", b"else")
+        assert other.remove("objects/adapter")
+        assert store.get("objects/adapter") is None
+        with pytest.raises(ValueError, match="objects/"):
+            store.get("adapter")
+        assert len(store.stats()["homes"]) == 3
+
+
+def test_blocks_of_an_arena(pool):
+    with Store(address(pool)) as store:
+        size = store.block_bytes
+        arena = store.arena("mine", 16 * size)
+        content = random.Random(2).randbytes(16 * size)
+        arena.memory[:] = content
+        keys = [os.urandom(16) for _ in range(16)]
+        offsets = [at * size for at in range(16)]
+        assert store.put_from(keys, arena, offsets) == 16
+        assert store.put_from(keys, arena, offsets) == 0
+        arena.memory[:] = bytes(16 * size)
+        result = store.get_into([*keys, bytes(16)], arena, [*offsets, 0])
+        assert result.blocks == 16
+        assert set(result.transports) == {"shm"}
+        assert arena.memory == content
+        assert store.exists_many([*keys, bytes(16)]) == [True] * 16 + [False]
+
+
+def test_a_node_killed_with_9_costs_no_value(pool):
+    with Store(address(pool)) as store:
+        values = {os.urandom(16): os.urandom(2000 + i) for i in range(60)}
+        store.put_many(list(values.items()))
+        pool.kill("store-2", signal.SIGKILL)
+        assert store.get_many(list(values)) == list(values.values())
+        more = {os.urandom(16): os.urandom(3000 + i) for i in range(60)}
+        assert all(store.put_many(list(more.items())))
+        assert store.get_many(list(more)) == list(more.values())
