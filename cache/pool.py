@@ -60,6 +60,8 @@ class BlockPool:
         self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._on_evict = on_evict
+        self.on_key: Callable[[BlockKey, bool], None] | None = None
+        """Called when a key can be found here (True) and when it no longer can (False)."""
 
     # --- room
 
@@ -164,6 +166,8 @@ class BlockPool:
             return known == block_id
         self._index.add(key, block_id)
         self._newcomers[key] = Newcomer(facts)
+        if self.on_key is not None:
+            self.on_key(key, True)
         return True
 
     def forget(self, key: BlockKey) -> bool:
@@ -172,6 +176,8 @@ class BlockPool:
         if block_id is None:
             return False
         self._index.remove(block_id)
+        if self.on_key is not None:
+            self.on_key(key, False)
         if self._newcomers.pop(key, None) is None:
             self._policy.removed(key)
         if not self._held(block_id):

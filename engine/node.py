@@ -36,6 +36,7 @@ from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
+from sched.digest import key64
 from sched.member import Member, presets
 from sched.state import NodeRecord
 
@@ -152,6 +153,7 @@ class Node:
             self.engine = await self._load_engine()
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")
+            self.engine.pool.on_key = self._key_changed
             self.engine.start()
             self.words.start(self.engine.load.word)
             self.phase("engine")
@@ -261,6 +263,11 @@ class Node:
 
     def _member_down(self, member: Member, reason: str) -> None:
         self.channel.drop(member.node_id, reason)
+
+    def _key_changed(self, key: bytes, here: bool) -> None:
+        """For the digest by which others know what is cached here."""
+        digest = self.gossip.core.digests.own
+        (digest.add if here else digest.discard)(key64(key))
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""

@@ -146,12 +146,13 @@ class View:
         chosen = np.asarray(indices, dtype=np.intp)
         view = copy(self)
         view.__dict__ = {
-            name: value[chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
+            name: value[..., chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
         }
         view.nodes, view.ids = [self.nodes[i] for i in indices], [self.ids[i] for i in indices]
-        view._handover = {}
+        view.per_token, view.per_pair = view.prefill[1], view.prefill[2]
+        view._handover, view._fetch = {}, {}
         view.least_blocks = float(view.total_blocks.min(initial=np.inf))
-        for cached in ("fetch", "index"):
+        for cached in ("decode_order", "index"):
             vars(view).pop(cached, None)
         return view
 
