@@ -27,6 +27,7 @@ from engine.front_door import FrontDoor
 from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
+from engine.role_changes import RoleChanges
 from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
@@ -38,6 +39,7 @@ from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
 from sched.digest import key64
 from sched.member import Member, presets
+from sched.role_change import BOTH
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ class Node:
         )
         self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None
+        self._role_changes: RoleChanges | None = None
         self._cluster = cluster
         self._phases = phases
         self._http_socket = http_socket
@@ -156,6 +159,9 @@ class Node:
             self.engine.pool.on_key = self._key_changed
             self.engine.start()
             self.words.start(self.engine.load.word)
+            if config.role_changes and self.engine.load.does >= BOTH:
+                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+                self._role_changes.start()
             self.phase("engine")
         self.unready = None
         log.info("ready after %s", self._phases.line())
@@ -172,6 +178,8 @@ class Node:
             await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self.gossip.leave()
+        if self._role_changes is not None:
+            await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
         await self.gossip.close()

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sched.load_word import ROLE_BITS
 from sched.member import Member
 from sched.placements.links import Lines, Links, Vector
 from sched.state import NodeRecord
@@ -55,7 +56,7 @@ class Candidate:
         soon_s, alone_s, decode_s = ahead or (step_s, 0.0 if record.running else step_s, 0.0)
         return cls(
             node_id=member.node_id,
-            roles=member.roles,
+            roles=tuple(role for role in member.roles if not record.flags or record.flags & ROLE_BITS[role]),
             wait_s=(record.work_s + claimed_s) * slow,
             waiting=record.waiting,
             running=record.running,
