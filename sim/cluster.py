@@ -236,10 +236,8 @@ class Cluster:
     def changed(self, node: Node) -> None:
         """Keep the live columns."""
         live, i = self.live, node.index
-        live.work_until[i] = self.loop.now + node.queued_s
-        live.waiting[i] = node.waiting
+        live.queue(i, self.loop.now + node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch)
-        live.queued_tokens[i] = node.queued_tokens
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
             live.step_s[i] = node.step_s()

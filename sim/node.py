@@ -49,11 +49,11 @@ class Segment:
 
     def steps_until(self, seconds: float) -> int:
         """Whole steps that take at least so long, at least one."""
-        a, b = self.base + self.slope * self.context, self.slope * self.batch / 2
-        if b <= 0:
-            return max(1, math.ceil(seconds / a - 1e-9))
-        root = (b - a + math.sqrt((a - b) ** 2 + 4 * b * max(0.0, seconds))) / (2 * b)
-        return max(1, math.ceil(root - 1e-9))
+        b = self.slope * self.batch / 2
+        a = self.base + self.slope * self.context - b
+        # The root of k a + k^2 b = seconds, written so that a tiny b loses no digits.
+        root = 2 * seconds / (a + math.sqrt(a * a + 4 * b * max(0.0, seconds)))
+        return max(1, math.ceil(root - 1e-6))
 
 
 class Node:

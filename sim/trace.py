@@ -7,9 +7,10 @@ an id stands for its block and everything before it). Plain .jsonl or compressed
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 import orjson
 
@@ -64,3 +65,11 @@ def write_trace(path: Path, rows: Iterable[TraceRow]) -> int:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count
+
+
+def jittered(rows: Sequence[TraceRow], spread_s: float, seed: int) -> list[TraceRow]:
+    """Sorted by time, each moved by up to `spread_s`: released timestamps come in steps of three seconds, and a burst
+    every three seconds is not how people ask."""
+    rng = Random(seed)
+    moved = [replace(row, timestamp_ms=row.timestamp_ms + 1000 * spread_s * rng.random()) for row in rows]
+    return sorted(moved, key=lambda row: row.timestamp_ms)

@@ -17,12 +17,13 @@ import pytest
 from engine import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine", "attention", "cache", "net", "sched")
+ROOMS = ("engine", "attention", "cache", "net", "sched", "sim")
 
 # Which rooms a room may use. A longer name is a module with a rule of its own.
 USES = {
     "attention": set(),
     "sched": set(),
+    "sim": {"sched", "cache"},
     "net": set(),
     "net.gossip": {"sched"},
     "net.load_words": {"sched"},
@@ -66,6 +67,13 @@ PURE = (
     "net.traffic",
     "net.rdma.send_queue",
     "sched",
+    "sim.caches",
+    "sim.job",
+    "sim.loop",
+    "sim.models",
+    "sim.network",
+    "sim.node",
+    "sim.result",
 )
 IMPURE_IMPORTS = {
     "asyncio",

@@ -157,6 +157,11 @@ class View:
             vars(view).pop(cached, None)
         return view
 
+    def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
+        """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
+        self.work_until[i], self.waiting[i], self.queued_tokens[i] = until, waiting, tokens
+        self.open_at[i] = until if self.prefills[i] and waiting < self.max_waiting else np.inf
+
     def charge(self, now: float, node_id: str, seconds: float, tokens: int = 0) -> None:
         """So much prefill was just sent to this node; counts until the next view is built."""
         i = self.index.get(node_id)

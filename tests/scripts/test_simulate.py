@@ -1,0 +1,41 @@
+"""scripts/simulate.py: one run, its files, and words for what is wrong."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from scripts import simulate
+from sim.trace import TraceRow, write_trace
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write_trace(path, [TraceRow(100 * i, 700, 5, [i // 2, 100 + i]) for i in range(30)])
+    return path
+
+
+def test_two_placements_side_by_side(trace, tmp_path, capsys):
+    out, jobs = tmp_path / "out.json", tmp_path / "jobs.jsonl"
+    arguments = ["--trace", str(trace), "--placement", "random,mooncake", "--prefill", "2", "--decode", "1"]
+    assert simulate.main([*arguments, "--json", str(out), "--jobs", str(jobs)]) == 0
+    assert "TTFT mean, s" in capsys.readouterr().out
+    told = orjson.loads(out.read_bytes())
+    assert [row["case"] for row in told["rows"]] == ["random", "mooncake"]
+    assert told["config"]["prefill"] == 2 and told["config"]["trace"] == "t.jsonl"
+    lines = (tmp_path / "jobs-mooncake.jsonl").read_bytes().splitlines()
+    assert len(lines) == 30 and orjson.loads(lines[0])["finished"] > 0
+
+
+WRONG = [
+    (["--speed", "0"], "--speed"),
+    (["--prefill", "0", "--decode", "0"], "no nodes"),
+    (["--trace", "no.jsonl"], "no.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
+def test_wrong_flags_are_named(trace, arguments, words, capsys):
+    assert simulate.main(["--trace", str(trace), *arguments]) == 2
+    assert words in capsys.readouterr().err
