@@ -30,6 +30,7 @@ from engine.front_door import FrontDoor
 from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
+from engine.role_changes import RoleChanges
 from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
@@ -40,6 +41,7 @@ from net.rdma.verbs import prepare as rdma_prepare
 from net.stalls import StallMonitor
 from net.transfer import TransferEngine, transports
 from sched.member import Member, presets
+from sched.role_change import BOTH
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -122,6 +124,7 @@ class Node:
         )
         self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None
+        self._role_changes: RoleChanges | None = None
         self._cluster = cluster
         self._phases = phases
         self._http_socket = http_socket
@@ -166,6 +169,9 @@ class Node:
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
+            if config.role_changes and self.engine.load.does >= BOTH:
+                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+                self._role_changes.start()
             self.phase("engine")
         self.unready = None
         log.info("ready after %s", self._phases.line())
@@ -185,6 +191,8 @@ class Node:
             await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self.gossip.leave()
+        if self._role_changes is not None:
+            await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
         await self.gossip.close()
