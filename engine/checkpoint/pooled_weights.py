@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cache.objects import Objects
-from cache.store import StoreError
+from cache.results import StoreError
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.weights import Reader
 from engine.model.model_error import ModelError
