@@ -67,6 +67,7 @@ class FrontDoor:
             node.channel,
             node.gossip,
             node.store,
+            node.transfer,
             node.words,
             node.geometry,
             config.enable_prefix_caching,

@@ -30,6 +30,7 @@ from engine.front_door import FrontDoor
 from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
+from engine.role_changes import RoleChanges
 from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
@@ -37,9 +38,11 @@ from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
+from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
-from net.transfer import TransferEngine, transports
+from net.transfer import transports
 from sched.member import Member, presets
+from sched.role_change import BOTH
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -91,8 +94,6 @@ class Node:
         phases: Phases,
         draft: ModelSource | None = None,
     ) -> None:
-        if config.device == "cuda":
-            raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
         self._draft = draft
@@ -104,7 +105,7 @@ class Node:
         self.stalls = StallMonitor(self.metrics.observe_stall)
         key = open_cluster_key(config)
         self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
-        self.transfer = TransferEngine(
+        self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
@@ -122,6 +123,7 @@ class Node:
         )
         self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None
+        self._role_changes: RoleChanges | None = None
         self._cluster = cluster
         self._phases = phases
         self._http_socket = http_socket
@@ -166,6 +168,9 @@ class Node:
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
+            if config.role_changes and self.engine.load.does >= BOTH:
+                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+                self._role_changes.start()
             self.phase("engine")
         self.unready = None
         log.info("ready after %s", self._phases.line())
@@ -185,6 +190,8 @@ class Node:
             await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self.gossip.leave()
+        if self._role_changes is not None:
+            await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
         await self.gossip.close()
