@@ -28,8 +28,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     else:
         order = "is the same for all" if len(set(refused)) == 1 else "does not fall as in the paper"
     return (
-        f"The number refused {order}. Prefill is the scarce stage on this trace, and the variants differ only where decode "
-        "is; the arXiv trace of the paper is not public."
+        f"The number refused {order}. Prefill is the scarce stage on this trace, and the variants differ only where "
+        "decode is; the arXiv trace of the paper is not public."
     )
 
 
