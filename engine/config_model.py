@@ -62,6 +62,12 @@ class ModelConfig:
         "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
         "cache directory, off = convert every time",
     )
+    weights_from_store: bool = flag(
+        False,
+        "model",
+        "pull weights from the cluster's pooled store when it has them (--model then needs no weight files), else load "
+        "them and publish them there for the next node",
+    )
     dtype: str = flag(
         "auto",
         "model",

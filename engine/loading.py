@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from torch import Tensor
 from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.pooled_weights import PooledWeights
 from engine.checkpoint.weight_cache import WeightCache
-from engine.checkpoint.weights import load
+from engine.checkpoint.weights import Reader, load, open_weights
 from engine.config import Config
 from engine.flags import UsageError
 from engine.kv.cuda_memory import CudaMemory
 from engine.kv.incoming import KV_REGION
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
+from engine.model.model_error import ModelError
 from engine.model.ops import choose_ops
 from engine.model.parallel import Ranks, Shard
 from engine.model.rank_processes import RankProcesses
@@ -49,13 +52,23 @@ def load_model(
     source: ModelSource,
     draft: ModelSource | None,
     progress: Callable[[int, int], None],
+    find_pooled: Callable[[], PooledWeights | None] | None = None,
 ) -> LoadedModel:
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
-    called from this thread. Raises ModelError, UsageError."""
+    called from this thread. `find_pooled`: where to look for the weights first. Raises ModelError, UsageError."""
     drafts = None if draft is None else _load_draft(config, draft)
     region, kv = arena(config, geometry)
     if config.tensor_parallel_size == 1:
-        runner = load_rank(config, geometry, source, kv, progress=progress)
+        opened = None if find_pooled is None else find_pooled()
+        if opened is not None:
+            log.info("the weights come from the pooled store")
+        try:
+            runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
+        except ModelError as error:
+            if opened is None or source.format == "pooled":
+                raise
+            log.warning("%s. Loading from disk, as this node can.", error)
+            runner = load_rank(config, geometry, source, kv, progress=progress)
         record_graphs(config, runner)
         return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
     assert isinstance(region, Region), "engine.resolve refuses ranks on a GPU"
@@ -103,6 +116,7 @@ def load_rank(
     rank: int = 0,
     join: Callable[[], Ranks] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    opened: PooledWeights | None = None,
 ) -> Runner:
     """One rank's runner: its weights, and its heads of the arena's blocks `kv`. `join` connects the ranks and is called
     once the weights are there; None = there is one rank, with everything."""
@@ -110,7 +124,7 @@ def load_rank(
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
-    weights = load(source, dtype, config.device, progress, shard, weight_cache(config))
+    weights = load(source, dtype, config.device, progress, shard, weight_cache(config), opened)
     backend = _backend(config, source.config.head_size)
     model = Model(
         source.config if shard is None else shard.config,
@@ -153,3 +167,8 @@ def weight_cache(config: Config) -> WeightCache | None:
         return WeightCache(Path(config.weight_cache).expanduser())
     user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return WeightCache(Path(user).expanduser() / "mooncake" / "weights")
+
+
+def weights_of(config: Config, source: ModelSource) -> AbstractContextManager[Reader]:
+    """The weights that this node serves, one by one, for others. Raises ModelError."""
+    return open_weights(source, getattr(torch, config.dtype), weight_cache(config))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from cache.block import BlockGeometry, BlockKey
 from cache.policy import Facts
-from cache.store import GetResult, Store
+from cache.results import GetResult
+from cache.store import Store
 from engine.kv.prefetch import total
 from net.memory import Region
 from net.staging import Copying, DeviceRegion
