@@ -48,7 +48,8 @@ class Info:
             text = body.prompt or ""
             ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
         else:
-            ids = await render_messages(frontend, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+            arguments, tools = body.chat_template_kwargs, [tool.model_dump(exclude_unset=True) for tool in body.tools]
+            ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
         strings = [frontend.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids, "token_strs": strings}
         return json_response(answer)

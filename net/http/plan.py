@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+
+import orjson
 
 from net.http.errors import ApiError, bad_request
 from net.http.frontend import Frontend
 from net.http.schema import ChatBody, CompletionBody, Generation, Message
 
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_TOOL_CALLS = 128
 LONG_TEXT_CHARS = 4_000
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
 
@@ -34,6 +37,7 @@ class Plan:
     choices: list[dict[str, Any]]  # sampling fields
     service_class: str
     cache_salt: str
+    tool_calls: int = 0  # calls that are looked for in each answer at most
     resume_from: int | None = None  # output tokens that the client has from another node, which was lost
 
     def prompt_of(self, choice: int) -> Prompt:
@@ -60,12 +64,16 @@ async def unhurried(size: int, work: Callable[[], T]) -> T:
 
 
 async def render_messages(
-    frontend: Frontend, messages: Sequence[Message], add_generation_prompt: bool, arguments: dict[str, Any]
+    frontend: Frontend,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    arguments: dict[str, Any],
+    tools: list[dict[str, Any]] | None,
 ) -> list[int]:
     """Token ids of a chat. Raises ApiError 400 when the template refuses messages or arguments."""
     dicts = [message.model_dump(exclude_unset=True) for message in messages]
-    size = sum(len(message.get("content") or "") for message in dicts)
-    kwargs = {"add_generation_prompt": add_generation_prompt, **arguments}
+    size = sum(len(message.get("content") or "") for message in dicts) + len(orjson.dumps(tools))
+    kwargs = {"add_generation_prompt": add_generation_prompt, **arguments, **({"tools": tools} if tools else {})}
     try:
         return await unhurried(size, partial(frontend.render_chat, dicts, **kwargs))
     except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
@@ -92,10 +100,15 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
 async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
     """Render, tokenise and check. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
-    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+    tools = body.offered
+    arguments = body.chat_template_kwargs
+    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = body.top_logprobs if body.logprobs else None
-    return _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+    plan = _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+    if tools:
+        plan = replace(plan, tool_calls=MAX_TOOL_CALLS if body.parallel_tool_calls else 1)
+    return plan
 
 
 def _plan(

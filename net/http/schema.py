@@ -14,20 +14,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
+
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
 # fmt: off
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "reasoning_effort", "verbosity", "parallel_tool_calls",
+    "prompt_cache_options", "reasoning_effort", "verbosity",
 })
 # fmt: on
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -44,7 +44,7 @@ MAX_CHOICES = 1024
 
 
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
-    for name in ("messages", "add_generation_prompt"):
+    for name in ("messages", "add_generation_prompt", "tools"):
         if name in arguments:
             raise ValueError(f"{name} has its own field")
     return arguments
@@ -53,6 +53,7 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
 ShortText = Annotated[str, Field(max_length=256)]
 TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
 def served_fields(body: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +177,12 @@ class Message(BaseModel):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None  # of an earlier answer
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _as_objects(cls, calls: list[Any] | None) -> list[Any] | None:
+        return None if calls is None else spelt_for_templates(calls)
 
     @field_validator("content")
     @classmethod
@@ -198,6 +205,23 @@ class ChatBody(Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _free_choice(cls, choice: str | dict[str, Any]) -> str | dict[str, Any]:
+        if choice not in ("auto", "none"):
+            raise ValueError("must be auto or none: this server does not force a model to call a tool")
+        return choice
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools as the template gets them; None = none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
     @model_validator(mode="after")
     def _needs_logprobs(self) -> ChatBody:
@@ -215,6 +239,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
     return_token_strs: bool = False
 
     @model_validator(mode="after")

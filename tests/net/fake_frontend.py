@@ -25,6 +25,7 @@ class FakeFrontend:
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
         self.calls: list[dict[str, Any]] = []
+        self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []  # messages and template arguments
         self.open: set[str] = set()
         self.started = asyncio.Event()
         self.idle = asyncio.Event()
@@ -40,6 +41,7 @@ class FakeFrontend:
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         if any(message["role"] == "nobody" for message in messages):
             raise ValueError("the template knows no role 'nobody'")
+        self.rendered.append((messages, kwargs))
         return self.encode("".join(message.get("content") or "" for message in messages))
 
     def token_text(self, token_id: int) -> str:
