@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine import __version__, node_report
 from engine.checkpoint.model_source import ModelSource
 from engine.config import ROLES
+from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.live import Live
@@ -35,6 +36,7 @@ class FrontDoor:
         self._node = node
         self._policy = placement_policy(node.config, node.rng)
         self._acceptor: Acceptor | None = None
+        self.grammars: Grammars | None = None  # None on a node without a model
         self._http: HttpServer | None = None
 
     async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
@@ -84,8 +86,9 @@ class FrontDoor:
             config.request_timeout_ms / 1000,
             node.metrics,
         )
+        self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
-        return ServingFrontend(name, config.model, longest, tokenizer, self._acceptor, *self._answers())
+        return ServingFrontend(name, config.model, longest, tokenizer, self.grammars, self._acceptor, *self._answers())
 
     def _answers(self) -> Answers:
         """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""

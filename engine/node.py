@@ -150,6 +150,7 @@ class Node:
         self.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
+            self.engine.worker.runner.masks = self._door.grammars
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")
             self.engine.start()

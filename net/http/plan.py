@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from net.http.errors import ApiError, bad_request
+from net.http.errors import ApiError, bad_request, naming
 from net.http.frontend import Frontend
 from net.http.schema import ChatBody, CompletionBody, Generation, Message
 
@@ -94,7 +94,7 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
             text, ids = frontend.decode(prompt) if body.echo else "", prompt
         prompts.append(Prompt(ids, text if body.echo else ""))
     limit = body.max_tokens
-    return _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
+    return await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
 
 
 async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
@@ -105,13 +105,13 @@ async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
     ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = body.top_logprobs if body.logprobs else None
-    plan = _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+    plan = await _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
     if tools:
         plan = replace(plan, tool_calls=MAX_TOOL_CALLS if body.parallel_tool_calls else 1)
     return plan
 
 
-def _plan(
+async def _plan(
     frontend: Frontend,
     body: Generation,
     prompts: list[Prompt],
@@ -122,6 +122,7 @@ def _plan(
 ) -> Plan:
     check_ids(frontend, body.stop_token_ids, "stop_token_ids")
     check_ids(frontend, [int(key) for key in body.logit_bias], "logit_bias")
+    grammar = await _grammar(frontend, body)
     choices = []
     for prompt in prompts:
         room = _check_length(frontend, prompt.token_ids, param)
@@ -129,7 +130,7 @@ def _plan(
             used = len(prompt.token_ids)
             raise _too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room) if max_tokens is None else max_tokens
-        choices += [_sampling(body, limit, logprobs, offset) for offset in range(body.n)]
+        choices += [_sampling(body, limit, logprobs, grammar, offset) for offset in range(body.n)]
     return Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
 
 
@@ -147,7 +148,22 @@ def _too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
     return bad_request(message, param, "context_length_exceeded")
 
 
-def _sampling(body: Generation, max_tokens: int, logprobs: int | None, offset: int) -> dict[str, Any]:
+async def _grammar(frontend: Frontend, body: Generation) -> str:
+    """What the answer must be; "" = anything. Raises ApiError 400."""
+    try:
+        structure = body.structure
+    except ValueError as error:
+        raise naming(str(error)) from None
+    if structure is None:
+        return ""
+    field, kind, source = structure
+    try:
+        return await asyncio.to_thread(frontend.compile_grammar, kind, source)
+    except ValueError as error:
+        raise bad_request(f"{field}: {error}", field) from error
+
+
+def _sampling(body: Generation, max_tokens: int, logprobs: int | None, grammar: str, offset: int) -> dict[str, Any]:
     """Fields of SamplingParams; the choices of one prompt draw from different streams."""
     return {
         "max_tokens": max_tokens,
@@ -165,4 +181,5 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, offset: i
         "frequency_penalty": body.frequency_penalty,
         "logit_bias": {int(key): value for key, value in body.logit_bias.items()},
         "logprobs": logprobs,
+        "grammar": grammar,
     }

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 
 SERVICE_CLASSES = ("interactive", "standard", "batch")
@@ -27,7 +28,6 @@ IGNORED = frozenset({
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -86,7 +86,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False  # the usage so far in every chunk (vLLM)
 
 
-class Generation(Body):
+class Generation(Structured, Body):
     """What both kinds of completion share. Ranges of sampling fields are checked by the engine's SamplingParams."""
 
     model: str = ""  # "" = the served one

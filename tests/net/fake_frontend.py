@@ -44,6 +44,11 @@ class FakeFrontend:
         self.rendered.append((messages, kwargs))
         return self.encode("".join(message.get("content") or "" for message in messages))
 
+    def compile_grammar(self, kind: str, source: str) -> str:
+        if "!bad" in source:
+            raise ValueError(f"the {kind} cannot be compiled: !bad")
+        return f"{kind} {source}"
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
