@@ -40,6 +40,9 @@ class Info:
         check_model(self._frontend, request.match_info["model"])
         return json_response(self._model())
 
+    async def embeddings(self, request: web.Request) -> web.Response:
+        raise ApiError(400, "the served model generates text; it has no embeddings", code="unsupported_endpoint")
+
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenizeBody)
         frontend = self._frontend

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
@@ -49,6 +49,9 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} has its own field")
     return arguments
 
+
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
+_STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]}
 
 ShortText = Annotated[str, Field(max_length=256)]
 TokenIds = list[int]
@@ -97,7 +100,7 @@ class Generation(Structured, Body):
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: list[str] = []
+    stop: Annotated[list[str], WithJsonSchema(_STOP)] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     repetition_penalty: float = 1.0
@@ -143,7 +146,7 @@ class Generation(Structured, Body):
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: list[str | TokenIds]  # after validation always a list of prompts
+    prompt: Annotated[list[str | TokenIds], WithJsonSchema(_PROMPT)]  # after validation always a list of prompts
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_special_tokens: bool = True
@@ -164,7 +167,7 @@ class CompletionBody(Generation):
     @model_validator(mode="after")
     def _servable(self) -> CompletionBody:
         if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs together with echo (log probabilities of the prompt) is not supported")
+            raise ValueError("logprobs: with echo they would be of the prompt too, which this server does not compute")
         if len(self.prompt) * self.n > MAX_CHOICES:
             raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
         return self

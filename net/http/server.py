@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Awaitable, Callable
 
+import orjson
 from aiohttp import web
 
-from net.http import page
+from net.http import openapi, page
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.middleware import echo_request_id, identify, require_key
@@ -28,6 +30,7 @@ def create_app(
         [
             web.post("/v1/completions", openai.completions),
             web.post("/v1/chat/completions", openai.chat_completions),
+            web.post("/v1/embeddings", info.embeddings),
             web.get("/v1/models", info.models),
             web.get("/v1/models/{model:.+}", info.model),
             web.post("/tokenize", info.tokenize),
@@ -43,7 +46,19 @@ def create_app(
             *page.routes(),
         ]
     )
+    app.router.add_get("/openapi.json", _document(app, version, api_key is not None))
     return app
+
+
+def _document(app: web.Application, version: str, with_key: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
+    body = b""
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal body
+        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key))
+        return web.Response(body=body, content_type="application/json")
+
+    return answer
 
 
 class HttpServer:
