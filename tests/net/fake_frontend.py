@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from net.http import HttpServer, LogprobItem, Output, Overloaded, Unavailable, create_app
+from net.http.keys import ApiKeys
 
 
 class FakeFrontend:
@@ -139,8 +140,9 @@ class FakeFrontend:
 
 
 @asynccontextmanager
-async def serving(frontend: FakeFrontend, **options: Any) -> AsyncIterator[str]:
+async def serving(frontend: FakeFrontend, api_key: str | None = None, **options: Any) -> AsyncIterator[str]:
     """The frontend behind a real server on a free port; yields its base URL."""
+    options = {"keys": ApiKeys(api_key)} | options
     server = HttpServer(create_app(frontend, **options), shutdown_timeout_s=0.1)
     host, port = await server.start("127.0.0.1")
     try:
