@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cache.claim import SsdError
-from engine.checkpoint.model_source import ModelSource, describe, no_model
+from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
 from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.flags import UsageError, parse, show
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.model == NO_MODEL:
             source = no_model(config.value_bytes, config.block_size)
         else:
-            source = describe(config.model, config.load_format, config.seed)
+            source = describe(config.model, config.load_format, config.seed, config.weights_from_store)
         return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(config: Config, source: ModelSource, draft: ModelSource | None, phases: Phases) -> int:
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
-    # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
+    source = adopt(source, cluster)
+    # 'auto' stays on the CPU until serving on a GPU has been seen to work.
     machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     print(show(config), file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.share import Deadlines, join_keys
+from cache.protocol import Deadlines, join_keys
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
 

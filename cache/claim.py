@@ -2,7 +2,8 @@
 
 The file `owner` is locked for the life of the process, so the kernel gives the claim back also after kill -9. It says
 in which boot of the machine the tier was last open and whether it was closed cleanly. Without syncs a dirty tier
-survives the death of its process (the pages are the kernel's), but not that of the machine.
+survives the death of its process (the pages are the kernel's), but not that of the machine. A damaged tree can kill
+whoever reads it, so attempts to open are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-RECORD_BYTES = 128  # fixed, so that one write replaces the record
+ATTEMPTS_MAX = 2  # processes that died while they opened a tier: the next one takes it for poisoned
+RECORD_BYTES = 192  # fixed, so that one write replaces the record
 
 
 class SsdError(Exception):
@@ -48,14 +50,20 @@ class Claim:
         record = self._read()
         self.known = bool(record)  # a tier was here before
         self.trusted = bool(record.get("clean")) or record.get("boot") == boot_id()  # and its pages are whole
+        self.attempts = int(record.get("attempts", 0))  # to open it that did not come to an end
+        self.deadly = self.attempts >= ATTEMPTS_MAX
 
     def begin(self) -> None:
-        """From now on the tier is dirty. Raises SsdError."""
-        self._write(clean=False)
+        """From now on the tier is dirty, and being opened. Raises SsdError."""
+        self._write(clean=False, attempts=0 if self.deadly else self.attempts + 1)
+
+    def opened(self) -> None:
+        """What is there could be read. Raises SsdError."""
+        self._write(clean=False, attempts=0)
 
     def end(self) -> None:
         """Everything is on disk. Raises SsdError."""
-        self._write(clean=True)
+        self._write(clean=True, attempts=0)
 
     def close(self) -> None:
         """Give the directory back, in the state last written."""
@@ -68,8 +76,8 @@ class Claim:
             return {}
         return record if isinstance(record, dict) else {}
 
-    def _write(self, *, clean: bool) -> None:
-        record = json.dumps({"pid": os.getpid(), "boot": boot_id(), "clean": clean})
+    def _write(self, *, clean: bool, attempts: int) -> None:
+        record = json.dumps({"pid": os.getpid(), "boot": boot_id(), "clean": clean, "attempts": attempts})
         try:
             os.pwrite(self._fd, record.ljust(RECORD_BYTES).encode(), 0)
             os.fsync(self._fd)

@@ -24,9 +24,9 @@ import uvloop
 from cache.arena import Buffer
 from cache.block import KEY_BYTES
 from cache.objects import PREFIX, Exists
+from cache.protocol import Deadlines
 from cache.remote import Remote
-from cache.share import Deadlines
-from cache.store import GetResult, NoRoom, StoreError, Unreachable
+from cache.results import GetResult, NoRoom, StoreError, Unreachable
 from net.memory import Region
 
 __all__ = ["Exists", "NoRoom", "Store", "StoreError", "Unreachable"]
@@ -37,13 +37,15 @@ Key = bytes | str
 
 
 class Store:
-    """`address`: HOST:PORT of any node. Raises ClusterError when nobody answers there."""
+    """`address`: HOST:PORT of any node; `api_key` and `cluster_key_file` as the nodes have them. Raises ClusterError
+    when nobody answers there, KeyFileError, PeerRefused."""
 
     def __init__(
         self,
         address: str,
         *,
         api_key: str | None = None,
+        cluster_key_file: str | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
         deadlines: Deadlines | None = None,
     ) -> None:
@@ -53,7 +55,15 @@ class Store:
         self._regions: list[Region] = []
         self._closed = False
         try:
-            self._remote = self._run(Remote.open(address, api_key=api_key, transports=transports, deadlines=deadlines))
+            self._remote = self._run(
+                Remote.open(
+                    address,
+                    api_key=api_key,
+                    cluster_key_file=cluster_key_file,
+                    transports=transports,
+                    deadlines=deadlines,
+                )
+            )
         except BaseException:
             self._stop()
             raise

@@ -72,9 +72,8 @@ class Keeper:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._plan(self._members(), after)
-                while self._debts:
-                    if not await self._pay():
-                        await asyncio.sleep(PERIOD_S / 5)
+                while await self._pay():
+                    pass  # and no second try with a home that failed: it may be leaving, too
         except TimeoutError:
             log.info("leaving with %d blocks not handed over", sum(map(len, self._debts.values())))
 

@@ -18,7 +18,7 @@ from typing import Any
 from cache.arena import checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
-from cache.share import Deadlines
+from cache.protocol import Deadlines
 from net.memory import Region
 from net.transfer import Completion, Op, TransferEngine
 

@@ -61,6 +61,12 @@ class BlockPool:
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._on_evict = on_evict
 
+    def watch(self, told: Callable[[BlockKey, bool], None]) -> None:
+        """Call `told(key, held)` for every key held now, and from now on whenever one comes (True) or goes."""
+        for key, _ in self._index.pairs():
+            told(key, True)
+        self._index.watch = told
+
     # --- room
 
     @property

@@ -6,15 +6,16 @@ leading run of a prompt's keys that are known, and no tree is needed to find it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cache.block import BlockKey
 
 
 class PrefixIndex:
-    """A one-to-one map of block keys and block ids."""
+    """A one-to-one map of block keys and block ids. `watch(key, held)` is called for keys that come and go."""
 
     def __init__(self) -> None:
+        self.watch: Callable[[BlockKey, bool], None] | None = None
         self._blocks: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}
 
@@ -24,11 +25,15 @@ class PrefixIndex:
             raise ValueError(f"key {key.hex()} or block {block_id} already has its pair")
         self._blocks[key] = block_id
         self._keys[block_id] = key
+        if self.watch is not None:
+            self.watch(key, True)
 
     def remove(self, block_id: int) -> BlockKey:
         """Forget the pair of `block_id`; returns its key. Raises KeyError when it has none."""
         key = self._keys.pop(block_id)
         del self._blocks[key]
+        if self.watch is not None:
+            self.watch(key, False)
         return key
 
     def block_of(self, key: BlockKey) -> int | None:

@@ -16,8 +16,8 @@ from cache.arena import checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.protocol import ELSEWHERE, Deadlines
 from cache.routing import ReadWalk, Router
-from cache.share import ELSEWHERE, Deadlines
 from net.transfer import Op, TransferEngine
 
 log = logging.getLogger(__name__)
@@ -130,19 +130,22 @@ class Reader:
         found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
         rows = zip(found, reply["lengths"], reply["checksums"], reply["tiers"], strict=True)
         transport = "local" if home == self._router.me else "message"
-        memory, start, bad = job.region.memory, 0, []
+        memory, offsets, size, start, bad = job.region.memory, job.offsets, job.block_bytes, 0, []
+        origins = {tier: (home, transport, tier) for tier in set(reply["tiers"])}
+        whole: list[int] = []
         for position, length, block_checksum, tier in rows:
             block = data[start : start + length]
             start += length
-            if length > job.block_bytes or checksum(block) != block_checksum:
+            if length > size or checksum(block) != block_checksum:
                 bad.append(job.keys[position])
                 continue
-            offset = job.offsets[position]
+            offset = offsets[position]
             memory[offset : offset + length] = block
-            if length != job.block_bytes:
+            if length != size:
                 job.lengths[position] = length
-            job.arrived[position] = (home, transport, tier)
-            walk.found(position)
+            job.arrived[position] = origins[tier]
+            whole.append(position)
+        walk.found_all(whole)
         if bad:
             self._damaged(home, len(bad))
             self._calls.report(home, bad)

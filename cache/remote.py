@@ -11,11 +11,13 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
-from cache.share import Deadlines
+from cache.protocol import Deadlines
 from cache.store import Store
 from net.channel import Channel
+from net.cluster_key import ClusterKey
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.http.client import fetch_cluster
 from net.transfer import TransferEngine
@@ -44,13 +46,15 @@ class Remote:
         address: str,
         *,
         api_key: str | None = None,
+        cluster_key_file: str | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """`address`: HOST:PORT of any node's HTTP API. Raises ClusterError when no node answers there, PeerRefused,
-        PeerLost."""
+        """`address`: HOST:PORT of any node's HTTP API. Raises ClusterError when no node answers there, KeyFileError,
+        PeerRefused, PeerLost."""
+        key = None if cluster_key_file is None else ClusterKey(Path(cluster_key_file))
         cluster = await fetch_cluster(address, api_key)
-        channel = Channel(f"client-{secrets.token_hex(4)}", {name: cluster[name] for name in IDENTITY})
+        channel = Channel(f"client-{secrets.token_hex(4)}", {name: cluster[name] for name in IDENTITY}, cluster_key=key)
         transfer = TransferEngine(channel, transports)
         try:
             remote = cls(channel, transfer, await channel.connect(tuple(cluster["control"])))

@@ -14,7 +14,7 @@ was not found, until nobody is left to ask.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cache.block import BlockKey
@@ -148,6 +148,8 @@ class ReadWalk:
     def wave(self, leading: bool = False) -> dict[str, list[int]]:
         """Positions to ask for by home, ascending. What nobody is left for is dropped, and with `leading` all that is
         behind it."""
+        if len(self._found) == len(self._keys):
+            return {}
         if self.single and not self._asked:
             groups = by_home(self._keys, self._router.members)
             self._asked = {position: [home] for home, positions in groups.items() for position in positions}
@@ -173,6 +175,10 @@ class ReadWalk:
     def found(self, position: int) -> None:
         """It is here: not asked for again."""
         self._found.add(position)
+
+    def found_all(self, positions: Iterable[int]) -> None:
+        """The same for several."""
+        self._found.update(positions)
 
     def elsewhere(self, position: int) -> None:
         """The home that was asked gave no answer, or has passed the block on to the next in the ranking."""

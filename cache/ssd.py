@@ -38,6 +38,7 @@ SMALL_BYTES = 256 << 10  # blocks written in one transaction have so many bytes 
 SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
 TREE_BYTES = 512  # of both trees, per block: generous
 ENTRY = Struct("<QQQ")  # index entry: checksum, length, sequence
+ROW = (KEY_BYTES, ENTRY.size)
 
 
 class SsdTier:
@@ -70,9 +71,14 @@ class SsdTier:
         self._sequence = 0
         self._counts = dict.fromkeys(("hits", "misses", "writes", "evictions", "corrupt", "failures"), 0)
         self._file = SsdFile(self.directory, self.map_bytes, slot_bytes, root)
+        try:
+            self._adopt()
+        except lmdb.Error as error:
+            log.warning("%s is damaged (%s): starting it empty", self.directory, error)
+            self._file.renew()
+        self._file.opened()
         self._env = self._file.env
         self._reader = ValueReader(self._file.path)
-        self._adopt()
         self._sync_s = sync_ms / 1000
         self._batch = max(1, min(64, SMALL_BYTES // slot_bytes, self.capacity // 8))
         self._stop = threading.Event()
@@ -81,9 +87,13 @@ class SsdTier:
         self._syncer.start()
 
     def _adopt(self) -> None:
-        """Take over what earlier lives wrote, oldest first."""
-        with self._env.begin() as txn:
-            entries = [(ENTRY.unpack(entry)[2], key) for key, entry in txn.cursor(db=self._file.index)]
+        """Take over what earlier lives wrote, oldest first. Walks both trees, though not the blocks. Raises
+        lmdb.Error when they are damaged; a tree can be so in ways that end the process."""
+        self._file.check_writable()
+        with self._file.env.begin() as txn:
+            blocks = set(txn.cursor(db=self._file.blocks).iternext(keys=True, values=False))
+            rows = [(key, entry) for key, entry in txn.cursor(db=self._file.index) if key in blocks]
+        entries = [(ENTRY.unpack(entry)[2], key) for key, entry in rows if (len(key), len(entry)) == ROW]
         for sequence, key in sorted(entries):
             self._keys.add(key)
             self._policy.added(key)

@@ -55,6 +55,21 @@ class SsdFile:
             self._claim.close()
             raise
 
+    def check_writable(self) -> None:
+        """The list of free pages can be read. Raises lmdb.Error."""
+        with self.env.begin(write=True) as txn:
+            txn.put(b"opened", str(os.getpid()).encode(), db=self.tier)
+
+    def opened(self) -> None:
+        """Everything in it could be looked at. Raises SsdError."""
+        self._claim.opened()
+
+    def renew(self) -> None:
+        """Start empty: what is there cannot be used. Raises SsdError."""
+        self.env.close()
+        self._drop()
+        self.env = self._open()
+
     def close(self) -> None:
         """Sync and give the directory back."""
         try:
@@ -70,7 +85,10 @@ class SsdFile:
         """Refuse or drop what is in the directory before anything is written to it; check that the rest fits."""
         if self.path.exists() and not self._claim.known:
             raise SsdError(f"{self.directory} holds a database that is not ours: give another --ssd-path")
-        if self._claim.known and not self._claim.trusted:
+        if self._claim.deadly:
+            log.warning("%s: %d processes died opening it: starting it empty", self.directory, self._claim.attempts)
+            self._drop()
+        elif self._claim.known and not self._claim.trusted:
             log.warning("%s was open when the machine went down: starting it empty", self.directory)
             self._drop()
         size, on_disk = 0, 0

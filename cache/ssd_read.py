@@ -2,7 +2,7 @@
 
 A bad sector under a mapped page kills the process with SIGBUS; a read call says EIO, which is a miss. And a direct read
 of a whole value is faster than page faults with read-ahead. So LMDB says where in the map a value lies, and its
-bytes are read from that offset of the file: from the page cache where all of it is there (RWF_NOWAIT), else past it
+bytes are read from that offset of the file: from the page cache where all of it is there (mincore), else past it
 (O_DIRECT, through an aligned buffer). The kernel writes dirty pages of a range back before it reads it directly.
 
 The pages of the trees, some 0.1 % of the file, are still read through the map by LMDB itself, and pages that are used
@@ -12,6 +12,7 @@ it is a lost replica, and its file is started empty when it cannot be read.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -22,6 +23,7 @@ import numpy as np
 from cache.claim import SsdError
 
 PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ValueReader:
@@ -39,12 +41,7 @@ class ValueReader:
     def read(self, stored: memoryview, into: memoryview) -> None:
         """Fill `into` with what `stored`, a view of the map, shows. Raises OSError."""
         offset = np.frombuffer(stored, np.uint8).ctypes.data - self._base
-        try:
-            if os.preadv(self._fd, [into], offset, os.RWF_NOWAIT) == len(into):
-                return
-        except BlockingIOError:  # not all of it is in the page cache
-            pass
-        if self._direct_fd < 0:
+        if self._direct_fd < 0 or resident(self._base + offset, len(into)):
             self._read_all(self._fd, into, offset)
             return
         start = offset - offset % PAGE
@@ -72,6 +69,16 @@ class ValueReader:
         for fd in (self._fd, self._direct_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+def resident(address: int, nbytes: int) -> bool:
+    """Whether all pages of this part of a map are in memory. (A read with RWF_NOWAIT would say so, too, and start to
+    read ahead what the direct read then reads again.)"""
+    start = address - address % PAGE
+    pages = (ctypes.c_ubyte * -(-(address + nbytes - start) // PAGE))()
+    if _libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), pages):
+        return False
+    return all(page & 1 for page in pages)
 
 
 def map_address(path: Path) -> int:

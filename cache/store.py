@@ -19,7 +19,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from cache.arena import Buffer
@@ -31,9 +30,11 @@ from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
 from cache.policy import Facts
+from cache.protocol import Deadlines
 from cache.reader import Reader
+from cache.results import GetResult, NoRoom, Unreachable
 from cache.routing import Router
-from cache.share import Deadlines, Share
+from cache.share import Share
 from cache.staging import Staging
 from cache.tiers import LocalStore
 from cache.writer import Writer
@@ -47,29 +48,6 @@ WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a sl
 LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
 GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
 PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
-
-
-class StoreError(Exception):
-    """A value could not be stored; the message says why."""
-
-
-class NoRoom(StoreError):
-    """Every home that could have taken it is full of blocks in use or not yet written to SSD."""
-
-
-class Unreachable(StoreError):
-    """No home that could have taken it answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class GetResult:
-    """The leading run that arrived whole, and where it came from: blocks by home, by transport, by tier."""
-
-    blocks: int
-    nbytes: int
-    sources: dict[str, int] = field(default_factory=dict)
-    transports: dict[str, int] = field(default_factory=dict)
-    tiers: dict[str, int] = field(default_factory=dict)
 
 
 class Store:
@@ -285,12 +263,17 @@ class Store:
 
     def _result(self, job: Job) -> GetResult:
         count = len(job.keys)
-        run = next((i for i in range(count) if i not in job.arrived), count)
+        run = count
+        if len(job.arrived) < count:
+            run = next(i for i in range(count) if i not in job.arrived)
         nbytes = job.nbytes(range(run))
         self._counts.update(gets=1, get_blocks=run, get_bytes=nbytes, get_misses=count - len(job.arrived))
-        came = [job.arrived[i] for i in range(run)]
-        sources, transports, tiers = (dict(Counter(origin[part] for origin in came)) for part in range(3))
-        return GetResult(run, nbytes, sources, transports, tiers)
+        result = GetResult(run, nbytes)
+        came = job.arrived.values() if run == count else [job.arrived[i] for i in range(run)]
+        for (home, transport, tier), blocks in Counter(came).items():
+            for counts, name in ((result.sources, home), (result.transports, transport), (result.tiers, tier)):
+                counts[name] = counts.get(name, 0) + blocks
+        return result
 
     def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> Job:
         if region not in self._regions:

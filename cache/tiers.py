@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +25,7 @@ from cache.block import BlockKey
 from cache.policy import PLAIN, EvictionPolicy, Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.ssd import SsdTier
+from cache.write_behind import Row, WriteBehind
 
 T = TypeVar("T")
 
@@ -77,9 +77,10 @@ class LocalStore:
         self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
         self._promotions: dict[BlockKey, Promotion] = {}
-        self._queue: list[tuple[BlockKey, int]] = []  # (key, slot) to be written to SSD, each held
-        self._writing: asyncio.Task[None] | None = None
-        self._written = asyncio.Event()  # set, and a new one made, after each batch
+        self._behind: WriteBehind | None = None
+        if ssd is not None and arena is not None:
+            most = max(1, BATCH_BYTES // arena.slot_bytes)
+            self._behind = WriteBehind(most, partial(self._write, ssd, arena), lambda slot: self._pool.unhold([slot]))
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
         self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
@@ -116,6 +117,22 @@ class LocalStore:
         missing or damaged, or for which no slot is free to promote it into."""
         pins = await self.pin_each(keys, leading=True)
         return [pin for pin in pins if pin is not None]
+
+    def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
+        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
+        slots = []
+        for slot in map(self._pool.lookup, keys):
+            if slot is None:
+                return None
+            slots.append(slot)
+        self._pool.touch(slots)
+        for key in keys:
+            self._admission.wanted(key)
+            if self.ssd is not None:
+                self.ssd.touch(key)
+        self._counts["hits"] += len(slots)
+        sums, lengths = self._checksums, self._lengths
+        return [Pin(slot, sums[slot], "dram", lengths[slot]) for slot in slots]
 
     async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
         """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
@@ -251,11 +268,9 @@ class LocalStore:
         self._checksums[slot], self._lengths[slot] = block_checksum, length
         self._pool.name(slot, key, facts)
         self._counts["writes"] += 1
-        if self.ssd is not None:
+        if self._behind is not None:
             self._pool.hold([slot])
-            self._queue.append((key, slot))
-            if self._writing is None:
-                self._writing = asyncio.create_task(self._write_behind(self.ssd, self.arena))
+            self._behind.add(key, slot)
         self.abandon(slot)
 
     def abandon(self, slot: int) -> None:
@@ -263,20 +278,9 @@ class LocalStore:
         self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
 
-    async def _write_behind(self, ssd: SsdTier, arena: Arena) -> None:
-        """Until the queue is empty. What came while a batch was written makes up the next one."""
-        most = max(1, BATCH_BYTES // arena.slot_bytes)
-        while self._queue:
-            batch, self._queue = self._queue[:most], self._queue[most:]
-            rows = [(key, arena.memory(slot)[: self._lengths[slot]], self._checksums[slot]) for key, slot in batch]
-            try:
-                await self._blocking(partial(ssd.put_many, rows))  # counts its own failures
-            finally:
-                for _, slot in batch:  # one by one: the oldest is evicted first
-                    self._pool.unhold([slot])
-                self._written.set()
-                self._written = asyncio.Event()
-        self._writing = None
+    async def _write(self, ssd: SsdTier, arena: Arena, rows: Sequence[Row]) -> None:
+        blocks = [(key, arena.memory(slot)[: self._lengths[slot]], self._checksums[slot]) for key, slot in rows]
+        await self._blocking(partial(ssd.put_many, blocks))  # counts its own failures
 
     async def remove(self, keys: Sequence[BlockKey]) -> int:
         """Nobody finds `keys` here from now on, in any tier; those who read one go on. Returns how many were here."""
@@ -301,11 +305,8 @@ class LocalStore:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         while self._pool.num_free == 0 and now() < deadline:  # another waiter may have taken what was freed
-            if self._writing is None:
+            if self._behind is None or not await self._behind.batch(deadline - now()):
                 break
-            with suppress(TimeoutError):
-                async with asyncio.timeout(deadline - now()):
-                    await self._written.wait()
         return self._pool.num_free > 0
 
     async def _blocking(self, work: Callable[[], T]) -> T:
@@ -334,8 +335,8 @@ class LocalStore:
 
     async def drain(self) -> None:
         """Until all promotions and writes to SSD that are under way now are done."""
-        writing = [self._writing] if self._writing is not None else []
-        tasks = [*writing, *(promotion.task for promotion in self._promotions.values())]
+        writing = self._behind.task if self._behind is not None else None
+        tasks = [*([writing] if writing else []), *(promotion.task for promotion in self._promotions.values())]
         if tasks:
             await asyncio.wait(tasks)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.protocol import PRESENT, Deadlines
 from cache.routing import Router, Target
-from cache.share import PRESENT, Deadlines
 from net.transfer import BULK, Op, TransferEngine
 
 

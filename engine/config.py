@@ -65,6 +65,11 @@ class Config(CacheConfig):
         "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
         least=0,
     )
+    role_changes: bool = flag(
+        False,
+        "scheduling",
+        "let nodes that prefill and decode give up one of the two for a while when the other stage is short of nodes",
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",
@@ -131,7 +136,8 @@ class Config(CacheConfig):
     api_key_file: str | None = flag(
         None,
         "api",
-        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; none = only that",
+        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; "
+        "none = only that",
         unit="file",
     )
     allowed_origins: str | None = flag(

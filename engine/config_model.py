@@ -62,6 +62,12 @@ class ModelConfig:
         "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
         "cache directory, off = convert every time",
     )
+    weights_from_store: bool = flag(
+        False,
+        "model",
+        "pull weights from the cluster's pooled store when it has them (--model then needs no weight files), else load "
+        "them and publish them there for the next node",
+    )
     dtype: str = flag(
         "auto",
         "model",
@@ -106,9 +112,10 @@ class ModelConfig:
     device: str = flag(
         "auto",
         "engine",
-        "where the model runs; auto = cpu (KV in GPU memory cannot be transferred yet, so cuda is refused)",
+        "where the model runs; auto = cpu (serving on a GPU has been tested without one only)",
         ("auto", "cpu", "cuda"),
     )
+    enforce_eager: bool = flag(False, "engine", "on a GPU, run every step without CUDA graphs")
     tensor_parallel_size: int = flag(
         1,
         "engine",

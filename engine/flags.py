@@ -245,6 +245,8 @@ def _validated(config: Config) -> Config:
         raise UsageError(f"--cache-shares: {error}") from None
     if strange := set(named) - set(CLASSES):
         raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
+    if config.weights_from_store and config.tensor_parallel_size > 1:
+        raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
     if config.join is None:
         return replace(config, role=role)
     host, port = host_port(config.join)

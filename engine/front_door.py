@@ -82,6 +82,7 @@ class FrontDoor:
             node.channel,
             node.gossip,
             node.store,
+            node.transfer,
             node.words,
             node.geometry,
             config.enable_prefix_caching,
@@ -108,7 +109,9 @@ class FrontDoor:
         node = self._node
 
         def cluster() -> dict[str, Any]:
-            return node_report.cluster(node.identity(), node.gossip, node.transfer)
+            return node_report.cluster(
+                node.identity() | {"fingerprint": node.source.fingerprint}, node.gossip, node.transfer
+            )
 
         live = Live(
             node.channel,

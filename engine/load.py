@@ -12,6 +12,7 @@ from sched.classes import CLASSES
 from sched.load_word import ROLE_BITS, LoadWord
 from sched.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
+from sched.role_change import BOTH
 
 SOON_S = 1.0
 """How far ahead the record's predictions look."""
@@ -22,6 +23,7 @@ class EngineLoad:
 
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
         self.lengths = OutputLengths()
+        self.does = BOTH & set(config.roles)  # what it takes new requests for (engine/role_changes.py)
         self._config = config
         self._batcher = batcher
         self._costs = costs
@@ -50,7 +52,7 @@ class EngineLoad:
             prefill_a2=a2,
             decode_step_s=self.step_s(running + 1),
             residual=self._costs.residual,
-            flags=sum(ROLE_BITS[role] for role in self._config.roles),
+            flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH),
         )
 
     def word(self) -> LoadWord:

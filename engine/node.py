@@ -11,7 +11,9 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from cache import key_chain
 from cache.block import root_key
 from cache.store import Store
 from engine import node_report
+from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
 from engine.config import Config
@@ -27,6 +30,7 @@ from engine.front_door import FrontDoor
 from engine.kv.share import open_share
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
+from engine.role_changes import RoleChanges
 from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
@@ -34,12 +38,15 @@ from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
+from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
-from net.transfer import TransferEngine, transports
+from net.transfer import transports
 from sched.member import Member, presets
+from sched.role_change import BOTH
 from sched.state import NodeRecord
 
 if TYPE_CHECKING:
+    from engine.checkpoint.pooled_weights import PooledWeights
     from engine.engine import Engine
     from engine.loading import LoadedModel
 
@@ -48,15 +55,19 @@ log = logging.getLogger("mooncake.node")
 TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
 
 
+def rdma_devices(config: Config) -> list[str]:
+    """Empty: all there are."""
+    return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+
+
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
-    names = [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
     try:
         overrides = places.overrides(config.topology_file)
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {"devices": names, "gid_index": gid_index, "overrides": overrides}
+    rdma = {"devices": rdma_devices(config), "gid_index": gid_index, "overrides": overrides}
     return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 
@@ -83,8 +94,6 @@ class Node:
         phases: Phases,
         draft: ModelSource | None = None,
     ) -> None:
-        if config.device == "cuda":
-            raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
         self._draft = draft
@@ -96,7 +105,7 @@ class Node:
         self.stalls = StallMonitor(self.metrics.observe_stall)
         key = open_cluster_key(config)
         self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
-        self.transfer = TransferEngine(
+        self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
@@ -114,6 +123,7 @@ class Node:
         )
         self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None
+        self._role_changes: RoleChanges | None = None
         self._cluster = cluster
         self._phases = phases
         self._http_socket = http_socket
@@ -122,6 +132,7 @@ class Node:
         self._gossiping = False
         self._door = FrontDoor(self)
         self.unready: str | None = "starting"
+        self._publishing: asyncio.Task[None] | None = None  # of weights
 
     # --- life
 
@@ -151,10 +162,16 @@ class Node:
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
             self.engine.worker.runner.masks = self._door.grammars
+            self.engine.pool.watch(self.gossip.cached)
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")
             self.engine.start()
             self.words.start(self.engine.load.word)
+            if config.weights_from_store and self.source.format != "pooled":
+                self._publishing = asyncio.create_task(self._publish_weights())
+            if config.role_changes and self.engine.load.does >= BOTH:
+                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+                self._role_changes.start()
             self.phase("engine")
         self.unready = None
         log.info("ready after %s", self._phases.line())
@@ -167,10 +184,15 @@ class Node:
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
         await self._door.close()
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
         if self._gossiping and self.store.keeper is not None:
             await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
             await self.gossip.leave()
+        if self._role_changes is not None:
+            await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
         await self.gossip.close()
@@ -201,17 +223,34 @@ class Node:
             from engine.loading import load_model
 
             self.phase("torch")
-            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress())
+            find = self._find_weights(calls) if self.config.weights_from_store else None
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress(), find)
 
         self.unready = "loading weights"
+        calls = LoopCalls()
         # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
         # every team short once there are more of its threads than cores.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
-            engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+            try:
+                engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+            finally:
+                calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.phase("weights")
         return engine(
             self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
         )
+
+    def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
+        from engine.checkpoint.pooled_weights import PooledWeights
+
+        return partial(PooledWeights.find, self.store.objects, calls, self.source.fingerprint, self.config.dtype)
+
+    async def _publish_weights(self) -> None:
+        from engine.checkpoint.pooled_weights import publish
+        from engine.loading import weights_of
+
+        opened = await asyncio.to_thread(weights_of, self.config, self.source)
+        await publish(self.store.objects, self.source.fingerprint, self.config.dtype, opened)
 
     def phase(self, name: str) -> None:
         self._phases.end(name, time.monotonic())

@@ -66,6 +66,7 @@ def state(node: Node) -> dict[str, Any]:
         "engine": None if node.engine is None else node.engine.state(),
         "store": None if node.share is None else node.share.stats(),
         "paths": node.transfer.snapshot(),
+        "regions": node.transfer.regions(),
         "event_loop": node.stalls.state(),
         "gossip": node.gossip.counters,
         "records": {

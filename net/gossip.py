@@ -12,6 +12,7 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.packet_guard import PacketGuard
+from sched.digest import key64
 from sched.events import (
     Datagram,
     Effect,
@@ -173,6 +174,11 @@ class Gossip:
     def suspect(self, node_id: str) -> None:
         """A connection to this node broke: let it prove that it lives. Unknown nodes are ignored."""
         self._handle(Suspect(node_id))
+
+    def cached(self, block_key: bytes, held: bool) -> None:
+        """The own cache took in or dropped a block: the others learn it by digest."""
+        own = self.core.digests.own
+        (own.add if held else own.discard)(key64(block_key))
 
     # --- the shell
 

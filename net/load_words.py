@@ -210,7 +210,7 @@ class LoadWords:
             with suppress(TornWord):
                 return await self._read_one_sided(peer, timeout_s)
         else:
-            self._open_soon(peer)
+            self.open_soon(peer)
         _, page = await self._channel.call(peer, "load.read", {}, timeout_s=timeout_s)
         self.counters["read_message"] += 1
         return Load.unpack(bytes(page))
@@ -230,7 +230,7 @@ class LoadWords:
             self._slots.put_nowait(slot)
         raise TornWord(f"the load word of {peer!r} was being written at {READ_TRIES} reads")
 
-    def _open_soon(self, peer: str) -> None:
+    def open_soon(self, peer: str) -> None:
         """So that the next probe of this peer can be one-sided."""
         if self._transfer.may_be_one_sided(peer) and peer not in self._opening:
             task = asyncio.get_running_loop().create_task(self._open(peer))

@@ -11,7 +11,7 @@ cannot reach the GPU itself.
     device.stop{id}                            ──>  <── {}               nothing of it moves any more
 
 `DeviceTransferEngine` is a transfer engine whose regions may also be DeviceRegions; submissions look the same. What it
-asks of a device is the protocol `Device`; engine/kv/cuda_memory.py is the one for CUDA.
+asks of a device is the protocol `Device` of net/device_memory.py; engine/kv/cuda_memory.py is the one for CUDA.
 """
 
 from __future__ import annotations
@@ -20,92 +20,26 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from net.channel import Body, Channel
+from net.device_memory import Chunk, Copying, Device, DeviceRegion, chunks
 from net.errors import PeerLost, RemoteError, TransferError
 from net.memory import Region
 from net.spans import Span, merged, pack_spans, unpack_spans
-from net.transfer import BULK, Completion, Op, TransferEngine
+from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
+
+__all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
 STAGING = "staging"  # name of the region of buffers
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
-BUFFERS = 2  # per priority: an urgent transfer does not wait for a buffer that bulk has
+BUFFERS = 2  # per lane
+LANES, SERVING = 3, 2
+"""Lanes have buffers of their own: one per priority, as urgent transfers do not wait for bulk, and SERVING for what
+peers ask, as two nodes would wait for each other's buffers for ever, each holding its own."""
 STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
-
-Move = tuple[int, int, int]
-"""(offset on the device, offset in host memory, length)"""
-
-
-class Copying(Protocol):
-    """Copies that were queued together."""
-
-    def done(self) -> bool: ...
-
-    def wait(self) -> None:
-        """Block, in any thread, until all bytes are there. Raises what the device raised."""
-
-
-class Device(Protocol):
-    """Memory the CPU cannot address. Copies run beside the device's computing, in the order they were queued."""
-
-    location: str  # "cuda:0"
-    nbytes: int
-
-    def pin(self, region: Region) -> None:
-        """Page-lock host memory, which makes copies fast and truly asynchronous."""
-
-    def unpin(self, region: Region) -> None: ...
-
-    def copy_out(self, host: Region, moves: Sequence[Move]) -> Copying:
-        """Queue copies from the device to host memory. What has not been computed yet is the caller's affair."""
-
-    def copy_in(self, host: Region, moves: Sequence[Move]) -> Copying:
-        """Queue copies from host memory to the device."""
-
-
-class DeviceRegion:
-    """A named arena of device memory; the counterpart of net.memory.Region."""
-
-    def __init__(self, name: str, device: Device) -> None:
-        self.name = name
-        self.device = device
-        self.nbytes = device.nbytes
-        self.closed = False
-
-    def close(self) -> None:
-        """The memory stays with the device's owner. Idempotent."""
-        self.closed = True
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What goes through one buffer at a time: (offset on the device, offset in the buffer, remote offset, length)."""
-
-    pieces: Sequence[tuple[int, int, int, int]]
-    nbytes: int
-
-
-def chunks(spans: Sequence[Span], most: int) -> list[Chunk]:
-    """Cut and gather (device offset, remote offset, length) into chunks of at most `most` bytes, in order."""
-    out: list[Chunk] = []
-    pieces: list[tuple[int, int, int, int]] = []
-    filled = 0
-    for here, there, length in spans:
-        done = 0
-        while done < length:
-            size = min(length - done, most - filled)
-            pieces.append((here + done, filled, there + done, size))
-            filled += size
-            done += size
-            if filled == most:
-                out.append(Chunk(pieces, filled))
-                pieces, filled = [], 0
-    return [*out, Chunk(pieces, filled)] if pieces else out
-
 
 Carry = Callable[[Region, Sequence[Span]], Awaitable[Completion]]
 """Moves spans between host memory here and the remote side, wherever that is."""
@@ -120,7 +54,7 @@ class DeviceTransferEngine(TransferEngine):
         self._remote: set[tuple[str, str]] = set()  # (peer, region) known to be on a device
         self._buffers: Region | None = None
         self._buffer_bytes = buffer_bytes
-        self._free: dict[int, asyncio.Queue[int]] = {}  # per priority: offsets of buffers
+        self._free: dict[int, asyncio.Queue[int]] = {}  # per lane: offsets of buffers
         self._serving: dict[tuple[str, int], asyncio.Task[Completion]] = {}
         self._ids = count(1)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="staging")
@@ -140,12 +74,13 @@ class DeviceTransferEngine(TransferEngine):
         if region.name in self._devices or region.name in self._regions:
             raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
         if self._buffers is None:
-            self._buffers = Region.shared(STAGING, 2 * BUFFERS * self._buffer_bytes)
+            self._buffers = Region.shared(STAGING, LANES * BUFFERS * self._buffer_bytes)
+            self._buffers.place = region.device.location  # cards near the device are near its buffers
             super().register(self._buffers)
-            for priority in range(2):
-                queue = self._free[priority] = asyncio.Queue[int]()
+            for lane in range(LANES):
+                queue = self._free[lane] = asyncio.Queue[int]()
                 for number in range(BUFFERS):
-                    queue.put_nowait((BUFFERS * priority + number) * self._buffer_bytes)
+                    queue.put_nowait((BUFFERS * lane + number) * self._buffer_bytes)
         region.device.pin(self._buffers)
         self._devices[region.name] = region
 
@@ -156,6 +91,11 @@ class DeviceTransferEngine(TransferEngine):
             super().unregister(name)
         elif self._buffers is not None:
             region.device.unpin(self._buffers)
+
+    def regions(self) -> dict[str, dict[str, Any]]:
+        """See TransferEngine."""
+        ours = {one.name: {"nbytes": one.nbytes, "place": one.device.location} for one in self._devices.values()}
+        return super().regions() | ours
 
     # --- submitting
 
@@ -179,8 +119,16 @@ class DeviceTransferEngine(TransferEngine):
                 if not await self._is_device(peer_id, remote):
                     raise
             timeout_s = until - time.monotonic()
-        started = time.perf_counter()
-        until = time.monotonic() + timeout_s
+        return await self._submit(peer_id, op, local, remote, spans, timeout_s, min(priority, URGENT))
+
+    async def _submit(
+        self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float, lane: int
+    ) -> Completion:
+        """One side is on a device, as far as is known."""
+        device = self._devices.get(local)
+        priority = URGENT if lane == URGENT else BULK
+        started = time.monotonic()
+        until = started + timeout_s
 
         async def carry(region: Region, moves: Sequence[Span]) -> Completion:
             left = until - time.monotonic()
@@ -197,10 +145,10 @@ class DeviceTransferEngine(TransferEngine):
                 if device is None:
                     done = await carry(self._region(local), spans)
                 else:
-                    done = await self._staged(device, op, spans, carry, min(priority, 1))
+                    done = await self._staged(device, op, spans, carry, lane)
         except TimeoutError:
             raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
-        return Completion(done.nbytes, time.perf_counter() - started, done.transport)
+        return Completion(done.nbytes, time.monotonic() - started, done.transport)
 
     async def _staged(self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int) -> Completion:
         """Every chunk takes a buffer, and gives it back when nothing of it moves any more."""
@@ -290,7 +238,7 @@ class DeviceTransferEngine(TransferEngine):
             raise RemoteError(f"region {body['region']!r} is not on a device here", "transfer")
         op = Op.READ if Op(body["op"]) is Op.WRITE else Op.WRITE
         spans = [(here, there, length) for there, here, length in unpack_spans(data)]
-        move = self.submit(peer, op, body["region"], body["other"], spans, body["timeout_s"])
+        move = self._submit(peer, op, body["region"], body["other"], spans, body["timeout_s"], SERVING)
         task = asyncio.ensure_future(move)
         self._serving[peer, body["id"]] = task
         try:

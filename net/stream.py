@@ -20,7 +20,7 @@ log = logging.getLogger("mooncake.net")
 
 UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
-BURST = 2 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
+BURST = 4 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
 SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 

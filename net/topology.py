@@ -96,11 +96,15 @@ class Topology:
         """Whether all cards are as near as each other to any host memory, so that its place need not be known."""
         return len(set(self._numa.values())) < 2 and not any(place.startswith("numa:") for place in self._near)
 
+    def numa_node(self, name: str) -> int:
+        """-1: not known."""
+        return self._numa[name]
+
     def near(self, place: str | None, gpu_bridges: Sequence[str] = ()) -> set[str]:
         """The cards near memory at `place`: 'numa:N', 'cuda:N' (`gpu_bridges`: PCI addresses from the root complex to
-        the GPU), or None = not known."""
+        the GPU); None and other places are not known."""
         everything = set(self._nics)
-        if place is None:
+        if place is None or not place.startswith(("numa:", "cuda:")):
             return everything
         if place in self._near and (chosen := everything & set(self._near[place])):
             return chosen

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from net.channel import Channel
@@ -28,11 +27,13 @@ from net.copying import Copier, Copy
 from net.deadlines import Deadlines
 from net.errors import PeerLost, RemoteError, TransferError
 from net.memory import Region
+from net.path import LOCAL, Completion, Path, Reached
+from net.rdma import places
 from net.rdma.transport import Rdma
 from net.shm import Shm
 from net.spans import Span, check, merged
 from net.tcp import Tcp
-from net.traffic import RailLimit, Traffic
+from net.traffic import RailLimit
 from net.transport import BULK, URGENT, Atomics, Op, Transport, Unusable
 
 __all__ = ["BULK", "URGENT", "Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
@@ -44,36 +45,6 @@ ONE_SIDED = frozenset({"shm", "rdma"})
 """The transports that read a peer's memory without its Python."""
 
 OPEN_S = 10.0  # for the peer to answer which transports it offers
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """How bytes get to a peer."""
-
-    transport: str
-    reason: str
-    refused: dict[str, str]  # the better transports, and why they cannot be used
-
-
-@dataclass(slots=True)  # not frozen: making a frozen one takes three times as long
-class Completion:
-    """What one submission did."""
-
-    nbytes: int
-    seconds: float
-    transport: str
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A peer of transfers."""
-
-    traffic: Traffic = field(default_factory=Traffic)
-    path: Path | None = None
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-_LOCAL = Path("local", "the peer is this node", {})
 
 
 class TransferEngine:
@@ -99,7 +70,7 @@ class TransferEngine:
         self._transports = {
             name: transports[name](channel.links, self._regions, **given.get(name, {})) for name in order
         }
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Reached] = {}
         self._limit = RailLimit(rail_limit) if rail_limit else None
         self._clock = clock or Clock()
         self._copier = Copier()
@@ -128,7 +99,7 @@ class TransferEngine:
         if self._closed:
             raise TransferError("the transfer engine is closed")
         if peer_id == self._channel.node_id:
-            return _LOCAL
+            return LOCAL
         if (path := self.path_of(peer_id)) is not None:
             return path
         peer = self._of(peer_id)
@@ -198,11 +169,15 @@ class TransferEngine:
     def path_of(self, peer_id: str) -> Path | None:
         """The path in use, None before the first transfer and after a loss."""
         if peer_id == self._channel.node_id:
-            return _LOCAL
+            return LOCAL
         peer = self._peers.get(peer_id)
         if peer is None or peer.path is None:
             return None
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
+
+    def regions(self) -> dict[str, dict[str, Any]]:
+        """nbytes and place ('numa:0', 'cuda:0@PCI address', None = not known) of what is registered here, by name."""
+        return {name: {"nbytes": one.nbytes, "place": places.of(one)} for name, one in self._regions.items()}
 
     def is_one_sided(self, peer_id: str) -> bool:
         """Whether a READ from this peer goes without its Python, by the path that is open now."""
@@ -218,7 +193,7 @@ class TransferEngine:
         stretches of at least 1 MiB), by rail name; for a transport with one way its name. Empty before the first
         transfers. What a transfer model of the scheduler may start from: their sum is what a large transfer gets."""
         path = self.path_of(peer_id)
-        if path is None or path is _LOCAL:
+        if path is None or path is LOCAL:
             return {}
         rows = self._transports[path.transport].rails(peer_id)
         found = {row["rail"]: 1e9 * row["gb_per_s"] for row in rows if row["up"] and row["gb_per_s"]}
@@ -251,7 +226,7 @@ class TransferEngine:
         if self._limit is not None:
             now = self._clock.now()
             await self._clock.until(now + self._limit.hold_s(now, nbytes, priority > BULK))
-        if path is _LOCAL:
+        if path is LOCAL:
             other = self._region(remote)
             check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
             await self._copier.copy(Copy(op, region, other, moves), nbytes, priority > BULK)
@@ -292,15 +267,15 @@ class TransferEngine:
             raise TransferError(f"region {name!r} is not registered here")
         return region
 
-    def _of(self, peer_id: str) -> _Peer:
+    def _of(self, peer_id: str) -> Reached:
         peer = self._peers.get(peer_id)
         if peer is None:
-            peer = self._peers[peer_id] = _Peer()
+            peer = self._peers[peer_id] = Reached()
         return peer
 
-    def _row(self, peer_id: str, peer: _Peer) -> dict[str, Any]:
+    def _row(self, peer_id: str, peer: Reached) -> dict[str, Any]:
         path = self.path_of(peer_id)
-        rails = self._transports[path.transport].rails(peer_id) if path and path is not _LOCAL else []
+        rails = self._transports[path.transport].rails(peer_id) if path and path is not LOCAL else []
         how = {
             "peer": peer_id,
             "transport": path.transport if path else None,

@@ -36,12 +36,17 @@ STATES = BODY_BYTES // _state.itemsize
 State = tuple[int, int]
 """(epoch, seq)."""
 
+NOTHING: State = (0, 0)
+"""No digest yet: epochs count from 1."""
+
 
 class DigestExchange:
     """Keeps `holders` in step with the digests of all members; `own` is this node's, fed by its cache."""
 
     def __init__(self, now: float, node_id: str, tag: int, preset: Preset, rng: Rng) -> None:
-        self.own = CuckooDigest(epoch=rng.getrandbits(16) << 8)  # another process's deltas must not seem to follow
+        self.own = CuckooDigest(
+            epoch=1 + (rng.getrandbits(16) << 8)
+        )  # another process's deltas must not seem to follow
         self.holders = Holders()
         self.counters: Counter[str] = Counter()  # digest_deltas, digest_copies, dropped_malformed
         self.next_at = now + rng.random() * preset.digest_period_s
@@ -50,7 +55,6 @@ class DigestExchange:
         self._log: dict[str, deque[Delta]] = {}
         self._parts: dict[str, tuple[State, dict[int, Page]]] = {}  # whole copies under way
         self.holders.admit(node_id)
-        self._take_own(whole=True)
 
     # --- members
 
@@ -71,17 +75,20 @@ class DigestExchange:
         if now < self.next_at:
             return []
         self.next_at = now + self._preset.digest_period_s
-        self._take_own(whole=False)
+        self._take_own()
         chosen = self._rng.sample(peers, min(self._preset.state_fanout, len(peers)))
         packets = list(self._held(self._names)) if chosen else []
         return [SendPacket(peer.address, packet) for peer in chosen for packet in packets]
 
-    def _take_own(self, whole: bool) -> None:
-        epoch = (self.holders.state(self._node_id) or (None,))[0]
+    def _take_own(self) -> None:
+        """Number the changes; a digest that nobody can follow by deltas, as it is new or grew, is loaded whole."""
+        known = self.holders.state(self._node_id)
+        if known is None and not self.own.changed:
+            return  # a cache that was never used needs no digest
         while (delta := self.own.take_delta()) is not None:
             if self.holders.apply(self._node_id, delta):
                 self._log.setdefault(self._node_id, deque(maxlen=KEPT_DELTAS)).append(delta)
-        if whole or epoch != self.own.epoch:  # it grew: nobody can follow by deltas
+        if known is None or known[0] != self.own.epoch:
             copy = assemble(self.own.pages())
             assert copy is not None
             self._log.pop(self._node_id, None)
@@ -104,8 +111,8 @@ class DigestExchange:
     # --- what is held
 
     def _held(self, keys: Sequence[int] | dict[int, str]) -> Iterator[bytes]:
-        """The states of these nodes' digests; (0, 0) = none yet."""
-        states = [(key, *(self.holders.state(self._names[key]) or (0, 0))) for key in keys]
+        """The states of these nodes' digests."""
+        states = [(key, *(self.holders.state(self._names[key]) or NOTHING)) for key in keys]
         entries = np.array(states, _state)
         for start in range(0, entries.size, STATES):
             yield seal(Kind.HELD, self._tag, entries[start : start + STATES].tobytes())
@@ -116,13 +123,15 @@ class DigestExchange:
         copies, behind = 0, []
         for key, epoch, seq in np.frombuffer(body, _state).tolist():
             name = self._names.get(key)
-            mine = self.holders.state(name) if name is not None else None
-            if name is None or mine == (epoch, seq):
+            if name is None:
                 continue
-            if name == self._node_id and mine is not None and mine < (epoch, seq):
+            mine = self.holders.state(name) or NOTHING
+            if mine == (epoch, seq):
+                continue
+            if name == self._node_id and mine < (epoch, seq):
                 self.own.outbid(epoch)
-                self._take_own(whole=True)
-            elif mine is None or mine < (epoch, seq):
+                self._take_own()
+            elif mine < (epoch, seq):
                 behind.append(key)
             elif deltas := self._since(name, epoch, seq):
                 for delta in deltas:

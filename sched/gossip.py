@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class GossipCore:
         effects = self._followed(self.membership.handle(now, event))
         if isinstance(event, Tick):
             if now >= self._exchange.next_at:
-                self.view.publish(now, self.membership.me.incarnation, self._record())
+                self.view.publish(now, self.membership.me.incarnation, self._stamped())
                 effects += self._exchange.tick(now, self.mates())
             effects += self.digests.tick(now, self.mates())
             effects += self.hot.tick(now, self.mates())
@@ -88,6 +89,11 @@ class GossipCore:
                 records = self.view.table(now)[1] if self._bits else np.zeros(0, RECORD)
                 effects += self.cells.tick(now, self._bits, self.mates(), self.membership.others(), records)
         return effects
+
+    def _stamped(self) -> NodeRecord:
+        """The own record with what only the gossip knows."""
+        health, epoch = self.membership.local_health, self.digests.own.epoch & 0xFFFF
+        return replace(self._record(), health=health, digest_epoch=epoch)
 
     def _receive(self, now: float, event: Datagram) -> list[Effect]:
         try:

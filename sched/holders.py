@@ -13,6 +13,7 @@ for all of them, and a changed slot names exactly the mask it may change. Kept m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +69,7 @@ class Holders:
         index = self._index[node_id]
         self._drop_digest(node_id)
         buckets = slots.size // LANES
-        table = self._tables.setdefault(buckets, _Table(buckets))
+        table = self._tables.get(buckets) or self._tables.setdefault(buckets, _Table(buckets))
         table.load(index, slots)
         self._table_of[node_id], self._state[node_id] = table, (epoch, seq)
 
@@ -129,6 +130,12 @@ class Holders:
         return (steps @ held.astype(np.float32)).astype(np.int32)
 
 
+@lru_cache
+def _alternates(buckets: int) -> list[int]:
+    """`digest.alternate` of every fingerprint."""
+    return [alternate(fingerprint, buckets) for fingerprint in range(FINGERPRINTS)]
+
+
 class _Table:
     """Filters of one size: columns are nodes, by the index that Holders gave them."""
 
@@ -136,7 +143,7 @@ class _Table:
         self.buckets = buckets
         self._words: Words = np.zeros((buckets, 8), "<u8")
         self._masks: dict[int, int] = {}  # by class: the lower bucket << 12 | fingerprint
-        self._other = [alternate(fingerprint, buckets) for fingerprint in range(FINGERPRINTS)]
+        self._other = _alternates(buckets)
 
     def load(self, node: int, slots: Slots) -> None:
         """Replace a node's column."""

@@ -207,7 +207,7 @@ presets = {
         state_period_s=0.1,
     ),
     "lan": Preset(
-        probe_period_s=0.5,
+        probe_period_s=0.4,
         probe_timeout_s=0.2,
         indirect_probes=3,
         gossip_period_s=0.1,

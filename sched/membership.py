@@ -83,9 +83,14 @@ class Membership:
         return self.me if node_id == self.me.node_id else self._roster.get(node_id)
 
     @property
+    def local_health(self) -> int:
+        """Of this node itself: sched/health.py."""
+        return self._detector.health.score
+
+    @property
     def counters(self) -> Counter[str]:
         """refutations, pauses, failed_probes, confirmations, dropped_<why>, and local_health (0 is best)."""
-        return self._counters + self._detector.counters + Counter(local_health=self._detector.health.score)
+        return self._counters + self._detector.counters + Counter(local_health=self.local_health)
 
     def wake_at(self) -> float:
         """When the next Tick is due; late Ticks are harmless."""

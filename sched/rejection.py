@@ -46,6 +46,8 @@ class Refusal:
 class Rejection(Protocol):
     """One variant. `scale` multiplies the objectives of the classes."""
 
+    forecasts: bool  # reads Estimate.step_soon_s, which nodes answer only by message
+
     def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
         """Before the prefill."""
 
@@ -55,6 +57,8 @@ class Rejection(Protocol):
 
 class NoRejection:
     """Everybody waits."""
+
+    forecasts = False
 
     def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
         return None
@@ -83,6 +87,8 @@ class Early(NoRejection):
 
 class Predicted(NoRejection):
     """On the decode load of then."""
+
+    forecasts = True
 
     def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
         e = estimate

@@ -12,13 +12,16 @@ membership core alone.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +36,7 @@ from scripts.benchlib.results import Row, add_result_flags, report
 
 HEADERS = 28
 LOSS = 0.01
+BLOCKS = 400  # in each cache of the runs with stores
 PAUSE_S = 2.0
 PAUSES_PER_HOUR = 12
 AGE_LIMIT_S = {256: 0.4, 1024: 1.0}
@@ -42,18 +46,33 @@ TRAFFIC_LIMIT = {256: 0.35, 1024: 0.7}
 class BusyCluster(VirtualCluster):
     """Nodes whose load is another one whenever they are asked; `written_ms` is true time, so ages can be true."""
 
+    stored: dict[str, deque[int]]  # keys in each cache, oldest first
+
+    stores_per_s = 0  # and as many evictions
+
     def load_of(self, node: GossipNode) -> NodeRecord:
+        own = node.core.digests.own
+        for _ in range(round(self.stores_per_s * self.preset.state_period_s)):
+            fresh = self.stored.setdefault(node.name, deque())
+            fresh.append(self.rng.getrandbits(64))
+            own.add(fresh[-1])
+            if len(fresh) > BLOCKS:
+                own.discard(fresh.popleft())
         return NodeRecord(
             blocks_total=1000, work_s=10 * self.rng.random(), running=8, written_ms=round(self.now * 1000)
         )
 
 
-def state_rows(size: int, warm_s: float, measure_s: float, seed: int, cell_nodes: int = 256) -> list[Row]:
-    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`."""
+def state_rows(
+    size: int, warm_s: float, measure_s: float, seed: int, cell_nodes: int = 256, stores_per_s: int = 0
+) -> list[Row]:
+    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`; with `stores_per_s`
+    of so many blocks each, and as many evictions, which the digests tell."""
     weather = Weather(loss=LOSS, delay_s=(0.0001, 0.0005))
     preset = replace(presets["lan"], cell_nodes=cell_nodes)
     cluster = BusyCluster(random.Random(seed), random.Random, preset, weather, HEADERS)
     nodes = [cluster.add(f"node-{i}", root="aa" * 16) for i in range(size)]
+    cluster.stored, cluster.stores_per_s = {}, stores_per_s
     cluster.acquaint()
     cluster.run(warm_s)
     sent = [(node.packets_sent, node.bytes_sent) for node in nodes]
@@ -71,6 +90,7 @@ def state_rows(size: int, warm_s: float, measure_s: float, seed: int, cell_nodes
     packets, nbytes = np.array([(n.packets_sent, n.bytes_sent) for n in nodes]).T - np.array(sent).T
     age = np.concatenate(ages)
     case = f"state, {size} nodes" + (f", cells of at most {cell_nodes}" if size > cell_nodes else "")
+    case += f", {stores_per_s} stores/s each" if stores_per_s else ""
     limit = {"limit": TRAFFIC_LIMIT[size]} if size in TRAFFIC_LIMIT else {}
     age_limit = {"limit": AGE_LIMIT_S[size]} if size in AGE_LIMIT_S else {}
     return [
@@ -176,29 +196,43 @@ def false_deaths(size: int, hours: float, seed: int) -> tuple[int, int, int, flo
 
 
 def false_death_rows(size: int, node_hours: float, jobs: int, seed: int) -> list[Row]:
-    runs = max(jobs, 1)
-    with ProcessPoolExecutor(runs) as pool:
-        hours = node_hours / size / runs
-        done = list(pool.map(false_deaths, [size] * runs, [hours] * runs, range(seed, seed + runs)))
+    """Counts only, so that the rows of several runs with other seeds add up (`--add`)."""
+    hours = node_hours / size / jobs
+    with ProcessPoolExecutor(jobs) as pool:
+        done = list(pool.map(false_deaths, [size] * jobs, [hours] * jobs, range(seed, seed + jobs)))
     downs, pauses, refuted, cpu_s = (sum(column) for column in zip(*done, strict=True))
     case = f"false deaths, {size} nodes"
-    note = f"{node_hours:g} node-hours, {LOSS:.0%} loss, {pauses} pauses of {PAUSE_S:g} s"
+    note = f"false deaths: {LOSS:.0%} loss, {PAUSES_PER_HOUR} pauses of {PAUSE_S:g} s per node and hour"
     return [
-        Row(case, "false deaths", "", downs, limits={"limit": 0}, note=note),
+        Row(case, "node-hours", "h", node_hours, note=note),
+        Row(case, "pauses", "", pauses),
+        Row(case, "false deaths", "", downs, limits={"limit": 0}),
         Row(case, "suspicions refuted", "", refuted),
         Row(case, "CPU of the simulation", "s", cpu_s),
-        Row(case, "CPU per node, simulator included", "% of a core", 100 * cpu_s / (node_hours * 3600)),
     ]
+
+
+def with_earlier(rows: list[Row], paths: list[Path]) -> list[Row]:
+    """Rows of earlier result files before these; counts of false deaths add up."""
+    earlier = [Row(**row) for path in paths for row in json.loads(path.read_text())["rows"]]
+    merged: dict[tuple[str, str], Row] = {}
+    for row in [*earlier, *rows]:
+        name = (row.case, row.metric)
+        if name in merged and row.case.startswith("false deaths"):
+            row = replace(row, ours=(merged[name].ours or 0) + (row.ours or 0))
+        merged[name] = row
+    return list(merged.values())
 
 
 def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_result_flags(parser)
-    parser.add_argument("--only", choices=["state", "detection", "false-deaths"], help="one part of the benchmark")
+    parser.add_argument("--only", choices=["state", "detection", "false-deaths", "none"], help="one part")
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 256, 1024], help="sizes of the state part")
     parser.add_argument("--node-hours", type=float, default=1000.0, help="of the false-deaths part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes of the false-deaths part")
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")
     return parser.parse_args()
 
 
@@ -212,6 +246,8 @@ def main() -> None:
         for size in sizes:
             warm_s, measure_s = (2.0, 2.0) if args.quick else (3.0, 4.0 if size > 256 else 8.0)
             rows += state_rows(size, warm_s, measure_s, args.seed, cell_nodes=1024)
+            if size == 256:
+                rows += state_rows(size, warm_s, measure_s, args.seed, stores_per_s=40)
             if size > 256:
                 rows += state_rows(size, warm_s, measure_s, args.seed, cell_nodes=256)
             print(f"{size} nodes: done", file=sys.stderr)
@@ -219,8 +255,15 @@ def main() -> None:
         rows += detection_rows(256, crashes, args.seed)
     if args.only in (None, "false-deaths"):
         rows += false_death_rows(50, node_hours, args.jobs, args.seed)
-    config = {"preset": "lan", "loss": LOSS, "seed": args.seed, "quick": args.quick, "headers_bytes": HEADERS}
-    report(config, rows, args.json)
+    config: dict[str, Any] = {
+        "preset": "lan",
+        "loss": LOSS,
+        "seed": args.seed,
+        "quick": args.quick,
+        "headers_bytes": HEADERS,
+    }
+    config["added"] = {path.stem: json.loads(path.read_text())["commit"] for path in args.add}
+    report(config, with_earlier(rows, args.add), args.json)
 
 
 if __name__ == "__main__":

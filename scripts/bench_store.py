@@ -122,8 +122,29 @@ def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
     )
 
 
+def disk(args: Namespace) -> int:
+    """The SSD tier: shares of the disk's limit in the same run, and acknowledged values after kill -9."""
+    from transferbench.disk import direct, small_node, tier
+
+    blocks, values = (128, 40) if args.quick else (1024, 400)
+    args.disk.mkdir(parents=True, exist_ok=True)
+    limit, ours = direct(args.disk, blocks), tier(args.disk, blocks)
+    rows: list[dict[str, Any]] = []
+    for name, speed in ours.items():
+        top = limit["write" if name.startswith("put") else "read"]
+        rows.append({"what": name, "gbs": speed, "limit_gbs": top, "ratio": speed / top})
+        print(f"{name:20} {speed:5.2f} GB/s   {speed / top:5.2f} of direct {top:.2f}")
+    kept = small_node(args.disk, values, 2 << 20, (256 << 20) * values // 400)
+    print(", ".join(f"{name} {value}" for name, value in kept.items()))
+    if args.json is not None:
+        write_result({"argv": sys.argv[1:], "blocks": blocks}, [*rows, kept], args.json)
+    return 0 if kept["readable"] == kept["readable_after_kill_9"] == values else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
+    if args.disk is not None:
+        return disk(args)
     missing: dict[str, str] = {}
     arenas = Arenas(args.arena_mb << 20)
     with ExitStack() as stack:

@@ -2,7 +2,7 @@
 """How much of a prompt's KV transfer hides behind its prefill: --kv-overlap none, chunk, layer with push and pull.
 
   scripts/overlap.py
-  scripts/overlap.py --overlaps layer none --transfers push --rail-limit 20M --json out.json --trace trace.json
+  scripts/overlap.py --overlaps layer none --transfers push --rail-limit 20000000 --json out.json --trace trace.json
 
 One prefill and one decode node per case, started one after the other (two nodes share the machine at a time), each on a
 core of its own where there are two. A prompt of --prompt-tokens tokens that nobody has cached; counted is the median of

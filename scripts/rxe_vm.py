@@ -2,7 +2,7 @@
 """Real RDMA verbs on any x86-64 Debian machine: boots a stock kernel with Soft-RoCE (rdma_rxe) under plain emulation
 and runs tests/rdma in it, with this machine's files and this Python.
 
-    scripts/rxe_vm.py                      tests/rdma, about a minute; the first run fetches about 100 MB of packages
+    scripts/rxe_vm.py                      tests/rdma, about two minutes; the first run fetches about 100 MB of packages
     scripts/rxe_vm.py tests/rdma -k rails  arguments go to pytest
     scripts/rxe_vm.py --script FILE        any bash script instead, as root of the guest
 
@@ -34,7 +34,7 @@ NO_TESTS = 5  # pytest's
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", type=Path, help="bash script to run in the guest instead of the tests")
-    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds for one boot (300)")
+    parser.add_argument("--timeout", type=float, default=420, metavar="S", help="seconds for one boot (420)")
     parser.add_argument("--cores", type=int, default=1, help="of the guest; 2 to hunt for races (1)")
     parser.add_argument("--memory", type=int, default=3072, metavar="MIB", help="of the guest (3072)")
     parser.add_argument("--cache", type=Path, default=image.cache_directory(), help="for the kernel (%(default)s)")

@@ -58,10 +58,12 @@ PURE = (
     "cache.homes",
     "cache.routing",
     "cache.heat",
+    "cache.recent",
     "cache.repair",
     "net.wire",
     "net.keyring",
     "net.sealed_packets",
+    "net.sealed_stream",
     "net.rails",
     "net.topology",
     "net.traffic",
@@ -115,6 +117,7 @@ MAY_TORCH = (
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
+    "engine.checkpoint.pooled_weights",
     "engine.kv.encoded_blocks",
 )
 # ... these inside a function, for the roles that run a model ...

@@ -1,6 +1,7 @@
 """The `cpu` backend: C++ kernels that read K and V where they lie in the pool.
 
-    decode.cpp   rows of one token: split over (request, KV head, run of keys), a dot product per key
+    decode.cpp   rows of one token: split over (request, KV head, run of keys); AMX tiles read K and V where they lie
+                 (decode_amx.h), elsewhere a dot product per key (decode.h)
     prefill.cpp  chunks: flash attention with queries as lanes (flash.h), AMX tiles where the CPU has them
     rotary.cpp   rotary embedding of q in place, rotated k and v straight into the pool
 

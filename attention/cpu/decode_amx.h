@@ -8,6 +8,9 @@
 // of the products are by zero, and still no instruction is spent on rearranging V.
 //
 // A score's lane is key * HEADS + head, so a few heads fill whole vectors; maximum and sum stay one vector of them.
+//
+// Floor (32 requests x 256 tokens, SmolLM2, one thread): reading the blocks in the same order and nothing else takes 16
+// ms for 30 layers, 13 ms from huge pages. Reached: 20 and 17 ms; with dot products 30 ms.
 #pragma once
 #include "decode.h"
 #include <algorithm>

@@ -6,15 +6,17 @@
 // so K and V are read once for all of them. K keeps the pool's own layout. Maximum and sum of a column are plain vector
 // operations. The maximum is raised, and O rescaled, only when a score exceeds it by more than RAISE: weights up to
 // 2^RAISE cost no precision in floating point, and after the first keys this almost never happens.
+//
+// Scores are computed STEP keys ahead: their products, on tiles, run beside the exponentials of the STEP before.
 #pragma once
 #include "paged.h"
 #include "vec.h"
 #include <algorithm>
 #include <cmath>
 
-constexpr int KEYS = 128;     // keys per pass: S^T and P^T of COLUMNS stay in the first-level cache
-constexpr int COLUMNS = 32;   // columns per pass, two vectors
-constexpr int KEY_STEP = 32;  // keys are computed in multiples of this
+constexpr int KEYS = 64;     // keys per pass: K, V^T, P^T and two STEPs of S^T stay in the first-level cache
+constexpr int COLUMNS = 32;  // columns per pass, two vectors
+constexpr int STEP = 32;     // keys whose scores are computed together; passes are multiples of this
 constexpr float RAISE = 8;    // log2
 constexpr float LOG2E = 1.44269504f, LOWEST = -1e30f;
 
@@ -28,11 +30,11 @@ struct Columns {
 };
 
 // Hides keys first_key + j that column c must not see, and those from `count` on.
-static inline void hide(float *s, const int32_t *position, int first_key, int count, int padded, int window) {
+static inline void hide(float *s, const int32_t *position, int first_key, int count, int window) {
   for (int h = 0; h < COLUMNS; h += 16) {
     IntVec last;
     memcpy(&last, position + h, 64);
-    for (int j = 0; j < padded; j++) {
+    for (int j = 0; j < STEP; j++) {
       const int key = first_key + j;
       IntVec seen = last >= key;
       if (window) seen &= last - window < key;
@@ -42,45 +44,69 @@ static inline void hide(float *s, const int32_t *position, int first_key, int co
   }
 }
 
-// Raises the running maximum of 16 columns if any score asks for it. Returns whether it did; `shrink` = 2^(old - new).
-static inline bool raise(const float *s, int count, float scale, float *max, Vec *shrink) {
+// Raises the running maximum of 16 columns if any of STEP scores asks for it. Whether it did; `shrink` = 2^(old - new).
+static inline bool raise(const float *s, float scale, float *max, Vec *shrink) {
   Vec a = load(s), b = load(s + COLUMNS), c = load(s + 2 * COLUMNS), d = load(s + 3 * COLUMNS);
-  for (int j = 4; j < count; j += 4) {
+#pragma GCC unroll 7
+  for (int j = 4; j < STEP; j += 4) {
     a = maximum(a, load(s + j * COLUMNS));
     b = maximum(b, load(s + (j + 1) * COLUMNS));
     c = maximum(c, load(s + (j + 2) * COLUMNS));
     d = maximum(d, load(s + (j + 3) * COLUMNS));
   }
   const Vec top = maximum(maximum(a, b), maximum(c, d)) * splat(scale), old = load(max);
-  if (maximum(top - old) <= RAISE) return false;
+  if (!any(top > old + RAISE)) return false;
   const Vec raised = maximum(top, old);
   *shrink = exp2<5>(old - raised);
   store(max, raised);
   return true;
 }
 
-// S^T -> P^T by Path::put, for one tile of columns over `count` keys, a multiple of KEY_STEP.
-template <class Path> static inline void softmax(Path &path, const Columns &c, int tile, int count, float scale) {
-  const int size = path.size;
+// Scores of a tile of columns over the STEP keys in `step` of a pass that begins at `key`.
+struct Scores {
+  int tile, step, key, seen;  // seen: of the pass, how many keys any column of the tile sees
+
+  int steps() const { return (seen + STEP - 1) / STEP; }
+};
+
+// What stands before the softmax: soft cap, hidden keys, a raised maximum. Weights of this pass from `first` on are not
+// in O yet; if the maximum is raised, they are added first. Returns from which step on they are not then.
+template <class Path>
+static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &now, float scale, int first) {
+  const int32_t *position = c.position + now.tile * COLUMNS;
+  const int low = position[0], high = position[COLUMNS - 1], key = now.key + now.step * STEP;
+  const int count = std::min(STEP, now.seen - now.step * STEP);
+  float *s = path.scored(now.step), *o = c.o + (int64_t)now.tile * path.size * COLUMNS;
+  if (a.soft_cap > 0)
+    for (int i = 0; i < count * COLUMNS; i += 16)
+      store(s + i, soft_cap(load(s + i) * splat(a.scale), a.soft_cap) * splat(LOG2E));
+  if (key + STEP - 1 > low || (a.window && key <= high - a.window)) hide(s, position, key, count, a.window);
   for (int h = 0; h < COLUMNS; h += 16) {
-    float *max = c.max + tile * COLUMNS + h, *total = c.total + tile * COLUMNS + h;
+    float *max = c.max + now.tile * COLUMNS + h, *total = c.total + now.tile * COLUMNS + h;
     Vec shrink;
-    if (raise(path.s + h, count, scale, max, &shrink)) {
-      store(total, load(total) * shrink);
-      float *o = c.o + (int64_t)tile * size * COLUMNS + h;
-      for (int d = 0; d < size; d++, o += COLUMNS) store(o, load(o) * shrink);
-    }
-    const Vec m = load(max), factor = splat(scale);
-    Vec even = Vec{}, odd = Vec{};
-    for (int j = 0; j < count; j += 2) {
-      const float *s = path.s + j * COLUMNS + h;
-      const Vec p = exp2<Path::DEGREE>(load(s) * factor - m), q = exp2<Path::DEGREE>(load(s + COLUMNS) * factor - m);
-      even += p;
-      odd += q;
-      path.put(j, h, p, q);
-    }
-    store(total, load(total) + even + odd);
+    if (!raise(s + h, scale, max, &shrink)) continue;
+    if (first < now.step) path.accumulate(o, first, now.step);
+    first = now.step;
+    store(total, load(total) * shrink);
+    for (int d = 0; d < path.size; d++) store(o + d * COLUMNS + h, load(o + d * COLUMNS + h) * shrink);
   }
+  return first;
+}
+
+// S^T -> P^T by Path::put for 16 columns.
+template <class Path>
+static inline void softmax(Path &path, const Columns &c, const Scores &now, int h, float scale) {
+  float *total = c.total + now.tile * COLUMNS + h;
+  const Vec m = load(c.max + now.tile * COLUMNS + h), factor = splat(scale);
+  const float *s = path.scored(now.step) + h;
+  Vec even = Vec{}, odd = Vec{};
+  for (int j = 0; j < STEP; j += 2, s += 2 * COLUMNS) {
+    const Vec p = exp2<Path::DEGREE>(load(s) * factor - m), q = exp2<Path::DEGREE>(load(s + COLUMNS) * factor - m);
+    even += p;
+    odd += q;
+    path.put(now.step * STEP + j, h, p, q);
+  }
+  store(total, load(total) + even + odd);
 }
 
 // One pass: the keys key .. key + KEYS, loaded already, for all tiles that see any of them.
@@ -88,17 +114,18 @@ template <class Path> static void attend_keys(const Attend &a, Path &path, const
   const float scale = a.soft_cap > 0 ? 1 : a.scale * LOG2E;
   for (int tile = 0; tile < tiles; tile++) {
     const int32_t *position = c.position + tile * COLUMNS;
-    const int low = position[0], high = position[COLUMNS - 1];
-    const int seen = std::min(KEYS, high + 1 - key), padded = (seen + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
-    if (seen <= 0 || (a.window && key + seen <= low - a.window + 1)) continue;
-    path.scores(tile, padded);
-    if (a.soft_cap > 0)
-      for (float *s = path.s; s < path.s + seen * COLUMNS; s += 16)
-        store(s, soft_cap(load(s) * splat(a.scale), a.soft_cap) * splat(LOG2E));
-    if (key + padded - 1 > low || (a.window && key <= high - a.window))
-      hide(path.s, position, key, seen, padded, a.window);
-    softmax(path, c, tile, padded, scale);
-    path.accumulate(c.o + (int64_t)tile * path.size * COLUMNS, padded);
+    Scores now{tile, 0, key, std::min(KEYS, position[COLUMNS - 1] + 1 - key)};
+    if (now.seen <= 0 || (a.window && key + now.seen <= position[0] - a.window + 1)) continue;
+    for (int half = 0; half < 2; half++) path.scores(tile, 0, half);
+    int first = 0;
+    for (; now.step < now.steps(); now.step++) {
+      first = prepare(a, path, c, now, scale, first);
+      for (int half = 0; half < 2; half++) {
+        if (now.step + 1 < now.steps()) path.scores(tile, now.step + 1, half);
+        softmax(path, c, now, 16 * half, scale);
+      }
+    }
+    path.accumulate(c.o + (int64_t)tile * path.size * COLUMNS, first, now.steps());
   }
 }
 

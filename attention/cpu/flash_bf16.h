@@ -34,6 +34,11 @@ struct VectorProduct {
       for (int h = 0; h < 2; h++) store(c + r * COLUMNS + 16 * h, (Vec)sum[r][h]);
   }
 
+  // Half of c [32, COLUMNS] = left x right.
+  static void half(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, int half) {
+    run(c + 16 * half * COLUMNS, half ? lower : upper, nullptr, row, right, depth, false);
+  }
+
   // `upper` and `lower`: 16 rows each, lower null for none
   static void run(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, bool add) {
     for (int r = 0; r < 16; r += 8) rows8(c + r * COLUMNS, upper + r * row, row, right, depth, add);
@@ -46,9 +51,37 @@ struct AmxProduct {
   static void configure() {
     struct alignas(64) { uint8_t palette = 1, start = 0, pad[14] = {}; uint16_t bytes[16] = {}; uint8_t rows[16] = {}; } t;
     for (int i = 0; i < 8; i++) t.bytes[i] = 64, t.rows[i] = 16;
+    asm volatile("" : : "r"(&t) : "memory");  // the intrinsic does not tell the compiler that it reads all of t
     _tile_loadconfig(&t);
   }
   static void release() { _tile_release(); }
+
+  // Half of the products of c [32, COLUMNS] = left x right; between the halves the tiles hold them.
+  static void half(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, int half) {
+    constexpr int WIDE = COLUMNS * 4;
+    const int middle = (depth + 1) / 2;
+    if (!half) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int i = half ? middle : 0; i < (half ? depth : middle); i++) {
+      _tile_loadd(4, upper + 32 * i, row * 2);
+      _tile_loadd(6, right + 16 * i * COLUMNS, WIDE);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, right + 16 * i * COLUMNS + 16, WIDE);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, lower + 32 * i, row * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    if (!half) return;
+    _tile_stored(0, c, WIDE);
+    _tile_stored(1, c + 16, WIDE);
+    _tile_stored(2, c + 16 * COLUMNS, WIDE);
+    _tile_stored(3, c + 16 * COLUMNS + 16, WIDE);
+  }
 
   static void run(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, bool add) {
     constexpr int WIDE = COLUMNS * 4;
@@ -98,7 +131,7 @@ struct AmxProduct {
 template <class Product> struct Bf16Path {
   static constexpr int DEGREE = 3;
   int size, depth;      // depth: parts of 32 elements in a head, the last perhaps half zero
-  float *s;             // [KEYS, COLUMNS]
+  float *s;             // [2, STEP, COLUMNS]
   uint32_t *p;          // [KEYS / 2, COLUMNS] pairs
   uint32_t *q;          // [tiles, 16 depth, COLUMNS] pairs
   Bf16 *vt;             // [size, KEYS]
@@ -110,12 +143,12 @@ template <class Product> struct Bf16Path {
 
   static int parts(int size) { return (size + 31) / 32; }
   static size_t scratch(int size, int tiles) {
-    return KEYS * COLUMNS + KEYS / 2 * COLUMNS + tiles * 16 * parts(size) * COLUMNS + size * KEYS / 2 +
+    return 2 * STEP * COLUMNS + KEYS / 2 * COLUMNS + tiles * 16 * parts(size) * COLUMNS + size * KEYS / 2 +
            KEYS * 16 * parts(size);
   }
 
   Bf16Path(float *memory, int size) : size(size), depth(parts(size)), s(memory) {
-    p = (uint32_t *)(s + KEYS * COLUMNS);
+    p = (uint32_t *)(s + 2 * STEP * COLUMNS);
     vt = (Bf16 *)(p + KEYS / 2 * COLUMNS);
     copy = vt + size * KEYS;
     q = (uint32_t *)(copy + KEYS * 32 * depth);
@@ -144,7 +177,7 @@ template <class Product> struct Bf16Path {
   void load_keys(int key, int count) {
     const Tokens<Bf16> keys(*a, item.request, item.head, 0), values(*a, item.request, item.head, 1);
     const bool adjacent = keys.block_size % 16 == 0 && size % 32 == 0;  // `key` is a multiple of 16
-    const int padded = (count + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+    const int padded = (count + STEP - 1) / STEP * STEP;
     k_row = adjacent ? keys.token : 32 * depth;
     for (int j = 0; j < padded; j += 16) {
       k[j / 16] = adjacent ? keys[key + (j < count ? j : 0)] : copy + j * k_row;
@@ -182,10 +215,13 @@ template <class Product> struct Bf16Path {
     }
   }
 
-  void scores(int tile, int count) {
+  float *scored(int step) const { return s + step % 2 * STEP * COLUMNS; }
+
+  // Half of the products of one STEP: the second call finds those of the first in the tiles.
+  void scores(int tile, int step, int half) {
     const uint32_t *right = q + (int64_t)tile * 16 * depth * COLUMNS;
-    for (int j = 0; j < count; j += 32)
-      Product::run(s + j * COLUMNS, k[j / 16], k[j / 16 + 1], k_row, right, depth, false);
+    const Bf16 *const *keys = k + step * STEP / 16;
+    Product::half(scored(step), keys[0], keys[1], k_row, right, depth, half);
   }
 
   void put(int j, int h, Vec even, Vec odd) {
@@ -196,9 +232,12 @@ template <class Product> struct Bf16Path {
   }
   typedef uint16_t HalfOrder __attribute__((vector_size(64)));
 
-  void accumulate(float *o, int count) {
+  // The weights of the STEPs first .. last.
+  void accumulate(float *o, int first, int last) {
+    const Bf16 *v = vt + first * STEP;
     for (int d = 0; d < size; d += 32)
-      Product::run(o + d * COLUMNS, vt + d * KEYS, d + 16 < size ? vt + (d + 16) * KEYS : nullptr, KEYS, p, count / 32, true);
+      Product::run(o + d * COLUMNS, v + d * KEYS, d + 16 < size ? v + (d + 16) * KEYS : nullptr, KEYS,
+                   p + first * STEP / 2 * COLUMNS, last - first, true);
   }
 };
 

@@ -10,16 +10,17 @@ template <typename T> struct FloatPath {
   static constexpr int ROWS = 2;  // 8 of 16
 #endif
   int size;
-  float *s, *p;        // [KEYS, COLUMNS]
+  float *s;            // [2, STEP, COLUMNS]
+  float *p;            // [KEYS, COLUMNS]
   float *k, *v;        // [KEYS, size]
   float *q;            // [tiles, size, COLUMNS]
   const Attend *a;
   Item item;
 
-  static size_t scratch(int size, int tiles) { return 2 * KEYS * COLUMNS + 2 * KEYS * size + tiles * size * COLUMNS; }
+  static size_t scratch(int size, int tiles) { return (2 * STEP + KEYS) * COLUMNS + 2 * KEYS * size + tiles * size * COLUMNS; }
 
   FloatPath(float *memory, int size) : size(size), s(memory) {
-    p = s + KEYS * COLUMNS;
+    p = s + 2 * STEP * COLUMNS;
     k = p + KEYS * COLUMNS;
     v = k + KEYS * size;
     q = v + KEYS * size;
@@ -45,7 +46,7 @@ template <typename T> struct FloatPath {
 
   // Slots without a token are not read; what pads the last step is zero.
   void load_keys(int key, int count) {
-    const int padded = (count + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+    const int padded = (count + STEP - 1) / STEP * STEP;
     for (int kind = 0; kind < 2; kind++) {
       typename Tokens<T>::Cursor cursor(Tokens<T>(*a, item.request, item.head, kind), key);
       float *to = kind ? v : k;
@@ -74,9 +75,13 @@ template <typename T> struct FloatPath {
       for (int h = 0; h < 2; h++) store(c + r * COLUMNS + 16 * h, sum[r][h]);
   }
 
-  void scores(int tile, int count) {
-    for (int j = 0; j < count; j += ROWS)
-      product(s + j * COLUMNS, k + j * size, size, 1, q + (int64_t)tile * size * COLUMNS, size, false);
+  float *scored(int step) const { return s + step % 2 * STEP * COLUMNS; }
+
+  // Half of the products of one STEP.
+  void scores(int tile, int step, int half) {
+    for (int j = half * STEP / 2; j < (half + 1) * STEP / 2; j += ROWS)
+      product(scored(step) + j * COLUMNS, k + (step * STEP + j) * size, size, 1, q + (int64_t)tile * size * COLUMNS,
+              size, false);
   }
 
   void put(int j, int h, Vec even, Vec odd) {
@@ -84,7 +89,10 @@ template <typename T> struct FloatPath {
     store(p + (j + 1) * COLUMNS + h, odd);
   }
 
-  void accumulate(float *o, int count) {
-    for (int d = 0; d < size; d += ROWS) product(o + d * COLUMNS, v + d, 1, size, p, count, true);
+  // The weights of the STEPs first .. last.
+  void accumulate(float *o, int first, int last) {
+    const int key = first * STEP;
+    for (int d = 0; d < size; d += ROWS)
+      product(o + d * COLUMNS, v + key * size + d, 1, size, p + key * COLUMNS, last * STEP - key, true);
   }
 };

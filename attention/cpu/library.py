@@ -2,7 +2,8 @@
 
 Levels, best first. All hold the same kernels; what differs is how bfloat16 is multiplied:
 
-    amx           prefill by 16 x 16 tile products, decode by vdpbf16ps
+    amx           by 16 x 16 tile products; decode of other head sizes than 32, 64, 96, 128, or of blocks that are no
+                  multiple of 16, by vdpbf16ps
     avx512_bf16   both by vdpbf16ps
     avx2          both in float32
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,17 @@ class ModelSource:
 
     name: str
     path: Path
-    format: str  # "safetensors", "gguf", "dummy", or "none": a store without a model
+    format: str  # "safetensors", "gguf", "dummy", "pooled": in the store of the cluster, or "none": without a model
     config: ModelConfig
     fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, whatever the path
     files: tuple[Path, ...] = ()  # that hold weights
     seed: int = 0  # of dummy weights
 
 
-def describe(model: str, load_format: str = "auto", seed: int = 0) -> ModelSource:
-    """Find `model` and say what it is; downloads it when it is a hub id. `seed` matters to dummy weights only.
-    Raises ModelError, one line naming the remedy."""
+def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool = False) -> ModelSource:
+    """Find `model` and say what it is; downloads it when it is a hub id. `seed` matters to dummy weights only. With
+    `pooled` a directory may be without weights; their fingerprint is then the cluster's to say (`adopt`). Raises
+    ModelError, one line naming the remedy."""
     name, path = _locate(model, load_format)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -60,11 +61,23 @@ def describe(model: str, load_format: str = "auto", seed: int = 0) -> ModelSourc
         if load_format == "gguf":
             raise ModelError(f"{path} is a directory: give the .gguf file itself to --model")
         config = _directory_config(path)
+        if pooled and load_format == "auto" and not any(path.glob("*.safetensors")):
+            return ModelSource(name, path, "pooled", config, "")
         files = () if load_format == "dummy" else safetensors_files(path)
     if load_format == "dummy":
         return ModelSource(name, path, "dummy", config, _fingerprint(config, (), seed), (), seed)
     kind = "gguf" if path.is_file() else "safetensors"
     return ModelSource(name, path, kind, config, _fingerprint(config, files), files)
+
+
+def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource:
+    """A source whose weights are elsewhere with the fingerprint of those that `cluster` serves (GET /cluster). Raises
+    ModelError when there is nobody to have them from."""
+    if source.format != "pooled":
+        return source
+    if cluster is None:
+        raise ModelError(f"{source.path} holds no weights: give --join, to have them from the cluster's store")
+    return replace(source, fingerprint=str(cluster["fingerprint"]))
 
 
 def no_model(value_bytes: int, block_size: int) -> ModelSource:

@@ -64,14 +64,16 @@ def load(
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
     cache: WeightCache | None = None,
+    opened: AbstractContextManager[Reader] | None = None,
 ) -> dict[str, Tensor]:
-    """All weights in `dtype` on `device`, contiguous; with `shard`, one rank's parts of them.
+    """All weights in `dtype` on `device`, contiguous; with `shard`, one rank's parts of them; from `opened` instead of
+    the source's files where that is given.
 
     `progress(done, total)` counts bytes in `dtype`, of whole weights, and is called from the calling thread. What is
     converted from GGUF is kept in `cache` (by one that has no shard). Raises ModelError when a weight is missing,
     unknown, misshapen or unreadable."""
-    if cache is None or source.format != "gguf":
-        return _load(source, _open(source), dtype, device, progress, shard)
+    if opened is not None or cache is None or source.format != "gguf":
+        return _load(source, opened or _open(source), dtype, device, progress, shard)
     entry = cache.entry(source.path, dtype)
     if (kept := cache.load(entry)) is not None:
         return _load(source, KeptWeights(kept), dtype, device, progress, shard)
@@ -192,11 +194,25 @@ class DummyWeights:
         return torch.randn(shape, generator=random) * std
 
 
+def open_weights(source: ModelSource, dtype: torch.dtype, cache: WeightCache | None) -> AbstractContextManager[Reader]:
+    """The weights of `source` one by one: as kept in `cache` in `dtype`, else from its files. Raises ModelError."""
+    if cache is not None and source.format == "gguf":
+        kept = cache.load(cache.entry(source.path, dtype))
+        if kept is not None:
+            return KeptWeights(kept)
+    return _open(source)
+
+
 def _open(source: ModelSource) -> AbstractContextManager[Reader]:
     if source.format == "dummy":
         return DummyWeights(source.config, source.seed)
     if source.format == "gguf":
         return GGUFWeights(source.path, source.config)
+    if source.format == "pooled":
+        raise ModelError(
+            f"{source.name} has no weight files, and the pooled store of the cluster has no weights of it: start a "
+            "node with --weights-from-store that has them, or give --model a directory with them"
+        )
     return SafetensorsWeights(source.files, source.config)
 
 

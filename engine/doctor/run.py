@@ -14,10 +14,10 @@ from dataclasses import asdict
 from functools import partial
 
 from engine.config import Config
-from engine.doctor import compute, memory, paths, rdma, storage
+from engine.doctor import compute, memory, paths, rails, rdma, storage
 from engine.doctor.finding import FAIL, WARN, Check, Finding, System, careful
 from engine.flags import host_port, parse
-from engine.node import open_cluster_key, transport_options
+from engine.node import open_cluster_key, rdma_devices, transport_options
 from net.http.client import ClusterError
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
@@ -38,6 +38,8 @@ def checks(config: Config) -> dict[str, Check]:
         "LMDB": partial(storage.lmdb_path, ssd_path=config.ssd_path, ssd_bytes=config.ssd_bytes),
         "libibverbs": rdma.library,
         "RDMA devices": rdma.devices,
+        "rails": partial(rails.rails, wanted=rdma_devices(config), topology_file=config.topology_file),
+        "GPUDirect": rails.gpudirect,
         "locked memory": partial(rdma.locked_memory, wanted_bytes=pinned),
     }
 

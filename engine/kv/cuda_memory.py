@@ -7,6 +7,7 @@ tensor on the GPU first, so that thousands of them are one kernel and one copy o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from net.memory import Region
 
 Move = tuple[int, int, int]
-"""As in net.staging, which needs more packages than a GPU machine without a node has."""
+"""As in net.device_memory, which needs more packages than a GPU machine without a node has."""
 
 MIN_ROWS = 4  # below so many pieces a copy each is cheaper than gathering
 
@@ -33,7 +34,7 @@ class CudaCopying:
 
 
 class CudaMemory:
-    """A contiguous CUDA tensor, addressed in bytes. See net.staging.Device."""
+    """A contiguous CUDA tensor, addressed in bytes. See net.device_memory.Device."""
 
     def __init__(self, arena: Tensor, after: torch.cuda.Stream | None = None) -> None:
         """after: copies out wait for what this stream has been given so far; None: whoever submits has waited for the
@@ -41,7 +42,9 @@ class CudaMemory:
         if not arena.is_cuda or not arena.is_contiguous():
             raise ValueError(f"a device arena is a contiguous CUDA tensor, got one on {arena.device}")
         self._bytes = arena.view(torch.uint8).flatten()
-        self.location = str(arena.device)
+        card: Any = torch.cuda.get_device_properties(arena.device)  # the stubs leave the PCI address out
+        address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+        self.location = f"cuda:{arena.get_device()}@{address}"
         self.nbytes = self._bytes.numel()
         self._after = after
         self._stream = torch.cuda.Stream(arena.device)

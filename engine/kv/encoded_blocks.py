@@ -16,7 +16,8 @@ from torch import Tensor
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, BlockKey
 from cache.policy import Facts
-from cache.store import GetResult, Store
+from cache.results import GetResult
+from cache.store import Store
 from engine.kv.prefetch import total
 from net.memory import Region
 

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from cache.block import BlockGeometry, BlockKey
 from cache.policy import Facts
-from cache.store import GetResult, Store
+from cache.results import GetResult
+from cache.store import Store
 
 
 class PoolBlocks(Protocol):

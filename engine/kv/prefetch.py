@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cache.block import BlockKey
-from cache.store import GetResult
+from cache.results import GetResult
 from engine.kv.pool_blocks import PoolBlocks
 
 WINDOW_BLOCKS = 64

@@ -205,10 +205,11 @@ class Model:
             x = x * self.embedding_scale
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
-        for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
+        pools = kv_pool.unbind(1)  # a view for each layer, in one call
+        for index, (layer, tail, kv) in enumerate(zip(self.layers, self.tails, pools, strict=True)):
             if before_layer is not None:
                 before_layer(index)
-            attended = self._attention(projected, layer, kv_pool[:, index], step)
+            attended = self._attention(projected, layer, kv, step)
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:

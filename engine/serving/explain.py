@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 PREFILL_COLUMNS = ("wait_s", "transfer_s", "prefill_s", "ttft_s", "local_tokens", "pool_tokens", "prefix_source")
 DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "decode_s", "running", "headroom_blocks")
-PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s")
+PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
 
 
 def main(argv: Sequence[str]) -> int:

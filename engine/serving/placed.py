@@ -21,6 +21,7 @@ class ProbeAnswer:
     gossiped_wait_s: float | None  # None: gossip had told nothing yet
     gossip_age_s: float | None
     claimed: int  # by all acceptors, ever; see sched/load_word.py
+    one_sided: bool = False  # its load word was read, and local_tokens is what its digest tells
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -30,6 +31,7 @@ class ProbeAnswer:
             "gossip_age_s": self.gossip_age_s,
             "local_tokens": self.local_tokens,
             "round_trip_s": self.round_trip_s,
+            "one_sided": self.one_sided,
         }
 
 

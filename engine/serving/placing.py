@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,50 +16,30 @@ import numpy as np
 from cache.block import BlockGeometry, BlockKey
 from cache.store import Store
 from engine.request import Request
-from engine.serving import messages
 from engine.serving.claims import Claims, accepted
 from engine.serving.clocks import Clocks
 from engine.serving.measured_links import MeasuredLinks
 from engine.serving.placed import Placed, ProbeAnswer
-from net.channel import Channel, PeerLost, RemoteError
+from engine.serving.probing import Known, Prober, Question
+from net.channel import Channel
 from net.gossip import Gossip
 from net.http.frontend import Overloaded
 from net.load_words import LoadWords
-from net.shm import boot_id
-from sched.load_word import CLAIM_UNIT_S, DRAINING
-from sched.member import Member, Status
+from net.transfer import TransferEngine
+from sched.load_word import DRAINING
+from sched.member import Status
 from sched.placements.arrivals import ArrivalRate
 from sched.placements.choice import Placement, PlacementPolicy
 from sched.placements.costs import prefill_costs
 from sched.placements.demand import Demand
+from sched.placements.links import Vector
+from sched.placements.match import Matcher
 from sched.placements.view import Candidate, View
 from sched.rejection import Estimate, Rejection
-from sched.state import NodeRecord
-
-PROBE_TIMEOUT_S = 1.0
-LAGGARD_S = 0.1
-"""Once somebody has answered, the others have so long."""
 
 MOST_STRANGERS = 4
 VIEW_S, VIEW_PER_NODE_S = 0.02, 2e-4
 """A view serves the decisions of so long, what those add is charged to it; building it costs some 20 us a node."""
-
-
-@dataclass(slots=True)
-class Known:
-    """Engine nodes with their records, and those alive that gossip has told no load of yet."""
-
-    view: View
-    members: list[Member]  # in the order of the view
-    strangers: list[Member]
-    at: float
-
-    def of(self, node_id: str, now: float) -> tuple[float, float] | None:
-        """(wait_s, age_s) of a node by gossip."""
-        i = self.view.index.get(node_id)
-        if i is None:
-            return None
-        return max(0.0, float(self.view.work_until[i]) - now), self.view.nodes[i].age_s + now - self.at
 
 
 class Placer:
@@ -72,6 +51,7 @@ class Placer:
         channel: Channel,
         gossip: Gossip,
         store: Store,
+        transfer: TransferEngine,
         words: LoadWords,
         geometry: BlockGeometry,
         prefix_caching: bool,
@@ -82,7 +62,6 @@ class Placer:
         self.links = MeasuredLinks()
         self.clocks = Clocks()
         self._policy = policy
-        self._channel = channel
         self._gossip = gossip
         self._store = store
         self._words = words
@@ -93,7 +72,8 @@ class Placer:
         self._rejection, self._slo_scale = rejection, slo_scale
         self._arrivals = ArrivalRate()
         self._known: Known | None = None
-        self._boot_id = boot_id()
+        self._prober = Prober(channel, gossip, transfer, words, self.clocks, rejection.forecasts)
+        self._matcher = Matcher(lambda: gossip.core.digests.holders)
 
     @property
     def block_size(self) -> int:
@@ -108,17 +88,21 @@ class Placer:
         keys = self._keys(request)
         known = self._now_known(begun)
         demand = self._demand(request, 0)
-        asked = self._policy.shortlist(begun, demand, known.view, known.view.none)
+        matched = self._matched(known, keys)
+        asked = self._policy.shortlist(begun, demand, known.view, matched)
         members = [known.members[i] for i in asked] + known.strangers[:MOST_STRANGERS]
         horizon_s = prefill_costs(begun, demand, known.view, known.view.none, 1.0).soonest_s()
-        pool_tokens, answers = await asyncio.gather(
-            self._pool_tokens(keys), self._probe_all(members, keys, horizon_s, known)
-        )
+        question = Question(keys, horizon_s, {known.view.ids[i]: int(matched[i]) for i in asked})
+        pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
-        view = self._answered(now, known, answers, bool(asked))
+        view, heard = self._answered(now, known, answers, bool(asked))
         for node in avoid:
             view.close(node)
-        matched = np.array([float(answers[node].local_tokens) if node in answers else 0.0 for node in view.ids])
+        if heard:
+            told = [
+                answers[node].local_tokens if node in answers else question.matched.get(node, 0) for node in view.ids
+            ]
+            matched = np.array(told, dtype=np.float64)
         decide = partial(self._policy.place, now, self._demand(request, pool_tokens), view, matched)
         decision = accepted(decide())
         if new:
@@ -126,8 +110,9 @@ class Placer:
         claimed = {node: answer.claimed for node, answer in answers.items()}
         decision, claim, given_up = await self._claims.secure(decision, decide, view, now, claimed)
         placed = Placed(decision, list(answers.values()), len(members), time.monotonic() - begun, claim, given_up)
-        for charged in (known.view, self._known.view if self._known else known.view):
-            charged.charge(now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
+        newest = known if self._known is None else self._known
+        for view in [known.view] if newest is known else [known.view, newest.view]:
+            view.charge(now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
         self._gossip.view.charge(decision.prefill, decision.estimates["prefill_s"])
         return placed
 
@@ -199,61 +184,28 @@ class Placer:
         ages = [candidate.age_s for candidate in candidates]
         expected = self._arrivals.per_s(now) * len(members) * (sum(ages) / len(ages) if ages else 0.0)
         view = View(now, candidates, self.links, self._max_waiting, expected)
-        self._known = Known(view, members, strangers, now)
+        holders = self._gossip.core.digests.holders
+        indices = [holders.index(member.node_id) for member in members]
+        places = np.array([-1 if index is None else index for index in indices], dtype=np.intp)
+        self._known = Known(view, members, strangers, places, now)
         return self._known
 
-    def _answered(self, now: float, known: Known, answers: dict[str, ProbeAnswer], asked: bool) -> View:
-        """A view of those that answered; of everybody when nobody was asked, with the strangers that did."""
-        fresh, aged = [answer.candidate for answer in answers.values()], self._aged(now, known)
-        fresh = with_silent(fresh, aged) if asked else [*aged, *fresh]
-        return View(now, fresh, self.links, self._max_waiting)
-
-    def _aged(self, now: float, known: Known) -> list[Candidate]:
+    def _answered(self, now: float, known: Known, answers: dict[str, ProbeAnswer], asked: bool) -> tuple[View, bool]:
+        """A view of those that answered, and True; of everybody by gossip when the policy asks nobody."""
+        if not asked and known.members:
+            return known.view.copy(), False
         records = self._gossip.records
-        return [Candidate.of(m, records[m.node_id]) for m in known.members if m.node_id in records]
+        aged = [Candidate.of(m, records[m.node_id]) for m in known.members if m.node_id in records]
+        fresh = with_silent([answer.candidate for answer in answers.values()], aged)
+        return View(now, fresh, self.links, self._max_waiting), True
 
-    async def _probe_all(
-        self, members: Sequence[Member], keys: Sequence[BlockKey], horizon_s: float, known: Known
-    ) -> dict[str, ProbeAnswer]:
-        """By node. Those that do not answer in time are left out: a slow node must not hold up every request."""
-        pending = {asyncio.ensure_future(self._probe(member, keys, horizon_s, known)) for member in members}
-        answers: dict[str, ProbeAnswer] = {}
-        deadline = time.monotonic() + PROBE_TIMEOUT_S
-        try:
-            while pending and (left := deadline - time.monotonic()) > 0:
-                done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                for answer in (task.result() for task in done):
-                    if answer is not None:
-                        answers[answer.candidate.node_id] = answer
-                        deadline = min(deadline, time.monotonic() + LAGGARD_S)
-        finally:
-            for task in pending:
-                task.cancel()
-        return answers
-
-    async def _probe(
-        self, member: Member, keys: Sequence[BlockKey], horizon_s: float, known: Known
-    ) -> ProbeAnswer | None:
-        data = [b"".join(keys)] if "prefill" in member.roles else []
-        sent, begun = time.time(), time.monotonic()
-        try:
-            reply, _ = await self._channel.call(
-                member.node_id, messages.PROBE, {"horizon_s": horizon_s}, data, PROBE_TIMEOUT_S
-            )
-        except (PeerLost, RemoteError, TimeoutError):
-            return None
-        self.clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], reply["boot_id"] == self._boot_id)
-        record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
-        ahead = (reply["step_soon_s"], reply["step_alone_s"], reply["decode_s"])
-        told = known.of(member.node_id, begun)
-        return ProbeAnswer(
-            candidate=Candidate.of(member, record, reply["outstanding"] * CLAIM_UNIT_S, ahead),
-            local_tokens=reply["local_tokens"],
-            round_trip_s=time.monotonic() - begun,
-            gossiped_wait_s=None if told is None else told[0],
-            gossip_age_s=None if told is None else told[1],
-            claimed=reply["claimed"],
-        )
+    def _matched(self, known: Known, keys: Sequence[BlockKey]) -> Vector:
+        """Leading tokens that each node of the view holds, as far as their digests tell."""
+        if not keys:
+            return known.view.none
+        depths = self._matcher.depths(keys, self._geometry.block_size)
+        matched: Vector = np.append(depths, 0.0)[known.places]
+        return matched
 
 
 def with_silent(answered: Sequence[Candidate], gossiped: Sequence[Candidate]) -> list[Candidate]:

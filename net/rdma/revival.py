@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from net.errors import PeerLost
@@ -38,6 +39,7 @@ class Revival:
         self._give_up = give_up
         self._ended = False
         self._reviving: dict[int, asyncio.Task[None]] = {}
+        self._port_up = [asyncio.Event() for _ in devices]
         self._listeners = [self._port_listener(index) for index in range(len(devices))]
         for device, listener in zip(devices, self._listeners, strict=True):
             device.on_port.append(listener)
@@ -48,6 +50,7 @@ class Revival:
                 return
             if active:
                 self._pump.rails[index].retry_at = 0.0
+                self._port_up[index].set()
                 self.revive(index)
             else:
                 self._pump.pairs[index].break_off(f"the link of {self._pump.rails[index].name} went down")
@@ -68,7 +71,8 @@ class Revival:
             for job in list(self._pump.jobs):
                 job.settled(index)
             while True:
-                await asyncio.sleep(max(0.0, rail.retry_at - time.monotonic()))
+                await self._pause(index)
+                self._port_up[index].clear()
                 try:
                     await self._restart(index)
                     return
@@ -78,6 +82,12 @@ class Revival:
             return  # and with the connection this link
         except TimeoutError:
             self._give_up("it does not answer about a broken rail")
+
+    async def _pause(self, index: int) -> None:
+        """Until the rail may be tried again, or its port has come up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._pump.rails[index].retry_at - time.monotonic())):
+                await self._port_up[index].wait()
 
     async def _restart(self, index: int) -> None:
         """A new generation on both sides. Raises VerbsError, ValueError, TimeoutError, PeerLost."""

@@ -7,7 +7,7 @@ Nodes that are asked answer with the exact depth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,17 +21,18 @@ KEPT = 256
 
 
 class Matcher:
-    """Depths by the digests in `holders`."""
+    """Depths by the digests that `holders()` has."""
 
-    def __init__(self, holders: Holders) -> None:
+    def __init__(self, holders: Callable[[], Holders]) -> None:
         self._holders = holders
         self._kept: dict[tuple[object, ...], Vector] = {}
 
     def depths(self, keys: Sequence[Key], block_size: int) -> Vector:
         """Leading tokens of the prompt that each node holds [len(holders.nodes)], by the holders' index."""
         stride = max(1, -(-len(keys) // ANCHORS))
-        size = len(self._holders.nodes)
-        levels = tuple(self._holders.levels(keys[stride - 1 :: stride]))
+        holders = self._holders()
+        size = len(holders.nodes)
+        levels = tuple(holders.levels(keys[stride - 1 :: stride]))
         name = (size, stride * block_size, levels)
         found = self._kept.get(name)
         if found is None:

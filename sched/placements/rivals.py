@@ -3,7 +3,7 @@
 random          any node that can: the floor every policy must beat
 round-robin     in turn
 least-load      the shortest queue, whatever is cached (load balancing, papers.md section 7)
-local-cache     the longest prefix on the node itself, no KV moves between prefill nodes (local cache-aware)
+local-cache     Algorithm 1, but no KV moves between prefill nodes (local cache-aware)
 power-of-two    the better of two drawn, both asked: robust however old the gossip is
 dynamo-cost     NVIDIA Dynamo's router: blocks to prefill and blocks being decoded, a weighted sum
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sched.placements.central import CentralGreedy
 from sched.placements.costs import DecodeCosts, PrefillCosts, least
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
@@ -55,14 +56,10 @@ class LeastLoad(TwoStages):
         return self.drawn(least(costs.view.running, able))
 
 
-class LocalCache(LeastLoad):
-    """Longest own prefix, then least load."""
+class LocalCache(CentralGreedy):
+    """Algorithm 1 without step 3's fetch: least queue and prefill behind the node's own prefix."""
 
-    asks_everybody = True
     fetches = False
-
-    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
-        return self.drawn(least(costs.wait_s, least(-costs.local, able)))
 
 
 class PowerOfTwo(TwoStages):

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sched.load_word import ROLE_BITS
 from sched.member import Member
 from sched.placements.links import Lines, Links, Vector
 from sched.state import NodeRecord
@@ -55,7 +56,7 @@ class Candidate:
         soon_s, alone_s, decode_s = ahead or (step_s, 0.0 if record.running else step_s, 0.0)
         return cls(
             node_id=member.node_id,
-            roles=member.roles,
+            roles=tuple(role for role in member.roles if not record.flags or record.flags & ROLE_BITS[role]),
             wait_s=(record.work_s + claimed_s) * slow,
             waiting=record.waiting,
             running=record.running,
@@ -149,9 +150,11 @@ class View:
             name: value[..., chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
         }
         view.nodes, view.ids = [self.nodes[i] for i in indices], [self.ids[i] for i in indices]
+        view.per_token, view.per_pair = view.prefill[1], view.prefill[2]
         view._handover, view._fetch = {}, {}
         view.least_blocks = float(view.total_blocks.min(initial=np.inf))
-        vars(view).pop("index", None)
+        for cached in ("decode_order", "index"):
+            vars(view).pop(cached, None)
         return view
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:

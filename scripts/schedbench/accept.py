@@ -17,6 +17,7 @@ from engine.request import Request, SamplingParams
 from engine.serving.messages import pack_request
 from engine.serving.placing import Placer
 from sched.admission import Limits
+from sched.holders import Holders
 from sched.member import Member
 from sched.placements.table import placements
 from sched.record import NodeRecord
@@ -33,6 +34,7 @@ class Answers:
         self.members = [Member(f"n{i}", ("127.0.0.1", i), roles=("prefill", "decode")) for i in range(nodes)]
         self.records = {member.node_id: _record(rng) for member in self.members}
         self.view = SimpleNamespace(charge=lambda *_: None)
+        self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()))
         self.replies = {
             name: {
                 "record": record.pack().hex(), "claimed": 0, "outstanding": 0, "step_soon_s": 0.01,
@@ -63,7 +65,7 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
     rng = random.Random(seed)
     world = cast(Any, Answers(nodes, rng))
     policy = placements["mooncake"](Limits(), rng)
-    placer = Placer(policy, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0)
+    placer = Placer(policy, world, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0)
     prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
     sampling = SamplingParams(max_tokens=64)
 

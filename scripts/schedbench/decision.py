@@ -42,7 +42,7 @@ class Cluster:
         self.view = View(0.0, self.candidates, self.links, 256, EXPECTED_ARRIVALS)
         self.keys = [rng.randbytes(16) for _ in range(PROMPT_TOKENS // BLOCK_SIZE)]
         self.holders = Holders()
-        self.matcher = Matcher(self.holders)
+        self.matcher = Matcher(lambda: self.holders)
         for node in self.candidates:
             self._fill(node.node_id)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention.quantize_torch import LARGEST, decode_block, encode_block
+from attention.quantize_torch import LARGEST, decode_block, e4m3_to_float, encode_block
 from cache.block import BlockGeometry
 
 FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
@@ -49,6 +49,14 @@ def test_encoded_blocks_are_about_half_of_bfloat16():
     geometry = BlockGeometry(30, 3, 64, 16, "bfloat16", "int8")
     assert encoded(block_of(layers=30), torch.int8).numel() == geometry.pool_bytes
     assert 0.5 < geometry.pool_bytes / geometry.block_bytes < 0.51
+
+
+def test_every_e4m3_code_but_nan_is_torchs_value():
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    values = codes.view(torch.float8_e4m3fn).float()
+    ours = e4m3_to_float(codes.view(torch.int8))
+    assert torch.equal(ours[~values.isnan()], values[~values.isnan()])
+    assert values.isnan().sum() == 2
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)

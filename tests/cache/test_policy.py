@@ -108,7 +108,7 @@ class Lives(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", policies)
 def test_a_policy_is_what_its_definition_says(name):
     machine = type("Machine", (Lives,), {"policy_name": name})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize("name", policies)

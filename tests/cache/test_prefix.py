@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.pool import BlockPool
 from cache.prefix import PrefixIndex
 
 KEYS = st.binary(min_size=16, max_size=16)
@@ -38,3 +39,20 @@ def test_neither_key_nor_block_has_two_partners():
     with pytest.raises(ValueError, match="already"):
         index.add(b"l", 3)
     assert list(index.pairs()) == [(b"k", 3)]
+
+
+def test_a_pool_tells_what_it_holds_and_what_comes_and_goes():
+    pool, held = BlockPool(4), set()
+    pool.name(pool.allocate(1)[0], b"before")
+
+    def told(key: bytes, is_held: bool) -> None:
+        (held.add if is_held else held.remove)(key)
+
+    pool.watch(told)
+    assert held == {b"before"}
+    [block_id] = pool.allocate(1)
+    pool.name(block_id, b"after")
+    assert held == {b"before", b"after"} == set(pool.keys())
+    pool.release([block_id])
+    pool.allocate(3)  # evicts it
+    assert held == {b"before"} == set(pool.keys())

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from cache.arena import Arena, checksum
 from cache.homes import equal_members, homes
-from cache.share import Deadlines
+from cache.protocol import Deadlines
+from cache.results import GetResult
 from cache.ssd import SsdTier
-from cache.store import GetResult, Store
+from cache.store import Store
 from cache.tiers import LocalStore
 from net.errors import RemoteError, TransferError
 from net.memory import Region

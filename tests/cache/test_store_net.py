@@ -9,7 +9,7 @@ import pytest
 
 from cache.arena import Arena
 from cache.homes import equal_members
-from cache.share import Deadlines
+from cache.protocol import Deadlines
 from cache.ssd import SsdTier
 from cache.store import Store
 from cache.tiers import LocalStore

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from cache.homes import equal_members, homes
-from cache.share import Deadlines
-from cache.store import NoRoom, Unreachable
+from cache.protocol import Deadlines
+from cache.results import NoRoom, Unreachable
+from net.errors import RemoteError
 from tests.cache.test_store import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
 
 SOON = Deadlines(lookup_s=0.1, control_s=0.2, transfer_s=0.2, room_s=0.05, shun_s=30)
@@ -149,7 +150,11 @@ async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
             assert (await get(a, [i])).blocks == 1
         await until(lambda: holders(cluster, i) == {"a", "b", "c"})
         assert (await get(a, [i])).blocks == 1
-        assert (await get(a, [i])).sources == {"a": 1}, "the nearest of them"
+        now = asyncio.get_running_loop().time()
+        assert set(a.router.replicas_of(now, key_of(i))) == {"a", "b", "c"}
+        cluster.hub.kill("b")
+        for _ in range(4):
+            assert (await get(a, [i])).blocks == 1, "its home is not needed any more"
 
 
 async def test_values_are_bytes_or_missing(way):
@@ -212,3 +217,25 @@ async def test_a_long_prefix_arrives_in_parts(way):
         runs = [result.blocks async for result in a.stream_into([key_of(i) for i in range(40)], "kv", offsets)]
         assert runs == [8, 8, 8, 6]
         assert all(a.kv.memory[at * SLOT : (at + 1) * SLOT] == block_of(at) for at in range(30))
+
+
+async def test_a_small_block_damaged_at_home_is_dropped_there():
+    async with cluster_of("a", "b", message_block_bytes=SLOT) as cluster:
+        a, b = cluster.stores["a"], cluster.stores["b"]
+        numbers = of_home(cluster, "b", 6)
+        await put(a, numbers)
+        b.local.arena.memory(b.local._pool.lookup(key_of(numbers[3])))[100] ^= 1
+        assert (await get(a, numbers)).blocks == 3
+        assert a.stats()["corrupt"] == 1
+        await until(lambda: b.local.contains(key_of(numbers[3])) is None)
+        assert await put(a, numbers) == 1
+        assert (await get(a, numbers)).transports == {"message": 6}
+
+
+async def test_small_blocks_that_do_not_fit_their_description_are_refused():
+    async with cluster_of("a", "b", message_block_bytes=SLOT) as cluster:
+        call, b = cluster.hub.channels["a"].call, cluster.stores["b"]
+        for lengths, data, reason in (([9], b"short", "not 1 keys"), ([SLOT + 1], bytes(SLOT + 1), "slots have")):
+            with pytest.raises(RemoteError, match=reason):
+                await call("b", "store.write", {"lengths": lengths, "checksums": [1]}, [key_of(1), data])
+        assert b.local.stats()["dram"]["reserved"] == b.local.stats()["dram"]["blocks"] == 0

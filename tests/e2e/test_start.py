@@ -27,6 +27,7 @@ def run(*flags: str) -> tuple[int, str]:
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--join", "127.0.0.1:1", "--role", "store"], "--join 127.0.0.1:1"),
         (["--role", "store", "--port", "0", "--ssd-path", "/proc/nowhere"], "--ssd-path"),
+        (["--role", "store", "--port", "0", "--cluster-key-file", "/nowhere"], "--cluster-key-file /nowhere"),
     ],
 )
 def test_wrong_flags(flags, remedy):
@@ -36,7 +37,9 @@ def test_wrong_flags(flags, remedy):
     assert remedy in told.splitlines()[-1]
 
 
-def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model):
+def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("5c" * 32)
     with start("store=1", *tiny_model) as cluster:
         door = cluster.nodes[0].url.removeprefix("http://")
         join = [*tiny_model, "--role", "store", "--port", "0", "--join", door]
@@ -44,6 +47,7 @@ def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model):
             ([*join, "--block-size", "32"], "--block-size 16"),
             ([*join, "--seed", "1"], "same model"),
             ([*join, "--dtype", "bfloat16"], "float32"),
+            ([*join, "--cluster-key-file", str(key)], "give both the same --cluster-key-file"),
             ([*tiny_model, "--role", "store", "--port", str(host_port(door)[1])], "--port"),
         ]:
             code, told = run(*flags)

@@ -14,8 +14,12 @@ def alone(start: Start, tiny_model) -> str:
 
 
 @pytest.mark.parametrize(("transport", "block_size"), [("shm", "32"), ("tcp", "16")])
-def test_kv_travels(start: Start, tiny_model, alone, transport, block_size):
-    flags = ("--transport", transport, "--block-size", block_size, "--prefix-fetch", "always")
+def test_kv_travels(start: Start, tiny_model, alone, transport, block_size, tmp_path):
+    flags = ["--transport", transport, "--block-size", block_size, "--prefix-fetch", "always"]
+    if transport == "tcp":  # sealed
+        key = tmp_path / "key"
+        key.write_text("5c" * 32)
+        flags += ["--cluster-key-file", str(key)]
     with start("prefill=1,decode=1,store=1", *tiny_model, *flags) as cluster:
         url = cluster["decode-0"].url
         first = complete(url, list(range(100, 400)), 24, ignore_eos=True)

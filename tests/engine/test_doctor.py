@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import Config
-from engine.doctor import compute, memory, paths, rdma, storage
+from engine.doctor import compute, memory, paths, rails, rdma, storage
 from engine.doctor.finding import FAIL, OK, WARN, System, careful
 from engine.doctor.paths import Tried, verdict
 from engine.doctor.run import examine, main, show
@@ -74,6 +74,38 @@ def test_without_a_device_nobody_needs_the_library(machine):
     (one,) = rdma.library(machine(ONE_NIC), absent)
     assert one.status == WARN and "apt install" in one.remedy
     assert rdma.library(machine(ONE_NIC), str)[0].status == OK
+
+
+def test_rails_and_their_places(machine, tmp_path):
+    assert rails.rails(machine())[0].found == "no RDMA device, so no rails"
+    system = machine(ONE_NIC | {"sys/class/infiniband/mlx5_1/ports/1/state": "4: ACTIVE"})
+    (one,) = rails.rails(system)
+    assert one.found == "0 = mlx5_0 (NUMA node 1), 1 = mlx5_1 (NUMA node unknown)"
+    assert one.status == OK and "--topology-file" in one.remedy
+    assert rails.rails(system, ["mlx5_0"])[0].remedy == ""
+    assert rails.rails(system, ["mlx5_9"])[0].status == FAIL
+    file = tmp_path / "t.toml"
+    file.write_text("[rails]\nmlx5_1 = 0\nmlx5_0 = 1\n[numa]\nmlx5_1 = 0\n")
+    (one,) = rails.rails(system, (), str(file))
+    assert (one.found, one.remedy) == ("0 = mlx5_1 (NUMA node 0), 1 = mlx5_0 (NUMA node 1)", "")
+    file.write_text("[rails]\nmlx4_0 = 0\n")
+    assert rails.rails(system, (), str(file))[0].status == WARN
+    file.write_text("[rails")
+    (one,) = rails.rails(system, (), str(file))
+    assert one.status == FAIL and "--topology-file" in one.found
+
+
+def test_whether_cards_could_reach_gpu_memory(machine):
+    def old(name):
+        return object()
+
+    class New:
+        ibv_reg_dmabuf_mr = None
+
+    assert "no GPU" in rails.gpudirect(machine(ONE_NIC))[0].found
+    gpu = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "Model: H200"}
+    assert rails.gpudirect(machine(ONE_NIC | gpu), old)[0].status == WARN
+    assert rails.gpudirect(machine(ONE_NIC | gpu), lambda name: New)[0].status == OK
 
 
 def test_locked_memory_matters_to_rdma_only(machine, monkeypatch):

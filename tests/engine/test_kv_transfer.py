@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache.block import BlockGeometry
-from cache.policy import policies
+from cache.policies import policies
 from cache.pool import BlockPool
 from engine.kv.kv_ready import KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer

@@ -7,7 +7,7 @@ import torch
 
 from cache.block import BlockGeometry
 from cache.policy import PLAIN
-from cache.store import GetResult
+from cache.results import GetResult
 from engine.engine import pool_blocks
 from engine.kv.prefetch import WINDOW_BLOCKS, Prefetch
 from net.memory import Region

@@ -57,9 +57,16 @@ class FakeFrontend:
         return bytes([token_id]) if token_id < 256 else b"<special>"
 
     async def generate(
-        self, prompt: list[int], sampling: dict[str, Any], *, request_id: str, service_class: str, cache_salt: str
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        *,
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        call = {"prompt": prompt, "sampling": sampling, "request_id": request_id}
+        call = {"prompt": prompt, "sampling": sampling, "request_id": request_id, "again": again}
         self.calls.append(call | {"service_class": service_class, "cache_salt": cache_salt})
         assert request_id not in self.open
         self.open.add(request_id)

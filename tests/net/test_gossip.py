@@ -77,6 +77,18 @@ async def test_nodes_join_through_any_node_and_learn_each_other_s_load(start):
     await reached(lambda: all(set(node.gossip.records) == everyone for node in nodes))
 
 
+async def test_nodes_learn_what_each_other_s_cache_holds(start):
+    nodes = await cluster(start, 3)
+    chain = [bytes([i]) * 16 for i in range(4)]
+    for key in chain:
+        nodes[1].gossip.cached(key, True)
+    nodes[1].gossip.cached(chain[3], False)
+    for node in nodes:
+        holders = node.gossip.core.digests.holders
+        await reached(lambda: holders.best_hits(chain).tolist()[holders.index("n1")] == 3)  # noqa: B023
+        assert sum(holders.best_hits(chain)) == 3
+
+
 async def test_a_killed_node_goes_down_everywhere(start):
     nodes = await cluster(start, 4)
     await nodes[1].gossip.close()

@@ -189,3 +189,20 @@ async def test_sync_client(frontend):
                 return whole.choices[0].message.content or "", "".join(chunk.choices[0].text for chunk in stream)
 
         assert await asyncio.to_thread(ask) == ("hell", "xyzx")
+
+
+@pytest.mark.parametrize(("received", "rest"), [(0, "abcdab"), (4, "ab"), (6, ""), (9, "")])
+async def test_a_client_that_comes_back_gets_what_it_does_not_have(client, frontend, received, rest):
+    headers = {"X-Request-Id": "mine", "X-Resume-From": str(received)}
+    body = {"model": "fake", "prompt": "abcd", "max_tokens": 6, "extra_headers": headers}
+    whole = (await client.completions.create(**body)).choices[0]
+    assert (whole.text, whole.finish_reason) == (rest, "length")
+    stream = await client.completions.create(**body, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == rest
+    assert all(call["again"] and call["request_id"] == "mine" for call in frontend.calls)
+
+
+@pytest.mark.parametrize("headers", [{"X-Request-Id": "mine", "X-Resume-From": "x"}, {"X-Resume-From": "3"}])
+async def test_coming_back_needs_the_id_and_a_number(client, headers):
+    with pytest.raises(openai.BadRequestError, match="X-Resume-From"):
+        await client.completions.create(model="fake", prompt="ab", extra_headers=headers)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from net.device_memory import chunks
 from net.errors import PeerLost, TransferError
 from net.memory import Region
-from net.staging import BUFFERS, STAGING, DeviceRegion, DeviceTransferEngine, chunks
+from net.staging import BUFFERS, STAGING, DeviceRegion, DeviceTransferEngine
 from net.transfer import URGENT, Op, TransferEngine
 from tests.net.fake_device import FakeDevice
 from tests.net.peers import channels, until
@@ -111,6 +112,27 @@ async def test_a_node_to_itself_and_many_at_once():
             )
         )
         assert b.memory["device"] == sent
+        assert a.settled() and b.settled()
+
+
+async def test_regions_say_where_they_are():
+    async with two() as (a, _):
+        found = a.engine.regions()
+        assert found["device"] == {"nbytes": SIZE, "place": "fake:0"}
+        assert found[STAGING]["place"] == "fake:0"
+        assert found["host"]["nbytes"] == SIZE and found["host"]["place"] in (None, "numa:0", "numa:1")
+
+
+async def test_two_nodes_that_send_to_each_other_do_not_wait_for_each_others_buffers():
+    async with two() as (a, b):
+        first, second = bytes(a.memory["device"]), bytes(b.memory["device"])
+        half = SIZE // 2
+        async with asyncio.timeout(20):
+            await asyncio.gather(
+                *(a.engine.submit("b", op, "device", "device", [(0, 0, half)]) for op in (Op.WRITE,) * 3),
+                *(b.engine.submit("a", op, "device", "device", [(half, half, half)]) for op in (Op.WRITE,) * 3),
+            )
+        assert b.memory["device"] == first[:half] + second[half:] == a.memory["device"]
         assert a.settled() and b.settled()
 
 

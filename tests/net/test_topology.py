@@ -40,7 +40,7 @@ def test_cards_are_near_memory_of_their_socket_and_gpus_behind_their_switch(sysf
     assert topology.near("numa:0") == {"mlx5_0", "mlx5_1"}
     assert topology.near("numa:1") == {"mlx5_2"}
     assert topology.near("numa:7") == set(CARDS), "no card there: all are as good"
-    assert topology.near(None) == set(CARDS)
+    assert topology.near(None) == topology.near("elsewhere:3") == set(CARDS)
     assert topology.near(*places.gpu("cuda:0@0000:03:00.0", sysfs)) == {"mlx5_0"}
     assert topology.near(*places.gpu("cuda:1@0000:82:00.0", sysfs)) == {"mlx5_2"}
     assert topology.near(*places.gpu("cuda:1", sysfs)) == set(CARDS)

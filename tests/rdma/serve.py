@@ -1,5 +1,4 @@
-"""A decode node that gets KV by RDMA, from a prefill node that pushes, then from one whose KV it pulls. All are forked
-from one process, so that torch is imported once.
+"""A prefill and a decode node whose KV travels by RDMA, forked from one process so that torch is imported once.
 
 Prints one JSON line: what the decode cluster answered, and what one engine without any network computes.
 """
@@ -44,8 +43,8 @@ CONFIG = {
     "tie_word_embeddings": True,
     "eos_token_id": 255,
 }
-PROMPTS = {"push": [7, 11, 13] * 20, "pull": list(range(1, 100))}
-MAX_TOKENS = 8
+PROMPTS = [[7, 11, 13] * 20, list(range(1, 100))]
+MAX_TOKENS = 12
 
 
 def free_port() -> int:
@@ -54,19 +53,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def fork_node(folder: Path, name: str, role: str, devices: str, port: int, *flags: str) -> int:
+def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> int:
     """The process id of a node."""
     pid = os.fork()
     if pid:
         return pid
-    log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT)
+    log = os.open(folder / f"{role}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 1
     try:
         mooncake.main(
             [
-                *("--role", role, "--port", str(port), "--node-id", name, "--num-threads", "1"),
+                *("--role", role, "--port", str(port), "--node-id", role, "--num-threads", "1"),
                 *("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-bytes", "8M"),
                 *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch", *flags),
             ]
@@ -95,19 +94,6 @@ def until_ready(port: int, pid: int) -> None:
     raise SystemExit("a node did not become ready")
 
 
-def complete(port: int, model: str, prompt: list[int]) -> dict:
-    """What the node answers, once it has heard of a prefill node."""
-    body = {"model": model, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True, "prompt": prompt}
-    for _ in range(300):
-        try:
-            return ask(port, "/v1/completions", body)
-        except urllib.error.HTTPError as error:
-            if error.code != 503:
-                raise
-            time.sleep(0.2)
-    raise SystemExit("the prompt found no prefill node")
-
-
 def expected(folder: Path, prompt: list[int]) -> list[int]:
     """Greedy, whole prompt again at every step."""
     source = describe(str(folder), load_format="dummy")
@@ -122,12 +108,6 @@ def expected(folder: Path, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def stop(pid: int) -> None:
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-
-
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -135,28 +115,33 @@ def main(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
-    decode = free_port()
-    nodes = {"decode": fork_node(folder, "decode", "decode", "rxb0,rxb1", decode)}
-    result = {"answers": {}, "expected": {}, "states": {}}
+    first, second = free_port(), free_port()
+    nodes = [fork_node(folder, "prefill", "rxa0,rxa1", first)]
     try:
-        until_ready(decode, nodes["decode"])
-        for how, prompt in PROMPTS.items():
-            port = free_port()
-            flags = ("--join", f"127.0.0.1:{decode}", "--kv-transfer", how)
-            nodes[how] = fork_node(folder, f"prefill-{how}", "prefill", "rxa0,rxa1", port, *flags)
-            result["expected"][how] = expected(folder, prompt)
-            until_ready(port, nodes[how])
-            result["answers"][how] = complete(decode, folder.name, prompt)
-            result["states"][how] = [ask(one, "/debug/state") for one in (port, decode)]
-            stop(nodes.pop(how))
-        print(json.dumps(result))
+        until_ready(first, nodes[0])
+        nodes.append(fork_node(folder, "decode", "rxb0,rxb1", second, "--join", f"127.0.0.1:{first}"))
+        until_ready(second, nodes[1])
+        body = {"model": folder.name, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True}
+        answers = [ask(second, "/v1/completions", body | {"prompt": prompt}) for prompt in PROMPTS]
+        print(
+            json.dumps(
+                {
+                    "answers": answers,
+                    "expected": [expected(folder, prompt) for prompt in PROMPTS],
+                    "cluster": ask(first, "/cluster"),
+                    "states": [ask(port, "/debug/state") for port in (first, second)],
+                }
+            )
+        )
     except BaseException:
         for log in folder.glob("*.log"):
             print(f"--- {log.name}\n{log.read_text()}", file=sys.stderr)
         raise
     finally:
-        for pid in nodes.values():
-            stop(pid)
+        for pid in nodes:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

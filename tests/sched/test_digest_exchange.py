@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sched.digest import CuckooDigest, assemble
 from sched.digest_exchange import KEPT_DELTAS, DigestExchange
+from sched.events import Datagram
 from sched.member import presets
-from sched.packet import Kind
+from sched.packet import Kind, unseal
 from sched.record import node_key
 from tests.sched.virtual import GossipNode, VirtualNet
 
@@ -25,6 +26,8 @@ def agree(net: VirtualNet, held: dict[str, set[int]]) -> bool:
         holders = node.core.digests.holders
         for other in up:
             own = other.core.digests.own
+            if not held[other.name] and holders.state(other.name) is None:
+                continue  # never used
             if own.changed or holders.state(other.name) != (own.epoch, own.seq):
                 return False
             bit = 1 << holders.index(other.name)
@@ -84,10 +87,26 @@ def test_a_node_that_was_cut_off_for_long_gets_whole_copies_and_a_restarted_one_
     assert net.run_until(lambda: net.converged() and agree(net, held), 60.0, 0.2) is not None
 
 
+def test_nodes_that_hold_the_same_have_nothing_to_say_but_what_they_hold():
+    net = VirtualNet(seed=6)
+    for node in net.cluster(5):
+        node.core.digests.own.add(7)
+    net.run(20.0)
+    kinds: list[Kind] = []
+    net.watches.append(
+        lambda node, event: kinds.append(unseal(event.payload)[0]) if isinstance(event, Datagram) else None
+    )
+    net.run(10.0)
+    assert kinds.count(Kind.CHANGES) == kinds.count(Kind.COPY) == 0
+    rounds = 10 * 5 / LOCAL.digest_period_s
+    assert kinds.count(Kind.HELD) <= (rounds + 5) * LOCAL.state_fanout, "nobody answers what is no news"
+
+
 def test_a_digest_of_a_former_process_is_outbid_by_its_owner():
     net = VirtualNet(seed=5)
     nodes = net.cluster(3)
     held: dict[str, set[int]] = {node.name: set() for node in nodes}
+    churn(net, held, nodes[0], random.Random(1), 20)
     assert net.run_until(lambda: net.converged() and agree(net, held), 40.0, 0.2) is not None
     ghost = CuckooDigest(epoch=nodes[0].core.digests.own.epoch + 77)
     ghost.add(99)

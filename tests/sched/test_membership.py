@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from sched.member import Member, Status, presets
 from sched.membership import Membership
 from tests.sched.virtual import VirtualNet
 
-LOCAL = presets["local"]
+LOCAL = replace(presets["local"], state_period_s=2.0)
+"""Records are rare here: they are most of the work, and tests/sched/test_state.py is about them."""
 
 
 def converged_net(size: int, seed: int, **network: Any) -> VirtualNet:
-    net = VirtualNet(seed, **network)
+    net = VirtualNet(seed, LOCAL, **network)
     net.cluster(size)
     took = net.run_until(net.converged, 60.0)
     assert took is not None, {node.name: len(node.sees()) for node in net.nodes.values()}
@@ -28,7 +30,7 @@ def false_deaths(net: VirtualNet, dead: set[str] = frozenset()) -> list:
 
 @pytest.mark.parametrize("size", [3, 8, 32])
 def test_nodes_that_join_through_any_node_all_see_each_other(size):
-    net = VirtualNet(seed=size)
+    net = VirtualNet(seed=size, preset=LOCAL)
     nodes = net.cluster(size)
     assert net.run_until(net.converged, 3.0) is not None
     net.run(5.0)
@@ -88,9 +90,9 @@ def test_a_node_paused_for_less_than_the_suspicion_time_is_not_declared_dead(siz
 
 
 def test_a_paused_node_is_suspected_and_refutes_with_a_higher_incarnation():
-    net = converged_net(8, seed=1)
-    net.pause("n1", 1.0)
-    net.run(0.95)
+    net = converged_net(3, seed=3)
+    net.pause("n1", 1.1)  # each other node probes it within two periods, and waits for one
+    net.run(1.05)
     assert net.nodes["n0"].core.membership.get("n1").status is Status.SUSPECT
     net.run(2.0)
     assert net.nodes["n1"].core.membership.me.incarnation >= 1
@@ -123,7 +125,7 @@ def test_a_node_that_stood_still_hears_the_refutation_before_it_judges(seed):
 
 @pytest.mark.parametrize("size", [3, 8, 32])
 def test_twenty_percent_loss_with_duplicates_and_reordering_still_converges(size):
-    net = VirtualNet(seed=20 + size, loss=0.2, duplicate=0.1, delay_s=(0.0005, 0.05))
+    net = VirtualNet(seed=20 + size, preset=LOCAL, loss=0.2, duplicate=0.1, delay_s=(0.0005, 0.05))
     net.cluster(size)
     assert net.run_until(net.converged, 30.0) is not None
     net.run(10.0)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sched.admission import Limits
 from sched.cost import TransferModel
+from sched.load_word import ROLE_BITS
 from sched.member import Member
 from sched.placements.choice import Placement, Rejected
 from sched.placements.demand import Demand
@@ -271,3 +272,8 @@ def test_a_node_that_became_slow_is_slow_in_everything():
     a = Candidate.of(Member("a", ("h", 1), roles=MIXED), record)
     assert (a.wait_s, a.prefill, a.step_s) == (3.0, (0.0, 2e-3, 0.0), 0.04)
     assert Candidate.of(Member("a", ("h", 1), roles=MIXED), replace(record, residual=1.2)).wait_s == 1.5
+
+
+def test_a_node_that_gave_up_a_role_is_no_candidate_for_it():
+    record = NodeRecord(blocks_total=100, flags=ROLE_BITS["prefill"] | ROLE_BITS["store"])
+    assert Candidate.of(Member("a", ("h", 1), roles=MIXED), record).roles == ("prefill", "store")

@@ -44,10 +44,13 @@ def test_least_load_ignores_the_cache():
     assert (placed.prefill, placed.decode) == ("b", "a")
 
 
-def test_local_cache_ignores_the_queue_and_never_fetches():
-    nodes = [node("a", wait_s=90.0, local_tokens=800), node("b"), node("c", wait_s=80.0, local_tokens=800)]
-    placed = decide(policy("local-cache"), demand(pool_tokens=1600), nodes)
-    assert (placed.prefill, placed.prefix_source, placed.prefix_tokens) == ("c", "local", 800)
+def test_local_cache_weighs_its_own_prefix_and_never_fetches():
+    wanted = demand(pool_tokens=1600)
+    nodes = [node("a", wait_s=0.5, local_tokens=800), node("b")]
+    placed = decide(policy("local-cache"), wanted, nodes)
+    assert (placed.prefill, placed.prefix_source, placed.prefix_tokens) == ("a", "local", 800)
+    placed = decide(policy("local-cache"), wanted, [node("a", wait_s=90.0, local_tokens=800), node("b")])
+    assert (placed.prefill, placed.prefix_source) == ("b", "none"), "the pool would have it"
 
 
 def test_power_of_two_takes_the_better_of_the_two_it_drew():
@@ -181,3 +184,16 @@ def test_the_arrival_rate_follows_and_forgets():
         rate.count(i * 0.1)
     assert rate.per_s(40.0) == pytest.approx(10.0, rel=0.15)
     assert rate.per_s(80.0) < 0.01
+
+
+def test_a_part_of_a_view_is_a_view_of_those_nodes():
+    nodes = [node(f"n{i}", wait_s=float(i), prefill=(0.0, 1e-3 * (i + 1), 0.0), step_s=0.01 * i) for i in range(6)]
+    view, _ = view_of(nodes)
+    assert (view.index, view.decode_order, view.fetch(1000)) and view.handover("n1")
+    part, fresh = view.only([4, 1]), view_of([nodes[4], nodes[1]])[0]
+    for name, value in vars(fresh).items():
+        if isinstance(value, np.ndarray):
+            assert np.array_equal(getattr(part, name), value), name
+    assert (part.ids, part.index, part.decode_order) == (fresh.ids, fresh.index, fresh.decode_order)
+    part.charge(NOW, "n4", 5.0)
+    assert view.work_until[4] == NOW + 4.0

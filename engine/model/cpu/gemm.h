@@ -9,6 +9,10 @@
 // at m = 1 that stream is the whole cost, and at large m a block stays in the L1 or L2 cache while the rows of x pass,
 // and the next block is asked for meanwhile.
 //
+// One thread, 256 rows, weights from memory: 1.3 TFLOP/s; 0.95 when a block was asked for only by its first rows and the
+// epilogue ran alone. Tile products that stay in registers make 3.2 on zeros and 2.5 on other numbers (the clock
+// falls), and with operands from the L2 cache 1.75: 32 x 32 products read 64 bytes a cycle from it.
+//
 // Products are accumulated in float32 over all of k and handed, 32 x 32 at a time, to an epilogue that rounds once.
 #pragma once
 #include <immintrin.h>

@@ -1,0 +1,41 @@
+"""What both halves of the pooled store's messages agree on: answers instead of a slot, deadlines, keys on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.block import KEY_BYTES, BlockKey
+from net.errors import RemoteError
+
+PRESENT = -1
+"""Instead of a slot to write: the block is here already, or somebody is writing it, or admission refuses it."""
+
+ABSENT, ELSEWHERE = -1, -2
+"""Instead of a slot to read: the block is not here; not here, but this home has passed its writer on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds. A lease outlives the messages and the transfer it is for."""
+
+    lookup_s: float = 2.0  # answer to store.has
+    control_s: float = 10.0  # answer to pin (it may read from SSD), reserve, commit
+    transfer_s: float = 10.0
+    lease_s: float = 45.0
+    room_s: float = 2.0  # a request for slots waits this long for a write to SSD to free one
+    shun_s: float = 1.0  # a home that did not answer in time is not asked again for this long
+    flush_s: float = 60.0  # answer to flush
+
+
+def join_keys(keys: Sequence[BlockKey]) -> bytes:
+    """Keys as they travel: 16 bytes each, behind the header."""
+    return b"".join(keys)
+
+
+def split_keys(data: memoryview) -> list[BlockKey]:
+    """Inverse of `join_keys`. Raises RemoteError when it is not a whole number of keys."""
+    raw = bytes(data)
+    if len(raw) % KEY_BYTES:
+        raise RemoteError(f"{len(raw)} bytes are not block keys", "bad_request")
+    return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]

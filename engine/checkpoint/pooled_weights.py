@@ -1,0 +1,99 @@
+"""Weights as objects of the pooled store (--weights-from-store): a node that has none pulls them from its peers.
+
+    objects/weights/FINGERPRINT/DTYPE/NAME     a tensor, its bytes in C order
+    objects/weights/FINGERPRINT/DTYPE          which names and shapes there are, as JSON; written last
+
+Chunks of objects live at their homes like blocks do, so every node with a share that has some is a source of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+import orjson
+import torch
+from torch import Tensor
+
+from cache.objects import Objects
+from cache.results import StoreError
+from engine.checkpoint.loop_calls import LoopCalls
+from engine.checkpoint.weights import Reader
+from engine.model.model_error import ModelError
+
+log = logging.getLogger("mooncake.weights")
+
+
+def prefix(fingerprint: str, dtype: str) -> str:
+    """Name of the list of weights; the tensors' names follow it."""
+    return f"objects/weights/{fingerprint}/{dtype}"
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.flatten().view(torch.uint8).numpy().data
+
+
+class PooledWeights:
+    """The pool as a place where weights come from (engine.checkpoint.weights.Reader), for threads other than the
+    loop's."""
+
+    def __init__(
+        self, objects: Objects, calls: LoopCalls, fingerprint: str, dtype: str, shapes: Mapping[str, list[int]]
+    ) -> None:
+        self._objects = objects
+        self._calls = calls
+        self._name = prefix(fingerprint, dtype)
+        self._dtype = getattr(torch, dtype)
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
+
+    @classmethod
+    def find(cls, objects: Objects, calls: LoopCalls, fingerprint: str, dtype: str) -> PooledWeights | None:
+        """None when the pool has no list of such weights."""
+        listed = calls.wait(objects.get(prefix(fingerprint, dtype)))
+        return None if listed is None else cls(objects, calls, fingerprint, dtype, orjson.loads(listed))
+
+    def __enter__(self) -> PooledWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> Tensor:
+        """Raises ModelError when a part of it is not in the pool any more."""
+        out = torch.empty(math.prod(self._shapes[name]), dtype=self._dtype)
+        memory = bytes_of(out)
+        found = self._calls.wait(self._objects.get_into(f"{self._name}/{name}", memory))
+        if found != len(memory):
+            raise ModelError(
+                f"the pooled store has lost a part of the weights ({name}): start a node with --weights-from-store "
+                "that has them on disk, or give --model a directory with them"
+            )
+        return out.view(self._shapes[name])
+
+
+async def publish(objects: Objects, fingerprint: str, dtype: str, opened: AbstractContextManager[Reader]) -> None:
+    """Put what the pool lacks, tensor by tensor, so that one at a time is in memory. For the background of a node that
+    serves: what goes wrong costs a later node its short cut and is only logged."""
+    name, loop = prefix(fingerprint, dtype), asyncio.get_running_loop()
+
+    def read(reader: Reader, tensor: str) -> memoryview:
+        return bytes_of(reader.read(tensor).to(getattr(torch, dtype)).contiguous())
+
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="publish-weights") as thread, opened as reader:
+            shapes = dict(reader.shapes())
+            for tensor in shapes:
+                if not await objects.exists(f"{name}/{tensor}"):
+                    await objects.put(f"{name}/{tensor}", await loop.run_in_executor(thread, read, reader, tensor))
+            await objects.put(name, orjson.dumps(shapes))
+        log.info("the weights are in the pooled store as %s", name)
+    except (StoreError, ModelError, OSError) as error:
+        log.warning("the weights are not in the pooled store: %s", error)

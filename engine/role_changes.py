@@ -1,0 +1,56 @@
+"""The shell of sched/role_change.py: looks at the gossiped records every few seconds and tells the engine what it does
+from now on. With --role-changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from engine.load import EngineLoad
+from net.gossip import Gossip
+from sched.load_word import ROLE_BITS
+from sched.member import Member, Status
+from sched.record import NodeRecord
+from sched.role_change import BOTH, RoleController, Seen
+
+log = logging.getLogger("mooncake.roles")
+
+PERIOD_S = 2.0
+
+
+class RoleChanges:
+    """Of an engine node that can prefill and decode."""
+
+    def __init__(self, gossip: Gossip, load: EngineLoad) -> None:
+        self._gossip, self._load = gossip, load
+        self._controller = RoleController(gossip.me.node_id)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            records = self._gossip.records
+            nodes = [
+                seen(member, records[member.node_id])
+                for member in self._gossip.members
+                if member.status is Status.ALIVE and member.node_id in records and BOTH & set(member.roles)
+            ]
+            does = self._controller.step(asyncio.get_running_loop().time(), nodes)
+            if does is not None:
+                log.info("from now on: %s", " and ".join(sorted(does)))
+                self._load.does = does
+
+
+def seen(member: Member, record: NodeRecord) -> Seen:
+    """A node as the rules look at it."""
+    can = BOTH & set(member.roles)
+    does = frozenset(role for role in can if record.flags & ROLE_BITS[role])
+    return Seen(member.node_id, can, does or can, record.work_s, record.running_soon, record.max_running)

@@ -1,0 +1,38 @@
+"""How this node reaches a peer for transfers, and what a transfer has done."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from net.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How bytes get to a peer."""
+
+    transport: str
+    reason: str
+    refused: dict[str, str]  # the better transports, and why they cannot be used
+
+
+@dataclass(slots=True)  # not frozen: making a frozen one takes three times as long
+class Completion:
+    """What one submission did."""
+
+    nbytes: int
+    seconds: float
+    transport: str
+
+
+@dataclass(slots=True)
+class Reached:
+    """A peer of transfers."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    path: Path | None = None
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+LOCAL = Path("local", "the peer is this node", {})

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""One ablation in the simulator: a table with 95 % intervals over seeds, the paper's values beside it, a plot.
+
+  scripts/ablate.py --list                            # their names and questions
+  scripts/ablate.py scheduling                        # FAST'25 Fig. 5
+  scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
+  scripts/ablate.py pool --requests 2000              # a short run
+
+The simulator runs the placement, queue, rejection and eviction classes of production (sim/). An ablation is one file in
+scripts/lab/ablations/: cases, definitions, what the paper has, and a sentence about the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
+
+from rich.console import Console
+from rich.progress import Progress
+
+from scripts.benchlib.results import write_result
+from scripts.lab.ablation import Outcome, run
+from scripts.lab.ablations import ABLATIONS
+from scripts.lab.plot import draw
+from scripts.lab.tables import section
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("name", nargs="?", choices=list(ABLATIONS), metavar="NAME", help="see --list")
+    made.add_argument("--list", action="store_true", help="names and questions")
+    add_flags(made)
+    made.add_argument("--json", type=Path, metavar="FILE", help="every figure of every seed, with the configuration")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="the first metric as .svg or .png")
+    return made
+
+
+def add_flags(made: ArgumentParser) -> None:
+    """What `reproduce` shares."""
+    made.add_argument("--requests", type=int, metavar="N", help="only the first N requests of each trace")
+    made.add_argument("--seeds", type=int, default=3, help="runs per case (default: 3)")
+    cores = len(os.sched_getaffinity(0))
+    made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
+
+
+def write_json(outcome: Outcome, path: Path, seeds: int) -> None:
+    rows = [
+        {
+            "case": case.label,
+            "config": case.config.as_dict(),
+            "speed": case.workload.speed,
+            "values": {name: asdict(value) for name, value in outcome.values[case.label].items()},
+            "seeds": outcome.raw[case.label],
+        }
+        for case in outcome.cases
+    ]
+    ablation = outcome.ablation
+    config = {"ablation": ablation.name, "definition": ablation.definition, "trace": outcome.source, "seeds": seeds}
+    write_result(config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows, path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser()
+    args = made.parse_args(argv)
+    console = Console(stderr=True)
+    if args.list or args.name is None:
+        for name, ablation in ABLATIONS.items():
+            print(f"{name:<14} {ablation.question}")
+        return 0
+    if args.seeds < 1 or args.workers < 1:
+        made.error("--seeds and --workers must be at least 1")
+    ablation = ABLATIONS[args.name]
+    with Progress(console=console) as bar:
+        task = bar.add_task(args.name, total=len(ablation.cases(args.requests)) * args.seeds)
+        outcome = run(ablation, args.requests, args.seeds, args.workers, lambda: bar.advance(task))
+    print(section(outcome))
+    if args.json:
+        write_json(outcome, args.json, args.seeds)
+    if args.plot:
+        draw(outcome, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

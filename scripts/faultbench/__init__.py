@@ -1,0 +1,1 @@
+"""The parts of scripts/kill_roles.py."""

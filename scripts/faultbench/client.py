@@ -1,0 +1,72 @@
+"""A client that does not give up: it streams, and when its node is gone it goes on at another one by request id."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+RECONNECTS = 10
+PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class Stream:
+    """What came of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)  # monotonic, of each token
+    reconnects: int = 0
+    error: str = ""
+
+    def longest_gap(self, since: float) -> float:
+        """Seconds between two successive tokens of which the second came after `since`."""
+        pairs = zip(self.at, self.at[1:], strict=False)
+        return max((after - before for before, after in pairs if after > since), default=0.0)
+
+
+async def stream(
+    session: aiohttp.ClientSession, doors: Sequence[str], body: dict[str, Any], request_id: str, into: Stream
+) -> None:
+    """Post to the first door, after a loss to the next one. `into` fills as tokens come; an error the API reports ends
+    it."""
+    body = body | {"stream": True, "return_token_ids": True}
+    for attempt in range(RECONNECTS):
+        headers = {"X-Request-Id": request_id}
+        if attempt:
+            headers["X-Resume-From"] = str(len(into.tokens))
+            into.reconnects += 1
+            await asyncio.sleep(PAUSE_S)
+        url = f"{doors[attempt % len(doors)]}/v1/completions"
+        try:
+            async with session.post(url, json=body, headers=headers) as answer:
+                if answer.status != 200:
+                    into.error = f"{answer.status}: {await answer.text()}"
+                    return
+                if await _read(answer, into):
+                    return
+        except (aiohttp.ClientError, ConnectionError):
+            continue
+    into.error = f"no node answered in {RECONNECTS} attempts"
+
+
+async def _read(answer: aiohttp.ClientResponse, into: Stream) -> bool:
+    """True when the stream came to its end or an error."""
+    async for line in answer.content:
+        if line.startswith(b"data: [DONE]"):
+            return True
+        if not line.startswith(b"data: {"):
+            continue
+        event = orjson.loads(line[6:])
+        if "error" in event:
+            into.error = str(event["error"])
+            return True
+        for token in event["choices"][0].get("token_ids") or []:
+            into.tokens.append(token)
+            into.at.append(time.monotonic())
+    return False

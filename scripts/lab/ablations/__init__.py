@@ -1,0 +1,20 @@
+"""Ablations by name; each file is one figure of a paper or one question of its critics."""
+
+from __future__ import annotations
+
+from scripts.lab.ablation import Ablation
+from scripts.lab.ablations.bandwidth import BANDWIDTH
+from scripts.lab.ablations.blocks import OVERLAP, QUANTIZED
+from scripts.lab.ablations.classes import ORDERS
+from scripts.lab.ablations.colocated import COLOCATED
+from scripts.lab.ablations.overload import OVERLOAD
+from scripts.lab.ablations.pool import POOL
+from scripts.lab.ablations.ratio import RATIO
+from scripts.lab.ablations.regret import REGRET
+from scripts.lab.ablations.scheduling import SCHEDULING
+from scripts.lab.ablations.shifts import SHIFTS
+
+ABLATIONS: dict[str, Ablation] = {
+    one.name: one
+    for one in (SCHEDULING, REGRET, POOL, RATIO, BANDWIDTH, OVERLOAD, COLOCATED, OVERLAP, QUANTIZED, ORDERS, SHIFTS)
+}

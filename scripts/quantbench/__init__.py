@@ -1,0 +1,1 @@
+"""The model behind prefixes that went through the pool in another type."""

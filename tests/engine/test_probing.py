@@ -1,0 +1,104 @@
+"""Who is read, who is asked, and who is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from engine.serving import messages, probing
+from engine.serving.clocks import Clocks
+from engine.serving.measured_links import MeasuredLinks
+from engine.serving.probing import Known, Prober, Question
+from net.channel import RemoteError
+from sched.load_word import Load, LoadWord
+from sched.member import Member
+from sched.placements.view import Candidate, View
+from sched.record import NodeRecord
+
+ROLES = {"p": ("prefill",), "d": ("decode",), "m": ("prefill", "decode")}
+RECORD = NodeRecord(blocks_total=100, work_s=1.0, decode_step_s=0.01)
+
+
+class World:
+    """Channel, gossip, transfer engine and load words; `asked` and `read` say who was."""
+
+    def __init__(self, transports: dict[str, str]) -> None:
+        self.transports = transports
+        self.asked: list[str] = []
+        self.read: list[str] = []
+        self.slow: set[str] = set()
+        self.records = dict.fromkeys(ROLES, RECORD)
+        holders = SimpleNamespace(state=lambda name: (1, 1))
+        self.core = SimpleNamespace(digests=SimpleNamespace(holders=holders))
+        self.members = [Member(name, ("h", 1), roles=roles) for name, roles in ROLES.items()]
+
+    async def call(self, peer, kind, body, data=(), timeout_s=0.0):
+        assert kind == messages.PROBE
+        self.asked.append(peer)
+        if peer in self.slow:
+            await asyncio.sleep(60)
+        if peer == "gone":
+            raise RemoteError("no", code="gone")
+        reply = {
+            "record": RECORD.pack().hex(), "claimed": 7, "outstanding": 500_000, "step_soon_s": 0.02,
+            "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "x", "local_tokens": 48,
+        }  # fmt: skip
+        return reply, memoryview(b"")
+
+    async def probe(self, peers):
+        self.read = list(peers)
+        return {peer: Load(LoadWord(work_s=2.0, blocks_total=100, settled=3), 1_000_003, 0) for peer in self.read}
+
+    def open_soon(self, peer):
+        pass
+
+    def is_one_sided(self, peer):
+        return self.transports.get(peer) in ("rdma", "shm")
+
+    def path_of(self, peer):
+        return SimpleNamespace(transport=self.transports[peer])
+
+    async def ask(self, by_message: bool = False, times: int = 2):
+        prober = Prober(self, self, self, self, Clocks(), by_message)
+        view = View(0.0, [Candidate.of(member, RECORD) for member in self.members], MeasuredLinks(), 256)
+        known = Known(view, self.members, [], np.arange(len(self.members)), 0.0)
+        question = Question([b"k" * 16], 1.0, {"m": 32})
+        for _ in range(times):
+            self.asked, self.read = [], []
+            answers = await prober.ask(self.members, question, known)
+        return answers
+
+
+async def test_on_one_host_only_nodes_that_do_not_prefill_are_read():
+    world = World(dict.fromkeys(ROLES, "shm"))
+    answers = await world.ask()
+    assert (world.read, sorted(world.asked)) == (["d"], ["m", "p"])
+    assert answers["d"].candidate.wait_s == pytest.approx(2.0 + 1.0) and answers["d"].one_sided
+    assert answers["p"].candidate.wait_s == pytest.approx(1.5) and answers["p"].local_tokens == 48
+
+
+async def test_over_rdma_all_are_read_and_their_depth_is_the_digests():
+    world = World(dict.fromkeys(ROLES, "rdma"))
+    answers = await world.ask()
+    assert world.asked == [] and sorted(world.read) == ["d", "m", "p"]
+    assert answers["m"].local_tokens == 32 and answers["m"].claimed == 1_000_003
+
+
+async def test_the_first_question_and_what_only_messages_tell_are_messages():
+    world = World(dict.fromkeys(ROLES, "rdma"))
+    await world.ask(times=1)
+    assert world.read == [] and len(world.asked) == 3
+    await world.ask(by_message=True)
+    assert world.read == []
+
+
+async def test_a_node_that_does_not_answer_is_left_out_soon(monkeypatch):
+    monkeypatch.setattr(probing, "LAGGARD_S", 0.02)
+    world = World({})
+    world.slow = {"m"}
+    world.members.append(Member("gone", ("h", 1), roles=("decode",)))
+    answers = await asyncio.wait_for(world.ask(times=1), 0.9)
+    assert sorted(answers) == ["d", "p"]

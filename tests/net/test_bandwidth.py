@@ -1,0 +1,50 @@
+"""What the scheduler and a scrape may read of the speed of rails."""
+
+import pytest
+
+from net.memory import Region
+from net.metrics import Metrics
+from net.traffic import Traffic
+from net.transfer import Op, TransferEngine
+from tests.net.peers import channels
+
+
+def test_the_mean_moves_and_small_submissions_do_not_move_it():
+    traffic = Traffic()
+    traffic.done(True, 4096, 1e-6)
+    assert traffic.bytes_per_s == 0.0, "latency is not bandwidth"
+    traffic.done(True, 4 << 20, (4 << 20) / 2e9)
+    assert traffic.bytes_per_s == pytest.approx(2e9)
+    for _ in range(60):
+        traffic.done(False, 4 << 20, (4 << 20) / 5e9)
+    assert traffic.bytes_per_s == pytest.approx(5e9, rel=0.01)
+
+
+@pytest.mark.parametrize("order", ["shm", "tcp"])
+async def test_a_transport_with_one_way_has_its_name(order):
+    async with channels("a", "b") as made:
+        a, b = (TransferEngine(channel, (order,)) for channel in made)
+        with Region.shared("x", 4 << 20) as x, Region.shared("y", 4 << 20) as y:
+            a.register(x)
+            b.register(y)
+            assert a.bandwidth("b") == {}
+            await a.submit("b", Op.WRITE, "x", "y", [(0, 0, 4 << 20)])
+            found = a.bandwidth("b")
+            assert found and all(rate > 0 for rate in found.values())
+            assert a.bandwidth("a") == a.bandwidth("nobody") == {}
+            for engine in (a, b):
+                await engine.close()
+
+
+def test_rails_are_in_a_scrape():
+    rail = {"rail": "mlx5_0", "up": True, "gb_per_s": 20.5, "bytes": 7, "in_flight": 0, "failures": 2, "resent": 3}
+    row = {"peer": "p", "transport": "rdma", "retries": 3, "rails": [rail, rail | {"rail": "mlx5_1", "up": False}]}
+    metrics = Metrics("tiny", "a")
+    metrics.watch_transfers(lambda: [row | Traffic().row()])
+    labels = {"model_name": "tiny", "engine": "a", "peer": "p", "transport": "rdma", "rail": "mlx5_0"}
+
+    def value(name, **more):
+        return metrics.registry.get_sample_value(f"mooncake:rail_{name}", labels | more)
+
+    assert (value("gb_per_s"), value("up"), value("bytes_total"), value("failures_total")) == (20.5, 1.0, 7.0, 2.0)
+    assert value("up", rail="mlx5_1") == 0.0

@@ -1,0 +1,60 @@
+"""Ablations: every one runs, says something, and draws; labels of the paper's values exist."""
+
+from __future__ import annotations
+
+import math
+
+import orjson
+import pytest
+
+from scripts import ablate, reproduce
+from scripts.lab.ablation import estimated, run
+from scripts.lab.ablations import ABLATIONS
+from scripts.lab.tables import section
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_ablation_runs_and_reads_its_numbers(name):
+    ablation = ABLATIONS[name]
+    done = []
+    outcome = run(ablation, 40, 1, 1, lambda: done.append(1))
+    assert len(done) == len(outcome.cases)
+    assert set(ablation.paper) <= {case.label for case in outcome.cases}
+    text = section(outcome)
+    assert ablation.question in text and ablation.reading(outcome.values) in text
+    assert all(
+        result["finished"] + result["refused"] == result["requests"] for r in outcome.raw.values() for result in r
+    )
+
+
+def test_an_interval_over_seeds():
+    assert math.isnan(estimated([3.0]).half)
+    three = estimated([1.0, 2.0, 3.0])
+    assert three.mean == 2.0 and three.half == pytest.approx(4.30 * 1.0 / math.sqrt(3))
+    assert str(three) == "2 ±2.5"
+
+
+def test_the_command_writes_figures_and_a_plot(tmp_path, capsys):
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    wanted = ["--requests", "30", "--seeds", "2", "--workers", "1", "--json", str(out), "--plot", str(plot)]
+    assert ablate.main(["overlap", *wanted]) == 0
+    assert "layer-wise" in capsys.readouterr().out
+    told = orjson.loads(out.read_bytes())
+    assert [len(row["seeds"]) for row in told["rows"]] == [2, 2]
+    assert told["rows"][0]["config"]["kv_overlap"] == "layer"
+    assert plot.read_text().startswith("<?xml")
+
+
+def test_the_list_and_unknown_names(capsys):
+    assert ablate.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ABLATIONS)
+    with pytest.raises(SystemExit):
+        reproduce.main(["--only", "nonsense"])
+    assert "no ablation called nonsense" in capsys.readouterr().err
+
+
+def test_a_report(tmp_path):
+    assert reproduce.main(["--quick", "--only", "overlap", "--workers", "1", "--out", str(tmp_path)]) == 0
+    report = (tmp_path / "report.md").read_text()
+    assert "![overlap](overlap.svg)" in report and (tmp_path / "overlap.svg").exists()
