@@ -71,8 +71,9 @@ class Grammars:
     def compile(self, kind: str, source: str) -> str:
         """The grammar's text for SamplingParams.grammar.
 
-        kind: "json" with a JSON schema, "regex" in Rust's syntax (no look-around; it matches the whole answer), or
-        "choice" with a JSON list of strings. Raises ValueError with the reason why it cannot be compiled."""
+        kind: "json" with a JSON schema, "regex" in Rust's syntax (no look-around; it matches the whole answer),
+        "choice" with a JSON list of strings, or "call" with the JSON schema of what stands in <tool_call> tags. Raises
+        ValueError with the reason why it cannot be compiled."""
         from llguidance import LLMatcher
 
         if len(source) > MAX_SOURCE_CHARS:
@@ -82,6 +83,7 @@ class Grammars:
         makers: dict[str, Callable[[str], str]] = {
             "json": lambda s: LLMatcher.grammar_from_json_schema(s, overrides={"whitespace_pattern": WHITESPACE}),
             "regex": LLMatcher.grammar_from_regex,
+            "call": _tagged,
             "choice": lambda s: LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(s)))),
         }
         try:
@@ -136,3 +138,9 @@ class Grammars:
                 ends = list(self._tokenizer.eos_token_ids)
                 self._vocabulary = LLTokenizer(self._tokenizer.to_json(), eos_token=ends)
             return self._vocabulary
+
+
+def _tagged(schema: str) -> str:
+    """One call as models of the Hermes form write it; net/http/tools.py reads it."""
+    body = json.dumps(json.loads(schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}})
+    return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {body}'

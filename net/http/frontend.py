@@ -67,7 +67,8 @@ class Frontend(Protocol):
 
     def compile_grammar(self, kind: str, source: str) -> str:
         """Structured output, as `generate` takes it in sampling["grammar"]. kind "json": source is a JSON schema,
-        "regex": an expression, "choice": a JSON list of strings. Raises ValueError. May take a second; runs in another
+        "regex": an expression, "choice": a JSON list of strings, "call": a JSON schema, its value in tags
+        <tool_call>. Raises ValueError. May take a second; runs in another
         thread."""
         ...
 

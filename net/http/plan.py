@@ -13,6 +13,7 @@ import orjson
 from net.http.errors import ApiError, bad_request, naming
 from net.http.frontend import Frontend
 from net.http.schema import ChatBody, CompletionBody, Generation, Message
+from net.http.tools import schema_of_call
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOOL_CALLS = 128
@@ -152,6 +153,10 @@ async def _grammar(frontend: Frontend, body: Generation) -> str:
     """What the answer must be; "" = anything. Raises ApiError 400."""
     try:
         structure = body.structure
+        if isinstance(body, ChatBody) and (tools := body.forced) is not None:
+            if structure is not None:
+                raise ValueError(f"{structure[0]}: goes with no tool_choice but auto and none")
+            structure = ("tool_choice", "call", schema_of_call(tools))
     except ValueError as error:
         raise naming(str(error)) from None
     if structure is None:

@@ -212,12 +212,23 @@ class ChatBody(Generation):
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _free_choice(cls, choice: str | dict[str, Any]) -> str | dict[str, Any]:
-        if choice not in ("auto", "none"):
-            raise ValueError("must be auto or none: this server does not force a model to call a tool")
-        return choice
+    @property
+    def forced(self) -> list[Tool] | None:
+        """The tools of which the answer must call one; None = it may do as it likes. Raises ValueError."""
+        choice = self.tool_choice
+        if choice in ("auto", "none"):
+            return None
+        if choice == "required":
+            named = self.tools
+        elif isinstance(choice, dict) and isinstance(function := choice.get("function"), dict):
+            named = [tool for tool in self.tools if tool.function.name == function.get("name")]
+        else:
+            raise ValueError(
+                'tool_choice: must be auto, none, required or {"type": "function", "function": {"name": ..}}'
+            )
+        if not named:
+            raise ValueError("tool_choice: there is no such tool in tools")
+        return named
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:

@@ -12,6 +12,7 @@ as Hermes, Qwen and many others do. What stands between the tags and is no such 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -59,6 +60,20 @@ def _with_object(call: Any) -> Any:
         return {**call, "function": {**function, "arguments": orjson.loads(arguments or "{}")}}
     except orjson.JSONDecodeError as error:
         raise ValueError(f"tool_calls: arguments of {function['name'][:80]!r} are not JSON: {error}") from None
+
+
+def schema_of_call(tools: Sequence[Tool]) -> str:
+    """JSON schema of a call of one of them."""
+
+    def one(tool: Tool) -> Json:
+        properties = {
+            "name": {"const": tool.function.name},
+            "arguments": tool.function.parameters or {"type": "object"},
+        }
+        required = ["name", "arguments"]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    return orjson.dumps({"anyOf": [one(tool) for tool in tools]}).decode()
 
 
 class ToolText:

@@ -17,6 +17,7 @@ from engine.sampling.grammar import Grammars
 from engine.sampling.sampler import SamplingRow, sample
 from engine.text.token_bytes import BYTE_OF
 from engine.text.tokenizer import Tokenizer
+from net.http.tools import Function, Tool, ToolText, schema_of_call
 
 EOS = 257
 WORDS = ['{"', '":', "tru", "true", "yes", "yesterday", "ab"]
@@ -117,6 +118,17 @@ def sentencepiece() -> Tokenizer:
     return Tokenizer(core, special_tokens={"eos_token": "</s>"})
 
 
+def test_forced_calls_are_what_the_api_reads(grammars, tokenizer):
+    parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    parameters["additionalProperties"] = False
+    tools = [Tool(type="function", function=Function(name=name, parameters=parameters)) for name in ("f", "ä")]
+    grammar = grammars.compile("call", schema_of_call(tools))
+    for seed in range(6):
+        content, (call,) = ToolText(9).feed(tokenizer.decode(answer(grammars, grammar, seed)), last=True)
+        assert content == "" and call["function"]["name"] in ("f", "ä")
+        assert json.loads(call["function"]["arguments"])["a"] in (True, False)
+
+
 def test_any_node_goes_on_with_the_same_tokens(grammars, tokenizer):
     """A mask depends on grammar and output alone: states that were never seen, or were forgotten, change nothing."""
 
@@ -153,6 +165,7 @@ def test_drafts_are_judged_by_the_grammar(grammars):
         ("json", '{"type": "objekt"}'),
         ("json", "["),
         ("json", "7"),
+        ("call", '{"anyOf": [{"type": "objekt"}]}'),
         ("regex", "(a"),
         ("regex", "(?=a)"),
         ("json", " " * 300_000),

@@ -75,6 +75,15 @@ async def test_without_tools_or_with_none_the_answer_is_text(client, frontend):
         assert "tools" not in frontend.rendered[-1][1]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+async def test_a_forced_call_is_a_grammar(client, frontend, choice):
+    other = {"type": "function", "function": {"name": "news"}}
+    await client.chat.completions.create(**asked("?", tools=[WEATHER, other], tool_choice=choice, stop=None))
+    kind, _, schema = frontend.calls[0]["sampling"]["grammar"].partition(" ")
+    names = [call["properties"]["name"]["const"] for call in json.loads(schema)["anyOf"]]
+    assert (kind, names) == ("call", ["weather", "news"] if choice == "required" else ["weather"])
+
+
 async def test_the_result_of_a_call_reaches_the_template(client, frontend):
     called = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     messages = [
@@ -91,8 +100,10 @@ async def test_the_result_of_a_call_reaches_the_template(client, frontend):
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "news"}}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
