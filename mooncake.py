@@ -8,6 +8,7 @@
     python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
     python mooncake.py explain REQUEST-ID [--url HOST:8000]        why a request went where it went, and how it did
+    python mooncake.py top [--url HOST:8000]                       the cluster as it is now, in the terminal
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
 """
@@ -46,6 +47,7 @@ from engine.phases import Phases
 from engine.resolve import resolve
 from engine.serving.explain import main as explain
 from engine.speculation.draft_source import draft_source
+from engine.top import main as top
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
 
@@ -71,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor(arguments[1:])
         if arguments[:1] == ["explain"]:
             return explain(arguments[1:])
+        if arguments[:1] == ["top"]:
+            return top(arguments[1:])
         config = parse(arguments)
         logging.basicConfig(
             level=config.log_level.upper(),
