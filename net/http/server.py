@@ -8,6 +8,7 @@ import socket
 from aiohttp import web
 
 from net.http import page
+from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.middleware import echo_request_id, identify, require_key
@@ -40,6 +41,7 @@ def create_app(
             web.get("/cluster", info.cluster),
             web.get("/live", info.live),
             web.get("/live/requests/{request_id}", info.live_request),
+            *Drain(frontend, keyed=bool(api_key)).routes(),
             *page.routes(),
         ]
     )

@@ -77,7 +77,7 @@ def test_the_picture_shows_every_node_in_its_own_words():
     assert "TTFT p50 120 ms" in text and "arena 50 %" in text and "computed 50 %" in text
     assert "interactive" in lines["req-7"] and "9.5 ms" in lines["req-7"] and "50 %" in lines["req-7"]
     row = next(line for line in text.splitlines() if "shm" in line)
-    assert row.split() == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1".split()
+    assert " ".join(row.split()) == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1"
 
 
 def test_a_cluster_without_requests_and_peers():
