@@ -41,10 +41,8 @@ def metrics() -> str:
     registry.watch_transfers(list)
     registry.set_cache_config({"block_size": 16})
     lines = ["# Metrics", "", NOTE.format(source="`net/metrics.py` and `net/transfer_metrics.py`")]
-    lines += [
-        "Every metric has the labels `model_name` and `engine` (the node id). Times are seconds. A counter's series"
-    ]
-    lines += ["end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.", ""]
+    lines += ["Every metric has the labels `model_name` and `engine` (the node id). Times are seconds. A counter's"]
+    lines += ["series end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.", ""]
     lines += ["| metric | kind | labels | |", "|---|---|---|---|"]
     labels = {name: metric._labelnames for name, metric in registry._metrics.items()}
     for family in sorted(registry.registry.collect(), key=lambda family: family.name):
@@ -64,9 +62,12 @@ def errors() -> str:
     lines += [
         "## The API",
         "",
-        'The body is OpenAI\'s: `{"error": {"message", "type", "param", "code"}}`. 429 and 503 bring',
+        'The body is OpenAI\'s: `{"error": {"message", "type", "param", "code"}}`. 429 and 503',
     ]
-    lines += ["`Retry-After`. Fields of a body that break their own rule are 400 too, with the field in `param`.", ""]
+    lines += [
+        "bring `Retry-After`. Fields of a body that break their own rule are 400 too, with the field in `param`.",
+        "",
+    ]
     lines += ["| status | code | message | from |", "|---|---|---|---|"]
     lines += [f"| {status} | {code} | {_cell(text)} | `{path}` |" for status, code, text, path in api]
     lines += ["", "## The command line", "", "One line on stderr, exit code 2.", "", "| message | from |", "|---|---|"]

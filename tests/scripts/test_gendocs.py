@@ -23,7 +23,8 @@ def test_generated_pages_are_committed(name):
 def test_the_reader_of_errors_reads_messages(tmp_path, monkeypatch):
     monkeypatch.setattr(gendocs, "ROOT", tmp_path)
     (tmp_path / "x.py").write_text(
-        "raise ApiError(401, f'no {key}', code='bad')\nraise UsageError('--x')\nraise bad_request(text)\nraise Other('y')"
+        "raise ApiError(401, f'no {key}', code='bad')\nraise UsageError('--x')\n"
+        "raise bad_request(text)\nraise Other('y')"
     )
     rows = list(gendocs._refusals(tmp_path / "x.py"))
     assert rows == [("api", "401", "`bad`", "no …", "x.py"), ("user", "", "", "--x", "x.py")]
