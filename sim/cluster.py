@@ -97,10 +97,11 @@ class Cluster:
             self._refuse(job, decision.reason)
             return
         onto = view.index[decision.decode]
-        refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
-        if refusal is not None:
-            self._refuse(job, refusal.reason)
-            return
+        if self.config.rejection != "none":  # the estimate looks at the requests of every node
+            refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
+            if refusal is not None:
+                self._refuse(job, refusal.reason)
+                return
         job.placed = now + (self.config.probe_s if asked else 0.0)
         job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
         job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival

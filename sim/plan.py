@@ -2,8 +2,8 @@
 
 Prefill is M/G/k with requests in the order of arrival: the wait's mean by Allen-Cunneen, its tail exponential. That
 holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch a step has is what
-comes in the meantime, a step takes what its batch needs; the cluster's running requests are compound Poisson and spread
-evenly. TTFT depends on the prefill nodes alone, the time between tokens on the decode nodes alone.
+comes in the meantime, a step takes what its batch needs; what runs on a node is compound Poisson: it is chosen before
+the prompt is computed, too early to even the batches out. TTFT depends on the prefill nodes alone, the time between tokens on the decode nodes alone.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class Decode:
         if math.isinf(batch):
             return False
         z = NormalDist().inv_cdf(share)
-        held = batch * self._held + z * math.sqrt(batch / nodes * self._held_square)
-        return held <= self._model.kv_tokens and batch + z * math.sqrt(batch / nodes) <= self._model.max_batch
+        held = batch * self._held + z * math.sqrt(batch * self._held_square)
+        return held <= self._model.kv_tokens and batch + z * math.sqrt(batch) <= self._model.max_batch
 
     def kept(self, nodes: int, seconds: float, share: float) -> float:
         """Share of requests whose mean time between tokens is within `seconds`; 0 where they do not fit."""
@@ -180,10 +180,10 @@ class Decode:
         batch = self.batch(nodes)
         _, p, _, d1, k = self._model.decode
         each = (p if p * batch > self._model.decode[0] else 0.0) + d1
-        # A request finds the others and adds itself; their sum over the cluster is compound Poisson, shared evenly.
+        # A request finds the others and adds itself.
         mean = self._step_s(batch + 1)
         square = each * each + 2 * each * k * self._context + k * k * self._context_square
-        spread = math.sqrt(batch / nodes * square)
+        spread = math.sqrt(batch * square)
         gaps = np.maximum(self._steps, 1.0)
         wanted = (seconds - self._handover / gaps) / (1 + 0.5 / gaps)  # half a step passes until it joins
         inside = _normal((wanted - mean) / max(spread, 1e-12))
