@@ -3,7 +3,8 @@
 Prefill is M/G/k with requests in the order of arrival: the wait's mean by Allen-Cunneen, its tail exponential. That
 holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch a step has is what
 comes in the meantime, a step takes what its batch needs; what runs on a node is compound Poisson: it is chosen before
-the prompt is computed, too early to even the batches out. TTFT depends on the prefill nodes alone, the time between tokens on the decode nodes alone.
+the prompt is computed, too early to even the batches out. TTFT depends on the prefill nodes alone, the time between
+tokens on the decode nodes alone.
 """
 
 from __future__ import annotations
