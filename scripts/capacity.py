@@ -25,8 +25,9 @@ from rich.console import Console
 from scripts import simulate
 from scripts.benchlib.results import write_result
 from scripts.lab.bisect import Tried, largest
-from sim.cluster import Cluster, percentile
+from sim.cluster import Cluster
 from sim.config import SimConfig
+from sim.result import percentile
 from sim.trace import TraceRow
 
 

@@ -166,6 +166,11 @@ class View:
             vars(view).pop(cached, None)
         return view
 
+    def keep(self, indices: Sequence[int], old: View) -> None:
+        """Of these nodes take what `old`, a view of the same nodes, says."""
+        for name in MOVING:
+            getattr(self, name)[indices] = getattr(old, name)[indices]
+
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
         """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
         self.work_until[i], self.waiting[i], self.queued_tokens[i] = until, waiting, tokens
