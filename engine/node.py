@@ -161,6 +161,7 @@ class Node:
         self.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
+            self.engine.worker.runner.masks = self._door.grammars
             self.engine.pool.watch(self.gossip.cached)
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")
