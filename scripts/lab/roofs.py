@@ -130,7 +130,8 @@ def _loopback(seconds: float) -> float:
 def _rate(work: object, amount: float, seconds: float) -> list[float]:
     assert callable(work)
     work()
-    rates, end = [], time.perf_counter() + seconds
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
     while not rates or time.perf_counter() < end:
         begun = time.perf_counter()
         work()
