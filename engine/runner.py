@@ -18,7 +18,7 @@ from attention.interface import RaggedBatch
 from engine.inputs import InputBuilder, Row
 from engine.model.decoder import Model
 from engine.model.graphs import GraphedModel, Recorder
-from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.logit_rules import Masks, SamplingRow
 from engine.sampling.sampler import Sampled, sample
 
 __all__ = ["Row", "Runner", "StepTime"]
@@ -47,6 +47,7 @@ class Runner:
         self.last: StepTime | None = None
         self._forward = model.forward
         self._inputs = InputBuilder(block_size, self.device)
+        self.masks: Masks | None = None  # of requests with a grammar
         self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
         """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
 
@@ -82,7 +83,7 @@ class Runner:
                 inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer, before_layer
             )
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
-        chosen = sample(logits, [sampling for _, sampling in wanted])
+        chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
         if self.device.type != "cpu" and not wanted:
             # Nothing has waited for the device yet, and a step that returned has its KV in the pool: it is pushed
             # and published from there.

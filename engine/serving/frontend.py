@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from engine.config import NO_MODEL
+from engine.leaving import Leaving
+from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.live import Live
 from engine.text.tokenizer import Tokenizer
@@ -26,24 +28,28 @@ class ServingFrontend:
         model_root: str,
         max_model_len: int,
         tokenizer: Tokenizer,
+        grammars: Grammars,
         acceptor: Acceptor,
         cluster: Callable[[], dict[str, Any]],
         state: Callable[[], dict[str, Any]],
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
         live: Live,
+        leaving: Leaving,
     ) -> None:
         self.model_name = model_name
         self.model_root = model_root
         self.max_model_len = max_model_len
         self.vocab_size = tokenizer.vocab_size
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._acceptor = acceptor
         self.cluster = cluster
         self.state = state
         self.healthy = healthy
         self._metrics = metrics
         self._live = live
+        self._leaving = leaving
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -53,6 +59,9 @@ class ServingFrontend:
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         return self._tokenizer.chat(messages, **kwargs)
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        return self._grammars.compile(kind, source)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
@@ -78,6 +87,13 @@ class ServingFrontend:
     async def live(self) -> dict[str, Any]:
         return await self._live.cluster()
 
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        self._leaving.ask(timeout_s, grace_s, force)
+        return self._leaving.progress()
+
+    def draining(self) -> dict[str, Any]:
+        return self._leaving.progress()
+
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
         return await self._live.timeline(request_id)
 
@@ -95,6 +111,7 @@ class StoreFrontend(ServingFrontend):
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
         live: Live,
+        leaving: Leaving,
     ) -> None:
         self.model_name, self.model_root, self.max_model_len, self.vocab_size = NO_MODEL, NO_MODEL, 0, 0
         self.cluster = cluster
@@ -102,11 +119,15 @@ class StoreFrontend(ServingFrontend):
         self.healthy = healthy
         self._metrics = metrics
         self._live = live
+        self._leaving = leaving
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def compile_grammar(self, kind: str, source: str) -> str:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:

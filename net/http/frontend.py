@@ -43,9 +43,13 @@ class Unavailable(_Retry):
     """The cluster cannot serve this request now (a role is missing, the node is leaving): HTTP 503."""
 
 
+class Refused(Exception):
+    """This node will not do what it was asked to: HTTP 409."""
+
+
 class Frontend(Protocol):
     """A node as the HTTP layer sees it. All methods run on the event loop's thread, except `encode` and
-    `render_chat`, which may also run in another thread when their input is long."""
+    `render_chat`, which may also run in another thread when their input is long, and `compile_grammar`."""
 
     model_name: str  # what clients call the model
     model_root: str  # path or id it was loaded from
@@ -63,6 +67,13 @@ class Frontend(Protocol):
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         """Messages through the chat template to token ids; `add_generation_prompt` and the client's
         `chat_template_kwargs` arrive as kwargs. Raises ValueError when the template refuses them."""
+        ...
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        """Structured output, as `generate` takes it in sampling["grammar"]. kind "json": source is a JSON schema,
+        "regex": an expression, "choice": a JSON list of strings, "call": a JSON schema, its value in tags
+        <tool_call>. Raises ValueError. May take a second; runs in another
+        thread."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -111,6 +122,14 @@ class Frontend(Protocol):
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """The life of one request across nodes, or None when unknown (never seen, or forgotten)."""
+        ...
+
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        """Let this node leave and return at once what `draining` does. Raises Refused for the last node of a role."""
+        ...
+
+    def draining(self) -> dict[str, Any]:
+        """How far it is (engine/leaving.py)."""
         ...
 
     def healthy(self) -> str | None:
