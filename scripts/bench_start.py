@@ -6,8 +6,9 @@
 
 A node of the embedded model is started --rounds times: from the start of its process to its ready line, and to the
 first token of the first request. The first start converts weights and compiles kernels where that has not been done; it
-is shown apart, the others are warm. The same for --tensor-parallel-size 2 (gloo on this host, the cores shared out),
-with the time to first token of a 512-token prompt and the time per token of one stream on each node.
+is shown apart, the others are warm. The same for --tensor-parallel-size 3, by which the model's heads divide (gloo on
+this host, at least one thread each: with fewer than 3 cores they wait for each other), with the time to first token of
+a 512-token prompt and the time per token of one stream on each node.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from scripts.benchlib.results import Row, add_result_flags, report
 from scripts.benchlib.workload import SUFFIX, WARMUP, Spec, TokenSource
 from scripts.cluster import LocalCluster
 
-RANKS = (1, 2)
+RANKS = (1, 3)
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
 
 
