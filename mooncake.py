@@ -8,6 +8,8 @@
     python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
     python mooncake.py explain REQUEST-ID [--url HOST:8000]        why a request went where it went, and how it did
+    python mooncake.py top [--url HOST:8000]                       the cluster as it is now, in the terminal
+    python mooncake.py drain --url HOST:8000                       that node leaves without dropping a request
 
 This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
 """
@@ -37,6 +39,7 @@ from cache.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
 from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
+from engine.drain import main as drain
 from engine.flags import UsageError, parse, show
 from engine.machine import survey
 from engine.model.model_error import ModelError
@@ -46,6 +49,7 @@ from engine.phases import Phases
 from engine.resolve import resolve
 from engine.serving.explain import main as explain
 from engine.speculation.draft_source import draft_source
+from engine.top import main as top
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
 
@@ -71,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor(arguments[1:])
         if arguments[:1] == ["explain"]:
             return explain(arguments[1:])
+        if arguments[:1] == ["drain"]:
+            return drain(arguments[1:])
+        if arguments[:1] == ["top"]:
+            return top(arguments[1:])
         config = parse(arguments)
         logging.basicConfig(
             level=config.log_level.upper(),
@@ -109,7 +117,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             gc.enable()
             if not stop.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)
-                await stop.wait()
+                await _first(stop.wait(), node.leaving.asked.wait())
                 await _first(node.drain(), hurry.wait())
         finally:
             await node.stop()

@@ -13,6 +13,7 @@ from engine import __version__, node_report
 from engine.checkpoint.model_source import ModelSource
 from engine.config import ROLES, Config
 from engine.flags import UsageError
+from engine.leaving import Leaving
 from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend, StoreFrontend
@@ -29,7 +30,7 @@ from sched.rejection import rejections
 if TYPE_CHECKING:
     from engine.node import Node
 
-Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live]
+Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live, Leaving]
 
 
 class FrontDoor:
@@ -63,10 +64,15 @@ class FrontDoor:
         self._http = HttpServer(app, max_header_bytes=config.max_header_bytes)
         await self._http.start_on(listening)
 
-    async def drain(self) -> None:
-        """Finish what clients wait for, for --drain-timeout-ms at most."""
+    @property
+    def accepted(self) -> int:
+        """Requests of clients of this node that have not ended."""
+        return 0 if self._acceptor is None else self._acceptor.open
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more and finish what clients wait for, for `timeout_s` at most."""
         if self._acceptor is not None:
-            await self._acceptor.drain(self._node.config.drain_timeout_ms / 1000)
+            await self._acceptor.drain(timeout_s)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -119,7 +125,7 @@ class FrontDoor:
             lambda request_id: None if self._acceptor is None else self._acceptor.timeline(request_id),
             lambda: list(cluster()["members"]),
         )
-        return (cluster, lambda: node_report.state(node), lambda: node.unready, self._metrics_text, live)
+        return (cluster, lambda: node_report.state(node), lambda: node.unready, self._metrics_text, live, node.leaving)
 
     async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""

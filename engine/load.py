@@ -9,7 +9,7 @@ from engine.config import Config
 from engine.costs import StepCosts
 from engine.request import Request, RequestState
 from sched.classes import CLASSES
-from sched.load_word import ROLE_BITS, LoadWord
+from sched.load_word import DRAINING, ROLE_BITS, LoadWord
 from sched.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
 from sched.role_change import BOTH
@@ -24,6 +24,7 @@ class EngineLoad:
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
         self.lengths = OutputLengths()
         self.does = BOTH & set(config.roles)  # what it takes new requests for (engine/role_changes.py)
+        self.draining = False
         self._config = config
         self._batcher = batcher
         self._costs = costs
@@ -52,7 +53,8 @@ class EngineLoad:
             prefill_a2=a2,
             decode_step_s=self.step_s(running + 1),
             residual=self._costs.residual,
-            flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH),
+            flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
+            | DRAINING * self.draining,
         )
 
     def word(self) -> LoadWord:

@@ -28,6 +28,7 @@ from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
 from engine.kv.share import open_share
+from engine.leaving import Leaving
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
@@ -130,7 +131,8 @@ class Node:
         self.rng = random.Random()
         self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, key)
         self._gossiping = False
-        self._door = FrontDoor(self)
+        self.leaving = Leaving(self)
+        self.door = FrontDoor(self)
         self.unready: str | None = "starting"
         self._publishing: asyncio.Task[None] | None = None  # of weights
 
@@ -153,7 +155,7 @@ class Node:
         except key_chain.Unavailable as error:
             log.info("block keys by hashlib, four times slower: %s", error)
         self.phase("network")
-        await self._door.open(self._http_socket, self._draft)
+        await self.door.open(self._http_socket, self._draft)
         if self._cluster is not None:
             await self._join(self._cluster)
         if self.store.keeper is not None:
@@ -161,7 +163,7 @@ class Node:
         self.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
-            self.engine.worker.runner.masks = self._door.grammars
+            self.engine.worker.runner.masks = self.door.grammars
             self.engine.pool.watch(self.gossip.cached)
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")
@@ -178,12 +180,11 @@ class Node:
 
     async def drain(self) -> None:
         """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""
-        self.unready = "shutting down"
-        await self._door.drain()
+        await self.leaving.run()
 
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
-        await self._door.close()
+        await self.door.close()
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)

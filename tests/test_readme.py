@@ -20,6 +20,8 @@ ELSEWHERE = {
     "--help",
     "--version",
     "--check",
+    "--once",
+    "--json",
 }  # mooncake's own help, and ruff's
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
 SCRIPTS |= {"--kills", "--flips", "--minutes", "--disk", "--rounds", "--sizes", "--arena-mb"}  # of the store

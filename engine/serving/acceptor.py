@@ -314,6 +314,11 @@ class Acceptor:
         return self._log.timeline(request_id)
 
     @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._flights)
+
+    @property
     def recent(self) -> Recent:
         """The requests that ended here last."""
         return self._log.recent

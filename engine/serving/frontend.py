@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from engine.config import NO_MODEL
+from engine.leaving import Leaving
 from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.live import Live
@@ -34,6 +35,7 @@ class ServingFrontend:
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
         live: Live,
+        leaving: Leaving,
     ) -> None:
         self.model_name = model_name
         self.model_root = model_root
@@ -47,6 +49,7 @@ class ServingFrontend:
         self.healthy = healthy
         self._metrics = metrics
         self._live = live
+        self._leaving = leaving
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -84,6 +87,13 @@ class ServingFrontend:
     async def live(self) -> dict[str, Any]:
         return await self._live.cluster()
 
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        self._leaving.ask(timeout_s, grace_s, force)
+        return self._leaving.progress()
+
+    def draining(self) -> dict[str, Any]:
+        return self._leaving.progress()
+
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
         return await self._live.timeline(request_id)
 
@@ -101,6 +111,7 @@ class StoreFrontend(ServingFrontend):
         healthy: Callable[[], str | None],
         metrics: Callable[[], Awaitable[bytes]],
         live: Live,
+        leaving: Leaving,
     ) -> None:
         self.model_name, self.model_root, self.max_model_len, self.vocab_size = NO_MODEL, NO_MODEL, 0, 0
         self.cluster = cluster
@@ -108,6 +119,7 @@ class StoreFrontend(ServingFrontend):
         self.healthy = healthy
         self._metrics = metrics
         self._live = live
+        self._leaving = leaving
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)

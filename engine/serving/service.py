@@ -275,6 +275,10 @@ class EngineService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def owed(self) -> int:
+        """Requests that an acceptor waits for; those whose acceptor was lost are not among them."""
+        return sum(acceptor != NOBODY for acceptor in self._acceptors.values()) + len(self._leaving)
+
     def held(self) -> dict[str, int]:
         """What is still held for requests; all zero on an idle node."""
         return {

@@ -43,6 +43,10 @@ class Unavailable(_Retry):
     """The cluster cannot serve this request now (a role is missing, the node is leaving): HTTP 503."""
 
 
+class Refused(Exception):
+    """This node will not do what it was asked to: HTTP 409."""
+
+
 class Frontend(Protocol):
     """A node as the HTTP layer sees it. All methods run on the event loop's thread, except `encode` and
     `render_chat`, which may also run in another thread when their input is long, and `compile_grammar`."""
@@ -118,6 +122,14 @@ class Frontend(Protocol):
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """The life of one request across nodes, or None when unknown (never seen, or forgotten)."""
+        ...
+
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        """Let this node leave and return at once what `draining` does. Raises Refused for the last node of a role."""
+        ...
+
+    def draining(self) -> dict[str, Any]:
+        """How far it is (engine/leaving.py)."""
         ...
 
     def healthy(self) -> str | None:

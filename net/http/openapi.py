@@ -14,6 +14,7 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from net.http.drain import DrainBody
 from net.http.page import ASSETS, TYPES
 from net.http.schema import IGNORED, NEUTRAL, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
@@ -49,6 +50,8 @@ OPERATIONS = {
     "GET /cluster": Operation("Members, roles and addresses"),
     "GET /live": Operation("The cluster as it is now, every node in its own words"),
     "GET /live/requests/{request_id}": Operation("Timeline of a request that any node accepted"),
+    "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody),
+    "GET /drain": Operation("How far leaving has come"),
     "GET /": Operation("The live page", types=("text/html",), open=True),
 } | {
     f"GET /{name}": Operation("A file of the live page", types=(TYPES[name[name.rindex("."):]],), open=True)

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from net.http import openapi, page
+from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.keys import ApiKeys
@@ -64,6 +65,7 @@ def create_app(
             web.get("/cluster", info.cluster),
             web.get("/live", info.live),
             web.get("/live/requests/{request_id}", info.live_request),
+            *Drain(frontend, keyed=bool(keys)).routes(),
             *page.routes(),
         ]
     )

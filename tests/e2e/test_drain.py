@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import Callable
 
 import aiohttp
+import pytest
 
+from scripts import rest
+from scripts.cluster import ROOT, LocalCluster
 from scripts.nodes import Node
 from tests.e2e.conftest import Start
 
@@ -53,3 +57,32 @@ def test_the_first_signal_waits_for_streams_and_the_second_does_not(start: Start
     assert json.loads(short[-2])["choices"][0]["finish_reason"] == "length"
     assert "shutting down" in json.loads(long[-1])["error"]["message"]
     assert len(long) < LONG
+
+
+async def drained_under_load(cluster: LocalCluster, leaver: Node, door: Node) -> list[list[str]]:
+    """Streams through both nodes, half of them begun when the leaver is asked to go."""
+    begun = asyncio.Event()
+    streams = [asyncio.create_task(stream(node, 60, lambda number: begun.set())) for node in (leaver, door) * 3]
+    await begun.wait()
+    leaver.expected_dead = True
+    command = [sys.executable, str(ROOT / "mooncake.py"), "drain", "--url", leaver.url, "--timeout-s", "60"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    while not (await asyncio.to_thread(rest.get, leaver.url + "/drain"))["draining"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    streams += [asyncio.create_task(stream(node, 20, lambda number: None)) for node in (leaver, door)]
+    events = await asyncio.gather(*streams)
+    out, _ = await process.communicate()
+    assert process.returncode == 0 and b"has left" in out
+    return events
+
+
+def test_drain_drops_no_request(start: Start, tiny_model):
+    with start("mixed=2", *tiny_model, "--served-model-name", "tiny") as cluster:
+        leaver, door = cluster.nodes
+        events = asyncio.run(drained_under_load(cluster, leaver, door))
+        assert leaver.process.wait(30) == 0
+        with pytest.raises(rest.RestError, match="last_of_its_role"):
+            rest.post(door.url + "/drain", {})
+        assert "will be placed again" not in leaver.log.read_text()
+    assert [e[-1] for e in events] == ["[DONE]"] * 8
+    assert {json.loads(e[-2])["choices"][0]["finish_reason"] for e in events} == {"length"}

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from net.http import HttpServer, LogprobItem, Output, Overloaded, Unavailable, create_app
+from net.http.frontend import Refused
 from net.http.keys import ApiKeys
 
 
@@ -30,6 +31,8 @@ class FakeFrontend:
         self.open: set[str] = set()
         self.started = asyncio.Event()
         self.idle = asyncio.Event()
+        self.last = False  # of its role
+        self.drained: tuple[float | None, float] | None = None
         self.sick: str | None = None
         self.produced = 0  # outputs taken by the HTTP layer
 
@@ -138,6 +141,15 @@ class FakeFrontend:
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         return {"request_id": request_id} if request_id in {call["request_id"] for call in self.calls} else None
+
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        if self.last and not force:
+            raise Refused("no other node of the cluster has role decode")
+        self.drained = (timeout_s, grace_s)
+        return self.draining()
+
+    def draining(self) -> dict[str, Any]:
+        return {"draining": self.drained is not None}
 
     def healthy(self) -> str | None:
         return self.sick

@@ -1,0 +1,106 @@
+"""How a node leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM.
+
+1. Its record says DRAINING, /health says 503: nobody places work here, balancers look elsewhere. Asked by POST /drain
+   it still accepts requests and places them on others, for `grace_s` at least and until it computes nothing any more.
+2. It accepts nothing more and finishes what its own clients wait for. SIGTERM begins here.
+3. It finishes what it computes for others. What is left after the deadline fails over: their acceptors place it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from net.http.frontend import Refused
+from sched.load_word import DRAINING
+from sched.member import Status
+
+if TYPE_CHECKING:
+    from engine.node import Node
+
+log = logging.getLogger("mooncake.node")
+
+POLL_S = 0.02
+
+
+class Leaving:
+    """The end of one node's life, until `Node.stop`."""
+
+    def __init__(self, node: Node) -> None:
+        self.asked = asyncio.Event()
+        self._node = node
+        self._timeout_s = node.config.drain_timeout_ms / 1000
+        self._grace_s = 0.0
+        self._deadline: float | None = None  # time.monotonic(), once it runs
+
+    def ask(self, timeout_s: float | None, grace_s: float, force: bool) -> None:
+        """Let this node leave; again while it leaves is no error. Raises Refused for the last node of
+        a role unless `force`."""
+        if self.asked.is_set():
+            return
+        if not force and (role := self._sole_role()) is not None:
+            raise Refused(
+                f"no other node of the cluster has role {role}: requests would be refused; start one, or force it"
+            )
+        self._timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        self._grace_s = grace_s
+        self.asked.set()
+
+    async def run(self) -> None:
+        """Returns when nothing is left to do, or time is up. Cancelled, it fails what its clients still wait for."""
+        node = self._node
+        node.unready = "shutting down"
+        self._deadline = time.monotonic() + self._timeout_s
+        if node.engine is not None:
+            node.engine.load.draining = True
+        try:
+            if self.asked.is_set():
+                graceful = min(time.monotonic() + self._grace_s, self._deadline)
+                await self._until_idle(graceful)
+        except asyncio.CancelledError:
+            await node.door.drain(0.0)
+            raise
+        await node.door.drain(self._left_s())
+        await self._until_idle(0.0)
+        if owed := self._computing():
+            log.warning("%d requests of other nodes are not finished and will be placed again", owed)
+
+    def progress(self) -> dict[str, Any]:
+        """GET /drain: what is still to do; left_s is None while the node does not leave."""
+        return {
+            "node_id": self._node.config.node_id,
+            "draining": self.asked.is_set() or self._deadline is not None,
+            "accepted": self._node.door.accepted,
+            "computing": self._computing(),
+            "left_s": None if self._deadline is None else self._left_s(),
+        }
+
+    async def _until_idle(self, earliest: float) -> None:
+        """Until nothing is computed here for anybody, not before `earliest`, and not after the deadline."""
+        while self._left_s() > 0 and (time.monotonic() < earliest or self._computing()):  # noqa: ASYNC110 - once in its life
+            await asyncio.sleep(POLL_S)
+
+    def _left_s(self) -> float:
+        return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _computing(self) -> int:
+        """Requests whose acceptor, this node or another one, waits for our engine."""
+        engine = self._node.engine
+        return 0 if engine is None or engine.lost is not None else engine.service.owed()
+
+    def _sole_role(self) -> str | None:
+        gossip, me = self._node.gossip, self._node.config.node_id
+        records = gossip.records
+        staying = [
+            member
+            for member in gossip.members
+            if member.status is Status.ALIVE
+            and member.node_id != me
+            and member.node_id in records
+            and records[member.node_id].blocks_total
+            and not records[member.node_id].flags & DRAINING
+        ]
+        mine = [role for role in self._node.config.roles if role in ("prefill", "decode")]
+        return next((role for role in mine if not any(role in member.roles for member in staying)), None)

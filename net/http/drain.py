@@ -1,0 +1,57 @@
+"""POST /drain and GET /drain: a node leaves without dropping a request (engine/leaving.py)."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from net.http.body import read_body
+from net.http.errors import ApiError
+from net.http.frontend import Frontend, Refused
+from net.http.info import json_response
+
+
+class DrainBody(BaseModel):
+    """Times in seconds; timeout_s None = the node's --drain-timeout-ms."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    timeout_s: float | None = Field(None, ge=0, le=86_400)
+    grace_s: float = Field(1.0, ge=0, le=3_600)
+    force: bool = False
+
+
+class Drain:
+    """Without --api-key only clients of this host may ask; with it the middleware has checked the key."""
+
+    def __init__(self, frontend: Frontend, keyed: bool) -> None:
+        self._frontend = frontend
+        self._keyed = keyed
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/drain", self.begin), web.get("/drain", self.progress)]
+
+    async def begin(self, request: web.Request) -> web.Response:
+        if not self._keyed and not _loopback(request.remote):
+            raise ApiError(403, "without --api-key a node is drained from its own host only", code="forbidden")
+        if "Content-Type" not in request.headers:
+            # A page of another site can send that without asking first; `read_body` refuses what else it can send.
+            raise ApiError(415, "send the body as 'Content-Type: application/json'")
+        body = await read_body(request, DrainBody)
+        try:
+            progress = self._frontend.drain(body.timeout_s, body.grace_s, body.force)
+        except Refused as error:
+            raise ApiError(409, str(error), param="force", code="last_of_its_role") from None
+        return json_response(progress, 202)
+
+    async def progress(self, request: web.Request) -> web.Response:
+        return json_response(self._frontend.draining())
+
+
+def _loopback(address: str | None) -> bool:
+    try:
+        return address is not None and ip_address(address).is_loopback
+    except ValueError:
+        return False

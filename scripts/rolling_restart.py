@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Restart every node of a local cluster in turn, under load, and count the requests that failed.
+
+  scripts/rolling_restart.py --nodes mixed=2,store=1 --requests 500
+  scripts/rolling_restart.py --nodes prefill=2,decode=2,store=1 --model /path/to/Llama
+
+The load goes where a balancer would send it: to nodes in turn, none that is known to leave. Each node is drained
+(POST /drain), waited for, started again and given work again. A failed request is never sent again; one is enough for
+exit code 1. The last node of a role cannot be drained, so there must be two of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
+
+from scripts import rest
+from scripts.cluster import LocalCluster
+
+DRAIN_S = 120.0
+
+
+@dataclass
+class Load:
+    """Streams without end over the nodes of `doors`, `width` at a time."""
+
+    doors: list[str]
+    model: str
+    width: int
+    tokens: int
+    ok: int = 0
+    failed: list[str] = field(default_factory=list)
+    over: bool = False
+
+    async def run(self) -> None:
+        numbers = count()
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(self._client(session, numbers) for _ in range(self.width)))
+
+    async def _client(self, session: aiohttp.ClientSession, numbers: Any) -> None:
+        while not self.over:
+            number = next(numbers)
+            url = self.doors[number % len(self.doors)]
+            prompt = [5 + (number * 7 + i) % 1000 for i in range(40)]
+            body = {"model": self.model, "prompt": prompt, "max_tokens": self.tokens, "ignore_eos": True}
+            try:
+                await self._stream(session, url, body | {"stream": True})
+                self.ok += 1
+            except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+                self.failed.append(f"request {number} at {url}: {type(error).__name__}: {error}")
+
+    async def _stream(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+        """Raises ValueError for anything but a whole answer."""
+        events = []
+        async with session.post(url + "/v1/completions", json=body) as response:
+            if response.status != 200:
+                raise ValueError(f"{response.status} {(await response.text())[:300]}")
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    events.append(line.removeprefix(b"data: ").decode().strip())
+        finish = json.loads(events[-2])["choices"][0]["finish_reason"] if len(events) > 1 else None
+        if events[-1:] != ["[DONE]"] or finish != "length":
+            raise ValueError(f"the stream ended with {events[-1:]}")
+
+
+async def restart_all(cluster: LocalCluster, load: Load, names: Sequence[str], least: int) -> float:
+    """Every node of `names` once, then load until `least` requests have ended. Returns the seconds it took."""
+    begun = time.monotonic()
+    for name in names:
+        node = cluster[name]
+        if node.url in load.doors:
+            load.doors.remove(node.url)
+        node.expected_dead = True
+        await asyncio.to_thread(rest.post, node.url + "/drain", {"timeout_s": DRAIN_S})
+        await asyncio.to_thread(node.process.wait, DRAIN_S + 30)
+        node = await asyncio.to_thread(cluster.restart, name)
+        if node.role != "store":
+            load.doors.append(node.url)
+        print(f"{name} restarted after {time.monotonic() - begun:.1f} s; {load.ok} ok, {len(load.failed)} failed")
+    while load.ok + len(load.failed) < least:  # noqa: ASYNC110 - a script's one wait
+        await asyncio.sleep(0.05)
+    load.over = True
+    return time.monotonic() - begun
+
+
+async def measure(cluster: LocalCluster, model: str, names: Sequence[str], least: int, width: int, tokens: int) -> Load:
+    """`model` is its name in the API, `names` the nodes to restart."""
+    load = Load([node.url for node in cluster.nodes if node.role != "store"], model, width, tokens)
+    running = asyncio.create_task(load.run())
+    try:
+        seconds = await restart_all(cluster, load, names, least)
+    finally:
+        load.over = True
+        await running
+    print(f"{load.ok} requests ok, {len(load.failed)} failed, in {seconds:.1f} s")
+    for failure in load.failed[:20]:
+        print(f"  {failure}")
+    return load
+
+
+def main(argv: Sequence[str]) -> int:
+    """Other flags go to every node."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", default="mixed=2,store=1", help="as scripts/up has it")
+    parser.add_argument("--requests", type=int, default=500, help="at least so many")
+    parser.add_argument("--width", type=int, default=4, help="at a time")
+    parser.add_argument("--tokens", type=int, default=24, help="of each answer")
+    args, flags = parser.parse_known_args(argv)
+    flags += ["--served-model-name", "model"]
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(args.nodes, flags, run_dir=Path(folder)) as cluster:
+        names = [node.name for node in cluster.nodes]
+        load = asyncio.run(measure(cluster, "model", names, args.requests, args.width, args.tokens))
+    return 1 if load.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
