@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from scripts.benchlib.results import write_result
+from scripts.lab.agents import agents
 from scripts.lab.generate import chats
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
@@ -38,6 +39,10 @@ from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
 
 CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none")}
+GENERATORS: dict[str, Callable[[int, int], list[TraceRow]]] = {
+    "chats": lambda seed, count: chats(seed, count).rows,
+    "agents": agents,
+}
 OWN = {"placement"}  # takes several
 
 
@@ -45,6 +50,7 @@ def parser() -> ArgumentParser:
     """A flag for every field of SimConfig, and what to simulate."""
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
+    made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests in place of a trace, by --seed")
     made.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
     made.add_argument("--speed", type=float, default=1.0, help="replay speed: 2 = half the time between requests")
     made.add_argument("--jitter-s", type=float, default=3.0, help="spread over which equal timestamps are moved, s")
@@ -63,7 +69,11 @@ def parser() -> ArgumentParser:
 def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
     """(name of the trace, its rows by time). Raises OSError, ValueError."""
     path = Path(args.trace) if args.trace else find_trace("conversation")
-    name, rows = (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000).rows)
+    if args.generate or path is None:
+        kind = args.generate or "chats"
+        name, rows = f"generated {kind}", GENERATORS[kind](args.seed, args.requests or 4000)
+    else:
+        name, rows = path.name, list(read_trace(path))
     if not args.speed > 0:
         raise ValueError(f"--speed must be positive, got {args.speed}")
     rows = jittered(rows[: args.requests], args.jitter_s, args.seed)

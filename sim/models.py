@@ -119,7 +119,7 @@ PAPER_NODE = StepModel(
 )
 
 EMBEDDED_CPU = StepModel(
-    # SmolLM2-135M in bfloat16 on two cores; scripts/validate.py fits these to a recorded run.
+    # SmolLM2-135M in bfloat16 on two cores; rough, not fitted to a recorded run.
     name="embedded-cpu",
     prefill=(4e-3, 2.6e-4, 4.0e-9),
     decode=(1.25e-2, 3.0e-4, 1.0e-3, 1.0e-4, 1.2e-6),

@@ -28,6 +28,13 @@ def test_two_placements_side_by_side(trace, tmp_path, capsys):
     assert len(lines) == 30 and orjson.loads(lines[0])["finished"] > 0
 
 
+def test_generated_requests_are_named(tmp_path):
+    out = tmp_path / "out.json"
+    assert simulate.main(["--generate", "agents", "--requests", "50", "--json", str(out)]) == 0
+    told = orjson.loads(out.read_bytes())
+    assert told["config"]["trace"] == "generated agents" and told["rows"][0]["requests"] == 50
+
+
 WRONG = [
     (["--speed", "0"], "--speed"),
     (["--prefill", "0", "--decode", "0"], "no nodes"),
