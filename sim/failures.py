@@ -91,6 +91,8 @@ class Failures:
 
     def _back(self, node: Node) -> None:
         live = self._cluster.live
+        # New columns here too: what was gossiped while the node was down shares the old ones.
+        live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[node.index] = "prefill" in node.roles
         live.decodes[node.index] = "decode" in node.roles
         live.closed_decode[node.index] = 0.0 if "decode" in node.roles else np.inf
