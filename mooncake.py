@@ -98,7 +98,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     """Resolve, join, serve."""
     cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
     source = adopt(source, cluster)
-    # 'auto' stays on the CPU until KV in GPU memory can be pushed and pooled; see Node.
+    # 'auto' stays on the CPU until serving on a GPU has been seen to work.
     machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     configure_logs(config.log_level, config.log_format, node_id=config.node_id)

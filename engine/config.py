@@ -133,6 +133,27 @@ class Config(CacheConfig):
 
     # --- api
     api_key: str | None = flag(None, "api", "clients must send it as 'Authorization: Bearer KEY'; none = open")
+    api_key_file: str | None = flag(
+        None,
+        "api",
+        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; "
+        "none = only that",
+        unit="file",
+    )
+    allowed_origins: str | None = flag(
+        None,
+        "api",
+        "web pages of other origins that may call from a browser (CORS), joined by commas, * = all; none = no page",
+        unit="origins",
+    )
+    rate_limit: float = flag(
+        0.0, "api", "POST requests per second and key (without keys: and address) before 429; 0 = no limit", least=0
+    )
+    max_connections: int = flag(4096, "api", "open HTTP connections before requests on new ones get 503", least=1)
+    max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
+    max_header_bytes: int = flag(
+        16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
+    )
     request_timeout_ms: int = flag(600_000, "api", "longest life of a request before it is aborted", least=1)
     drain_timeout_ms: int = flag(
         5000,

@@ -113,9 +113,10 @@ class ModelConfig:
     device: str = flag(
         "auto",
         "engine",
-        "where the model runs; auto = cpu (KV in GPU memory cannot be transferred yet, so cuda is refused)",
+        "where the model runs; auto = cpu (serving on a GPU has been tested without one only)",
         ("auto", "cpu", "cuda"),
     )
+    enforce_eager: bool = flag(False, "engine", "on a GPU, run every step without CUDA graphs")
     tensor_parallel_size: int = flag(
         1,
         "engine",

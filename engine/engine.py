@@ -14,6 +14,7 @@ from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
+from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.incoming import KV_REGION
 from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
@@ -29,7 +30,7 @@ from net.channel import Channel
 from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
-from net.transfer import TransferEngine
+from net.staging import DeviceRegion, DeviceTransferEngine
 from sched.batching import Tuning, batching_policies
 from sched.cost import TransferModel
 from sched.queueing import queue_orders
@@ -45,7 +46,7 @@ class Engine:
         geometry: BlockGeometry,
         loaded: LoadedModel,
         channel: Channel,
-        transfer: TransferEngine,
+        transfer: DeviceTransferEngine,
         store: Store,
         words: LoadWords,
         metrics: Metrics,
@@ -54,7 +55,11 @@ class Engine:
         self._transfer = transfer
         self.region = loaded.region
         self._processes = loaded.processes
-        store.attach(self.region)
+        self._on_host = isinstance(self.region, Region)
+        if isinstance(self.region, Region):
+            store.attach(self.region)
+        else:
+            transfer.register(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
@@ -88,8 +93,8 @@ class Engine:
             config.prefix_fetch,
             metrics,
             Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self._is_busy),
-            # other ranks compute without waiting
-            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1,
+            # other ranks compute without waiting, and so do kernels that are queued already
+            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
         )
         self.worker = Worker(
             self.batcher,
@@ -194,8 +199,10 @@ class Engine:
         return None
 
 
-def pool_blocks(store: Store, arena: Region, geometry: BlockGeometry) -> PoolBlocks:
+def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry) -> PoolBlocks:
     """How blocks of `arena` go to the pool."""
+    if isinstance(arena, DeviceRegion):
+        return DeviceBlocks(store, arena, geometry)
     if geometry.encoded:
         return EncodedBlocks(store, arena, geometry)
     return PlainBlocks(store, arena.name, geometry)

@@ -6,12 +6,15 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import __version__, node_report
 from engine.checkpoint.model_source import ModelSource
-from engine.config import ROLES
+from engine.config import ROLES, Config
+from engine.flags import UsageError
 from engine.leaving import Leaving
+from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.live import Live
@@ -20,6 +23,7 @@ from engine.serving.placing import Placer
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Frontend
+from net.http.keys import ApiKeyFileError, ApiKeys
 from net.http.server import HttpServer, create_app
 from sched.rejection import rejections
 
@@ -30,12 +34,14 @@ Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], 
 
 
 class FrontDoor:
-    """The API of one node. Nobody is let in before `open`."""
+    """The API of one node. Nobody is let in before `open`. Raises UsageError for a key file that cannot be used."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._policy = placement_policy(node.config, node.rng)
+        self._keys = _api_keys(node.config)
         self._acceptor: Acceptor | None = None
+        self.grammars: Grammars | None = None  # None on a node without a model
         self._http: HttpServer | None = None
 
     async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
@@ -45,8 +51,17 @@ class FrontDoor:
             frontend = StoreFrontend(*self._answers())
         else:
             frontend = await self._serving(draft)
-        app = create_app(frontend, api_key=self._node.config.api_key, version=__version__)
-        self._http = HttpServer(app)
+        config = self._node.config
+        app = create_app(
+            frontend,
+            keys=self._keys,
+            max_body_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
+            rate_limit=config.rate_limit,
+            allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
+            version=__version__,
+        )
+        self._http = HttpServer(app, max_header_bytes=config.max_header_bytes)
         await self._http.start_on(listening)
 
     @property
@@ -91,8 +106,9 @@ class FrontDoor:
             config.request_timeout_ms / 1000,
             node.metrics,
         )
+        self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
-        return ServingFrontend(name, config.model, longest, tokenizer, self._acceptor, *self._answers())
+        return ServingFrontend(name, config.model, longest, tokenizer, self.grammars, self._acceptor, *self._answers())
 
     def _answers(self) -> Answers:
         """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
@@ -120,3 +136,11 @@ class FrontDoor:
         if node.engine is not None:
             node.metrics.set_waiting(node.engine.load.waiting_by_class())
         return await asyncio.to_thread(node.metrics.text)
+
+
+def _api_keys(config: Config) -> ApiKeys:
+    path = None if config.api_key_file is None else Path(config.api_key_file).expanduser()
+    try:
+        return ApiKeys(config.api_key, path)
+    except ApiKeyFileError as error:
+        raise UsageError(str(error)) from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from attention import AttentionBackend, choose
 from cache.block import BlockGeometry
@@ -19,8 +20,10 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.checkpoint.weights import Reader, load, open_weights
 from engine.config import Config
 from engine.flags import UsageError
+from engine.kv.cuda_memory import CudaMemory
 from engine.kv.incoming import KV_REGION
 from engine.model.decoder import Model
+from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_error import ModelError
 from engine.model.ops import choose_ops
 from engine.model.parallel import Ranks, Shard
@@ -29,14 +32,15 @@ from engine.resolve import geometry as geometry_of
 from engine.runner import Runner
 from engine.speculation.draft import DraftModel
 from net.memory import Region
+from net.staging import DeviceRegion
 
-log = logging.getLogger("mooncake.weights")
+log = logging.getLogger("mooncake.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     runner: Runner
-    region: Region  # the KV arena
+    region: Region | DeviceRegion  # the KV arena
     eos_token_ids: tuple[int, ...]
     processes: RankProcesses | None  # of the other ranks
     draft: DraftModel | None = None
@@ -53,22 +57,24 @@ def load_model(
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
     called from this thread. `find_pooled`: where to look for the weights first. Raises ModelError, UsageError."""
     drafts = None if draft is None else _load_draft(config, draft)
-    region = Region.shared(KV_REGION, config.kv_cache_bytes)
+    region, kv = arena(config, geometry)
     if config.tensor_parallel_size == 1:
         opened = None if find_pooled is None else find_pooled()
         if opened is not None:
             log.info("the weights come from the pooled store")
         try:
-            runner = load_rank(config, geometry, source, region, progress=progress, opened=opened)
+            runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
         except ModelError as error:
             if opened is None or source.format == "pooled":
                 raise
             log.warning("%s. Loading from disk, as this node can.", error)
-            runner = load_rank(config, geometry, source, region, progress=progress)
+            runner = load_rank(config, geometry, source, kv, progress=progress)
+        record_graphs(config, runner)
         return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
+    assert isinstance(region, Region), "engine.resolve refuses ranks on a GPU"
     processes = RankProcesses(config, geometry, source, region)
     try:
-        runner = load_rank(config, geometry, source, region, 0, processes.join, progress)
+        runner = load_rank(config, geometry, source, kv, 0, processes.join, progress)
     except BaseException:
         processes.close()
         raise
@@ -76,18 +82,44 @@ def load_model(
     return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
 
 
+def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegion, Tensor]:
+    """The KV arena, empty, and the same memory as a tensor [num_blocks, *geometry.shape]."""
+    if config.device == "cpu":
+        region = Region.shared(KV_REGION, config.kv_cache_bytes)
+        return region, blocks_in(region, geometry)
+    num_blocks = config.kv_cache_bytes // geometry.block_bytes
+    kv = torch.zeros(num_blocks, *geometry.shape, dtype=getattr(torch, geometry.dtype), device=config.device)
+    # Steps run on the default stream: what they have queued when a layer is reported is copied out behind it.
+    return DeviceRegion(KV_REGION, CudaMemory(kv, after=torch.cuda.default_stream(kv.device))), kv
+
+
+def blocks_in(region: Region, geometry: BlockGeometry) -> Tensor:
+    """[num_blocks, *geometry.shape], the region's own memory."""
+    return torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
+
+
+def record_graphs(config: Config, runner: Runner) -> None:
+    """Small steps by CUDA graphs from now on, where they can be had; the log says why not."""
+    if config.device == "cpu" or config.enforce_eager:
+        return
+    if (reason := obstacle(runner.model)) is not None:
+        log.info("no CUDA graphs: %s", reason)
+        return
+    runner.record(CudaRecorder(), config.max_num_seqs, config.max_model_len)
+
+
 def load_rank(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
-    region: Region,
+    kv: Tensor,
     rank: int = 0,
     join: Callable[[], Ranks] | None = None,
     progress: Callable[[int, int], None] | None = None,
     opened: PooledWeights | None = None,
 ) -> Runner:
-    """One rank's runner: its weights, and its heads of the arena's blocks. `join` connects the ranks and is called once
-    the weights are there; None = there is one rank, with everything."""
+    """One rank's runner: its weights, and its heads of the arena's blocks `kv`. `join` connects the ranks and is called
+    once the weights are there; None = there is one rank, with everything."""
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
@@ -102,7 +134,6 @@ def load_rank(
         choose_ops(backend.name, config.device, dtype),
         ranks=None if join is None else join(),
     )
-    kv = torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
     if shard is not None:
         kv = kv[:, :, :, shard.kv_heads]
     return Runner(model, kv, geometry.block_size, config.device)

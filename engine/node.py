@@ -39,8 +39,9 @@ from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
+from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
-from net.transfer import TransferEngine, transports
+from net.transfer import transports
 from sched.member import Member, presets
 from sched.role_change import BOTH
 from sched.state import NodeRecord
@@ -94,8 +95,6 @@ class Node:
         phases: Phases,
         draft: ModelSource | None = None,
     ) -> None:
-        if config.device == "cuda":
-            raise UsageError("--device cuda: KV in GPU memory cannot be transferred or pooled yet; use --device cpu")
         self.config = config
         self.source = source
         self._draft = draft
@@ -107,7 +106,7 @@ class Node:
         self.stalls = StallMonitor(self.metrics.observe_stall)
         key = open_cluster_key(config)
         self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
-        self.transfer = TransferEngine(
+        self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
@@ -164,6 +163,7 @@ class Node:
         self.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
             self.engine = await self._load_engine()
+            self.engine.worker.runner.masks = self.door.grammars
             self.engine.pool.watch(self.gossip.cached)
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")

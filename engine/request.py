@@ -45,6 +45,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None = off; k = the chosen token's and the k best
+    grammar: str = ""  # what the output must be, as engine/sampling/grammar.py compiled it; "" = anything
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
@@ -72,6 +73,10 @@ class SamplingParams:
             self.stop,
         )
 
+        if self.grammar:  # it alone says where the output may end
+            _check(self.min_tokens == 0, "min_tokens", "0 with structured output", self.min_tokens)
+            _check(not self.ignore_eos, "ignore_eos", "false with structured output", self.ignore_eos)
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
@@ -83,7 +88,7 @@ class SamplingParams:
     @property
     def has_rules(self) -> bool:
         """Whether anything may change the logits before a token is chosen."""
-        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty
+        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty or bool(self.grammar)
 
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready; `from_wire` is its inverse."""

@@ -56,6 +56,8 @@ def resolve(
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     config = replace(config, pool_dtype=_pool_dtype(config, kv_dtype, cluster))
+    if device == "cuda" and config.pool_dtype != kv_dtype:
+        raise UsageError(f"--pool-dtype {config.pool_dtype}: only a CPU encodes blocks; use --device cpu, or auto")
     shape = geometry(config, model, kv_dtype)
     block_bytes = shape.block_bytes
     kv_bytes = _kv_cache_bytes(config, model, machine, device, dtype) // block_bytes * block_bytes

@@ -17,7 +17,8 @@ from torch import Tensor
 from attention.interface import RaggedBatch
 from engine.inputs import InputBuilder, Row
 from engine.model.decoder import Model
-from engine.sampling.logit_rules import SamplingRow
+from engine.model.graphs import GraphedModel, Recorder
+from engine.sampling.logit_rules import Masks, SamplingRow
 from engine.sampling.sampler import Sampled, sample
 
 __all__ = ["Row", "Runner", "StepTime"]
@@ -44,14 +45,22 @@ class Runner:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
+        self._forward = model.forward
         self._inputs = InputBuilder(block_size, self.device)
+        self.masks: Masks | None = None  # of requests with a grammar
         self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
         """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
+
+    def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
+        """Small steps replay recordings from now on (engine/model/graphs.py), made here: nobody else may use the
+        device meanwhile. For models without an `obstacle`."""
+        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+        self._forward = GraphedModel(self.model, self.kv_pool, self.block_size, recorder, **sizes).forward
 
     def follow(self, rows: Sequence[Row]) -> None:
         """As another rank: compute what rank 0 computes. Which tokens are chosen is its business."""
         inputs = self._inputs.build(rows)
-        self.model.forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows)
+        self._forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows)
 
     def step(
         self,
@@ -70,11 +79,11 @@ class Runner:
         began = time.perf_counter()
         inputs = self._inputs.build(rows)
         with self.beside(rows):
-            logits = self.model.forward(
+            logits = self._forward(
                 inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer, before_layer
             )
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
-        chosen = sample(logits, [sampling for _, sampling in wanted])
+        chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
         if self.device.type != "cpu" and not wanted:
             # Nothing has waited for the device yet, and a step that returned has its KV in the pool: it is pushed
             # and published from there.

@@ -22,15 +22,16 @@ from engine.kv.layered_load import Arriving
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.priority import step_back
 from engine.request import Request, RequestState, TokenLogprobs
-from engine.runner import Row, Runner
-from engine.sampling.sampler import Sampled, SamplingRow
+from engine.rows import row_of
+from engine.runner import Runner
+from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step
 from net.metrics import Metrics
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 log = logging.getLogger("mooncake.engine")
 
@@ -285,16 +286,6 @@ class Worker:
         for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
             self._metrics.count_preemption()
         self._preemptions_seen = self.batcher.num_preemptions
-
-
-def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: Sequence[Tensor] = ()) -> Row:
-    """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
-    request, sample = scheduled.request, None
-    if scheduled.samples:
-        sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
-    known = scheduled.num_tokens - len(scheduled.draft)
-    token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
-    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals)
 
 
 def _layer_done(transfers: Sequence[tuple[KvTransfer, Sequence[int], int, int]], layer: int) -> None:

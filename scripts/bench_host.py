@@ -35,8 +35,8 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.inputs import InputBuilder, Inputs
 from engine.request import Request, SamplingParams
+from engine.rows import row_of
 from engine.sampling.sampler import sample
-from engine.worker import row_of
 
 PARTS = ("schedule", "rows", "inputs", "sample", "commit")
 MIXES: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}

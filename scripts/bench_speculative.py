@@ -39,11 +39,11 @@ from engine.costs import StepCosts
 from engine.model.decoder import Model
 from engine.model.ops import choose_ops
 from engine.request import Request, SamplingParams
+from engine.rows import row_of
 from engine.runner import Runner
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.text.tokenizer import Tokenizer
-from engine.worker import row_of
 
 BLOCK_SIZE = 16
 CODE = """def total_price(items, tax):

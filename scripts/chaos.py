@@ -196,12 +196,13 @@ class Chaos(VirtualCluster):
             raise Broken(f"{node.name} sees other nodes than it was told of")
 
     def check_entry(self, node: VirtualNode[Any], seen: Seen, member: Any) -> None:
-        """Statements about a process only get newer, and only the process itself raises its incarnation."""
+        """Statements about a process only get newer, and only processes of that name raise its incarnation: a verdict
+        names no process, so one on a restarted node may reach those who know only the one before."""
         key = (member.node_id, member.life)
         if member.order < seen.orders.get(key, (0, 0)):
             raise Broken(f"{node.name} goes back on {member.node_id}: {seen.orders[key]} -> {member.order}")
         seen.orders[key] = member.order
-        if member.incarnation > self._issued.get(key, -1):
+        if member.incarnation > max((own for (name, _), own in self._issued.items() if name == key[0]), default=-1):
             raise Broken(f"{node.name} has an incarnation of {member.node_id} that it never gave itself")
 
     def check_records(self, node: VirtualNode[Any], seen: Seen) -> None:

@@ -9,6 +9,7 @@
   sanitizer   a part of it under compute-sanitizer's memcheck, where that is installed
   attention   decode beside the measured copy bandwidth, prefill beside the measured GEMM rate, peers
   engine      Llama-3-8B's geometry with random weights: decode steps beside their floor in bytes, prefill beside GEMM
+  serving     nodes with --device cuda: tokens equal to a CPU node's, with CUDA graphs, without, and prefill + decode
   staging     KV layers between GPU and page-locked host memory, beside one plain copy
 
 Sections run in processes of their own with a time limit each; one that fails leaves its lines so far and a line that

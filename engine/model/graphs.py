@@ -145,25 +145,60 @@ class Recorded:
     """A bucket's graph between what it reads and what it writes."""
 
     step: StaticStep
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     logits: Tensor  # [requests, vocab_size] float32
 
 
+Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""Records what a function does to tensors that stay where they are -> (do it again, the function's result)."""
+
+
+class CudaRecorder:
+    """CUDA graphs in one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = run()
+        return graph.replay, result
+
+
+def obstacle(model: Model) -> str | None:
+    """Why steps of `model` cannot be recorded; None if they can."""
+    if model.device.type != "cuda" or model.backend.name != "triton":
+        return "CUDA graphs need --device cuda and --attention-backend triton"
+    if model.config.num_experts or not isinstance(model.ranks, Alone):
+        return "CUDA graphs are for dense models on one GPU: experts are counted on the host"
+    return None
+
+
 class GraphedModel:
-    """Model.forward for one KV pool, by replaying a graph where one fits. CUDA with the Triton backend only."""
+    """Model.forward for one KV pool, by replaying a graph where one fits. For models without an `obstacle`."""
 
     def __init__(
-        self, model: Model, kv_pool: Tensor, block_size: int, *, max_num_seqs: int, max_model_len: int
+        self,
+        model: Model,
+        kv_pool: Tensor,
+        block_size: int,
+        record: Recorder,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
     ) -> None:
-        """Records every bucket: call it when nothing else uses the GPU. Raises ValueError where graphs cannot work."""
-        if kv_pool.device.type != "cuda" or model.backend.name != "triton":
-            raise ValueError("CUDA graphs need --device cuda and --attention-backend triton")
-        if model.config.num_experts or not isinstance(model.ranks, Alone):
-            raise ValueError("CUDA graphs are for dense models on one GPU: experts are counted on the host")
+        """Records every bucket: call it when nothing else uses the GPU."""
         self.model, self.kv_pool = model, kv_pool
         self._max_blocks = -(-max_model_len // (16 * block_size)) * 16
         self._block_size = block_size
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = record
         ordered = buckets(max_num_seqs)
         recorded = {bucket: self._record(bucket) for bucket in sorted(ordered, key=lambda bucket: -bucket.num_rows)}
         self.recorded = [recorded[bucket] for bucket in ordered]
@@ -184,7 +219,7 @@ class GraphedModel:
         if kv_pool.data_ptr() != self.kv_pool.data_ptr():
             raise ValueError("the graphs were recorded over another KV pool")
         recorded.step.load(token_ids, batch, rows)
-        recorded.graph.replay()
+        recorded.replay()
         return recorded.logits[: len(rows)]
 
     def find(self, batch: RaggedBatch, num_wanted: int) -> Recorded | None:
@@ -199,13 +234,4 @@ class GraphedModel:
         def run() -> Tensor:
             return self.model.forward(step.token_ids, step.batch, self.kv_pool, step.rows)
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = run()
-        return Recorded(step, graph, logits)
+        return Recorded(step, *self._recorder(run))

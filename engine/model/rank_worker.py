@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import FileStore
 
 from engine import logs
 from engine.kv.incoming import KV_REGION
-from engine.loading import load_rank
+from engine.loading import blocks_in, load_rank
 from engine.model.model_error import ModelError
 from engine.model.parallel import ProcessRanks
 from engine.model.rank_processes import Start
@@ -45,7 +45,8 @@ def main(descriptor: int) -> int:
             return ProcessRanks(store, start.rank, size, torch.device(start.config.device))
 
         try:
-            runner = load_rank(start.config, start.geometry, start.source, region, start.rank, join)
+            kv = blocks_in(region, start.geometry)
+            runner = load_rank(start.config, start.geometry, start.source, kv, start.rank, join)
         except (ModelError, ValueError) as error:
             link.send(str(error))
             return 1

@@ -1,4 +1,4 @@
-"""What changes a row's logits before a token is chosen: penalties, logit bias, and the minimum length.
+"""What changes a row's logits before a token is chosen: penalties, logit bias, the minimum length, a grammar.
 
 In this order, for a row with the counts of its tokens so far:
 
@@ -7,6 +7,7 @@ In this order, for a row with the counts of its tokens so far:
     presence     l - p                            tokens of the output
     logit bias   l + b                            so that -100 and 100 ban and force whatever the penalties did
     min_tokens   l = -inf for tokens that would end the output too early
+    grammar      l = -inf for tokens with which the output cannot become what its grammar asks for
 
 The counting is numpy on the host; each rule is one scatter over all rows of the batch.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,8 +50,17 @@ class SamplingRow:
         return {*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_ids)}
 
 
-def apply_rules(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """logits [R, V] float32 with every row's rules applied; the input itself when there is nothing to apply."""
+class Masks(Protocol):
+    """Grammars (grammar.py), as the sampler needs them."""
+
+    def allowed(self, grammar: str, output: Sequence[int]) -> np.ndarray:
+        """[at most V] bool: the tokens that may follow `output`."""
+        ...
+
+
+def apply_rules(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = None) -> Tensor:
+    """logits [R, V] float32 with every row's rules applied; the input itself when there is nothing to apply. `masks`
+    must be there when a row has a grammar."""
     if not any(row.params.has_rules for row in rows):
         return logits
     vocab = logits.shape[1]
@@ -59,7 +70,8 @@ def apply_rules(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     # Ids beyond the vocabulary name no logit. The API refuses them; here they must not harm the row's neighbours.
     bias = [entry for entry in bias if 0 <= entry[1] < vocab]
     ends = [entry for entry in ends if 0 <= entry[1] < vocab]
-    if not (penalised or bias or ends):
+    allowed = [(i, _allowed(row, masks)) for i, row in enumerate(rows) if row.params.grammar]
+    if not (penalised or bias or ends or allowed):
         return logits
     logits = logits.clone()
     if penalised:
@@ -72,7 +84,17 @@ def apply_rules(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         logits[at] += torch.tensor([entry[2] for entry in bias]).to(logits)
     if ends:
         logits[_index(logits, np.array(ends))] = -torch.inf
+    for i, mask in allowed:
+        admitted = torch.from_numpy(mask[:vocab]).to(logits.device)
+        logits[i, : len(admitted)].masked_fill_(~admitted, -torch.inf)
+        logits[i, len(admitted) :] = -torch.inf  # rows of the matrix that no token has
     return logits
+
+
+def _allowed(row: SamplingRow, masks: Masks | None) -> np.ndarray:
+    if masks is None:
+        raise RuntimeError("a request with a grammar reached a sampler without grammars")
+    return masks.allowed(row.params.grammar, [*row.token_ids[row.num_prompt_tokens :], *row.draft])
 
 
 def _penalties(index: int, row: SamplingRow) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sampling.host_draw import draw_on_host, probabilities_on_host
-from engine.sampling.logit_rules import SamplingRow, apply_rules
+from engine.sampling.logit_rules import Masks, SamplingRow, apply_rules
 from engine.sampling.uniform import uniform
 from engine.speculation.rejection import judge
 
@@ -43,11 +43,12 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
-    """Choose a token for each row of logits [R, V] float32, which are left as they are."""
+def sample(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = None) -> list[Sampled]:
+    """Choose a token for each row of logits [R, V] float32, which are left as they are. `masks`: of rows with a
+    grammar."""
     if not rows:
         return []
-    changed = apply_rules(logits, rows)
+    changed = apply_rules(logits, rows, masks)
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
     if len(drawn) == len(rows):
         tokens = _draw(changed, rows)

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.config import NO_MODEL
 from engine.leaving import Leaving
+from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.live import Live
 from engine.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ class ServingFrontend:
         model_root: str,
         max_model_len: int,
         tokenizer: Tokenizer,
+        grammars: Grammars,
         acceptor: Acceptor,
         cluster: Callable[[], dict[str, Any]],
         state: Callable[[], dict[str, Any]],
@@ -40,6 +42,7 @@ class ServingFrontend:
         self.max_model_len = max_model_len
         self.vocab_size = tokenizer.vocab_size
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._acceptor = acceptor
         self.cluster = cluster
         self.state = state
@@ -56,6 +59,9 @@ class ServingFrontend:
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         return self._tokenizer.chat(messages, **kwargs)
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        return self._grammars.compile(kind, source)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
@@ -119,6 +125,9 @@ class StoreFrontend(ServingFrontend):
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def compile_grammar(self, kind: str, source: str) -> str:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:

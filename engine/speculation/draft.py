@@ -164,8 +164,10 @@ class DraftModel:
     def _of(self, request: Request) -> _State:
         state = self._states.get(request.request_id)
         if state is None:
-            # Log probabilities are of the target; nobody sees the draft's.
-            state = self._states[request.request_id] = _State(replace(request.sampling, logprobs=None))
+            # Log probabilities and grammar are of the target: nobody sees the draft's, and what a grammar forbids is
+            # not accepted.
+            params = replace(request.sampling, logprobs=None, grammar="")
+            state = self._states[request.request_id] = _State(params)
         self._states.move_to_end(request.request_id)
         return state
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -42,12 +43,17 @@ class ChatTemplate:
         self._variables = dict(variables)
         try:
             self._template = env.from_string(template)
+            self._shows_tools = "tools" in jinja2.meta.find_undeclared_variables(env.parse(template))
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template is not valid jinja2: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
         """The prompt's text, special tokens spelt out. `kwargs` (tools, enable_thinking, ...) reach the template.
         Raises ValueError for messages that are malformed or that the template refuses."""
+        if kwargs.get("tools") and not self._shows_tools:
+            raise ValueError(
+                "this model's chat template shows it no tools: leave tools out, or serve a model made for them"
+            )
         context = {**self._variables, "tools": None, "documents": None, **kwargs}
         context |= {"messages": checked(messages), "add_generation_prompt": add_generation_prompt}
         try:

@@ -60,6 +60,10 @@ class Tokenizer:
         """Write the vocabulary and its rules as tokenizer.json; the chat template is not part of it."""
         self._core.save(str(path))
 
+    def to_json(self) -> str:
+        """What `save` writes."""
+        return str(self._core.to_str())
+
     def disagreement(self, other: Tokenizer) -> str | None:
         """What `other` has different in its vocabulary, None if every id means the same token."""
         own, theirs = self._core.get_vocab(), other._core.get_vocab()

@@ -49,7 +49,7 @@ class Refused(Exception):
 
 class Frontend(Protocol):
     """A node as the HTTP layer sees it. All methods run on the event loop's thread, except `encode` and
-    `render_chat`, which may also run in another thread when their input is long."""
+    `render_chat`, which may also run in another thread when their input is long, and `compile_grammar`."""
 
     model_name: str  # what clients call the model
     model_root: str  # path or id it was loaded from
@@ -67,6 +67,13 @@ class Frontend(Protocol):
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         """Messages through the chat template to token ids; `add_generation_prompt` and the client's
         `chat_template_kwargs` arrive as kwargs. Raises ValueError when the template refuses them."""
+        ...
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        """Structured output, as `generate` takes it in sampling["grammar"]. kind "json": source is a JSON schema,
+        "regex": an expression, "choice": a JSON list of strings, "call": a JSON schema, its value in tags
+        <tool_call>. Raises ValueError. May take a second; runs in another
+        thread."""
         ...
 
     def token_text(self, token_id: int) -> str:

@@ -40,6 +40,9 @@ class Info:
         check_model(self._frontend, request.match_info["model"])
         return json_response(self._model())
 
+    async def embeddings(self, request: web.Request) -> web.Response:
+        raise ApiError(400, "the served model generates text; it has no embeddings", code="unsupported_endpoint")
+
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenizeBody)
         frontend = self._frontend
@@ -48,7 +51,8 @@ class Info:
             text = body.prompt or ""
             ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
         else:
-            ids = await render_messages(frontend, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+            arguments, tools = body.chat_template_kwargs, [tool.model_dump(exclude_unset=True) for tool in body.tools]
+            ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
         strings = [frontend.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids, "token_strs": strings}
         return json_response(answer)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from net.http.errors import ApiError, bad_request
+import orjson
+
+from net.http.errors import ApiError, bad_request, naming
 from net.http.frontend import Frontend
 from net.http.schema import ChatBody, CompletionBody, Generation, Message
+from net.http.tools import schema_of_call
 
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_TOOL_CALLS = 128
 LONG_TEXT_CHARS = 4_000
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
 
@@ -34,6 +38,7 @@ class Plan:
     choices: list[dict[str, Any]]  # sampling fields
     service_class: str
     cache_salt: str
+    tool_calls: int = 0  # calls that are looked for in each answer at most
     resume_from: int | None = None  # output tokens that the client has from another node, which was lost
 
     def prompt_of(self, choice: int) -> Prompt:
@@ -60,12 +65,16 @@ async def unhurried(size: int, work: Callable[[], T]) -> T:
 
 
 async def render_messages(
-    frontend: Frontend, messages: Sequence[Message], add_generation_prompt: bool, arguments: dict[str, Any]
+    frontend: Frontend,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    arguments: dict[str, Any],
+    tools: list[dict[str, Any]] | None,
 ) -> list[int]:
     """Token ids of a chat. Raises ApiError 400 when the template refuses messages or arguments."""
     dicts = [message.model_dump(exclude_unset=True) for message in messages]
-    size = sum(len(message.get("content") or "") for message in dicts)
-    kwargs = {"add_generation_prompt": add_generation_prompt, **arguments}
+    size = sum(len(message.get("content") or "") for message in dicts) + len(orjson.dumps(tools))
+    kwargs = {"add_generation_prompt": add_generation_prompt, **arguments, **({"tools": tools} if tools else {})}
     try:
         return await unhurried(size, partial(frontend.render_chat, dicts, **kwargs))
     except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
@@ -86,19 +95,24 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
             text, ids = frontend.decode(prompt) if body.echo else "", prompt
         prompts.append(Prompt(ids, text if body.echo else ""))
     limit = body.max_tokens
-    return _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
+    return await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
 
 
 async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
     """Render, tokenise and check. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
-    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+    tools = body.offered
+    arguments = body.chat_template_kwargs
+    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = body.top_logprobs if body.logprobs else None
-    return _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+    plan = await _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+    if tools:
+        plan = replace(plan, tool_calls=MAX_TOOL_CALLS if body.parallel_tool_calls else 1)
+    return plan
 
 
-def _plan(
+async def _plan(
     frontend: Frontend,
     body: Generation,
     prompts: list[Prompt],
@@ -109,6 +123,7 @@ def _plan(
 ) -> Plan:
     check_ids(frontend, body.stop_token_ids, "stop_token_ids")
     check_ids(frontend, [int(key) for key in body.logit_bias], "logit_bias")
+    grammar = await _grammar(frontend, body)
     choices = []
     for prompt in prompts:
         room = _check_length(frontend, prompt.token_ids, param)
@@ -116,7 +131,7 @@ def _plan(
             used = len(prompt.token_ids)
             raise _too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room) if max_tokens is None else max_tokens
-        choices += [_sampling(body, limit, logprobs, offset) for offset in range(body.n)]
+        choices += [_sampling(body, limit, logprobs, grammar, offset) for offset in range(body.n)]
     return Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
 
 
@@ -134,7 +149,26 @@ def _too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
     return bad_request(message, param, "context_length_exceeded")
 
 
-def _sampling(body: Generation, max_tokens: int, logprobs: int | None, offset: int) -> dict[str, Any]:
+async def _grammar(frontend: Frontend, body: Generation) -> str:
+    """What the answer must be; "" = anything. Raises ApiError 400."""
+    try:
+        structure = body.structure
+        if isinstance(body, ChatBody) and (tools := body.forced) is not None:
+            if structure is not None:
+                raise ValueError(f"{structure[0]}: goes with no tool_choice but auto and none")
+            structure = ("tool_choice", "call", schema_of_call(tools))
+    except ValueError as error:
+        raise naming(str(error)) from None
+    if structure is None:
+        return ""
+    field, kind, source = structure
+    try:
+        return await asyncio.to_thread(frontend.compile_grammar, kind, source)
+    except ValueError as error:
+        raise bad_request(f"{field}: {error}", field) from error
+
+
+def _sampling(body: Generation, max_tokens: int, logprobs: int | None, grammar: str, offset: int) -> dict[str, Any]:
     """Fields of SamplingParams; the choices of one prompt draw from different streams."""
     return {
         "max_tokens": max_tokens,
@@ -152,4 +186,5 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, offset: i
         "frequency_penalty": body.frequency_penalty,
         "logit_bias": {int(key): value for key, value in body.logit_bias.items()},
         "logprobs": logprobs,
+        "grammar": grammar,
     }

@@ -5,11 +5,12 @@ Plain dicts all the way to orjson: this runs once per token and request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from net.http.frontend import Frontend, LogprobItem, Output
 from net.http.plan import Plan
+from net.http.tools import ToolText
 
 Json = dict[str, Any]
 
@@ -142,15 +143,37 @@ class ChatRenderer(Renderer):
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
+    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+        super().__init__(frontend, plan, request_id, created, token_ids)
+        self._tools = [ToolText(plan.tool_calls) for _ in plan.choices] if plan.tool_calls else None
+
     def _choice(self, choice: int, output: Output) -> Json:
-        message = {"role": "assistant", "content": output.text, "refusal": None}
+        text, calls, output = self._calls(choice, output)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            # The newlines around calls are no content; whole calls have no index.
+            whole = [{name: value for name, value in call.items() if name != "index"} for call in calls]
+            message |= {"content": text.strip() or None, "tool_calls": whole}
         return self._around(choice, output, "message", message)
 
     def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
         # The role travels with the first token: an event of its own would count as a token in clients that
         # measure the gaps between events.
-        delta = {"role": "assistant", "content": output.text} if first else {"content": output.text}
+        text, calls, output = self._calls(choice, output)
+        delta: Json = {"role": "assistant", "content": text} if first else {"content": text}
+        if calls:
+            delta |= {"content": text or None, "tool_calls": calls}
         return self._around(choice, output, "delta", delta)
+
+    def _calls(self, choice: int, output: Output) -> tuple[str, list[Json], Output]:
+        """(content, calls, the output with the reason that a client shall see)."""
+        if self._tools is None:
+            return output.text, [], output
+        tools = self._tools[choice]
+        text, calls = tools.feed(output.text, last=output.finish_reason is not None)
+        if tools.calls and output.finish_reason == "stop":
+            output = replace(output, finish_reason="tool_calls")
+        return text, calls, output
 
     def _around(self, choice: int, output: Output, name: str, message: Json) -> Json:
         logprobs = self._logprobs(choice, output.logprobs)

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+
+from net.http.structured import Structured
+from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
 # fmt: off
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "reasoning_effort", "verbosity", "parallel_tool_calls",
+    "prompt_cache_options", "reasoning_effort", "verbosity",
 })
 # fmt: on
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -44,15 +44,19 @@ MAX_CHOICES = 1024
 
 
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
-    for name in ("messages", "add_generation_prompt"):
+    for name in ("messages", "add_generation_prompt", "tools"):
         if name in arguments:
             raise ValueError(f"{name} has its own field")
     return arguments
 
 
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
+_STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]}
+
 ShortText = Annotated[str, Field(max_length=256)]
 TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
 def served_fields(body: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False  # the usage so far in every chunk (vLLM)
 
 
-class Generation(Body):
+class Generation(Structured, Body):
     """What both kinds of completion share. Ranges of sampling fields are checked by the engine's SamplingParams."""
 
     model: str = ""  # "" = the served one
@@ -96,7 +100,7 @@ class Generation(Body):
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: list[str] = []
+    stop: Annotated[list[str], WithJsonSchema(_STOP)] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     repetition_penalty: float = 1.0
@@ -142,7 +146,7 @@ class Generation(Body):
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: list[str | TokenIds]  # after validation always a list of prompts
+    prompt: Annotated[list[str | TokenIds], WithJsonSchema(_PROMPT)]  # after validation always a list of prompts
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_special_tokens: bool = True
@@ -163,7 +167,7 @@ class CompletionBody(Generation):
     @model_validator(mode="after")
     def _servable(self) -> CompletionBody:
         if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs together with echo (log probabilities of the prompt) is not supported")
+            raise ValueError("logprobs: with echo they would be of the prompt too, which this server does not compute")
         if len(self.prompt) * self.n > MAX_CHOICES:
             raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
         return self
@@ -176,6 +180,12 @@ class Message(BaseModel):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None  # of an earlier answer
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _as_objects(cls, calls: list[Any] | None) -> list[Any] | None:
+        return None if calls is None else spelt_for_templates(calls)
 
     @field_validator("content")
     @classmethod
@@ -198,6 +208,34 @@ class ChatBody(Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def forced(self) -> list[Tool] | None:
+        """The tools of which the answer must call one; None = it may do as it likes. Raises ValueError."""
+        choice = self.tool_choice
+        if choice in ("auto", "none"):
+            return None
+        if choice == "required":
+            named = self.tools
+        elif isinstance(choice, dict) and isinstance(function := choice.get("function"), dict):
+            named = [tool for tool in self.tools if tool.function.name == function.get("name")]
+        else:
+            raise ValueError(
+                'tool_choice: must be auto, none, required or {"type": "function", "function": {"name": ..}}'
+            )
+        if not named:
+            raise ValueError("tool_choice: there is no such tool in tools")
+        return named
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools as the template gets them; None = none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
     @model_validator(mode="after")
     def _needs_logprobs(self) -> ChatBody:
@@ -215,6 +253,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
     return_token_strs: bool = False
 
     @model_validator(mode="after")

@@ -4,31 +4,55 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Awaitable, Callable, Collection
 
+import orjson
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
-from net.http import page
+from net.http import openapi, page
 from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
+from net.http.keys import ApiKeys
+from net.http.limits import Cors, connections_key, debug_is_local, limit_connections, limit_rate
 from net.http.middleware import echo_request_id, identify, require_key
 from net.http.openai import OpenAI
 
+KiB = 1 << 10
 MiB = 1 << 20
 
 
 def create_app(
-    frontend: Frontend, *, api_key: str | None = None, max_body_bytes: int = 8 * MiB, version: str = "unknown"
+    frontend: Frontend,
+    *,
+    keys: ApiKeys | None = None,
+    max_body_bytes: int = 8 * MiB,
+    max_connections: int = 4096,
+    rate_limit: float = 0.0,
+    allowed_origins: Collection[str] = (),
+    version: str = "unknown",
 ) -> web.Application:
-    """The whole API over `frontend`. With `api_key`, every route except /health and /metrics wants it."""
-    middlewares = [identify, require_key(api_key)] if api_key else [identify]
+    """The whole API over `frontend`. With keys, every route wants one but those in OPEN_PATHS. rate_limit: POST
+    requests a second and client, 0 = any number; allowed_origins: web pages that may call."""
+    middlewares = [identify, limit_connections(max_connections)]
+    cors = Cors(allowed_origins) if allowed_origins else None
+    if cors is not None:
+        middlewares.append(cors.middleware)
+    middlewares.append(require_key(keys) if keys else debug_is_local)
+    if rate_limit:
+        middlewares.append(limit_rate(rate_limit))
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
+    app[connections_key] = list  # until a server has it
     app.on_response_prepare.append(echo_request_id)
+    if cors is not None:
+        app.on_response_prepare.append(cors.mark)
     openai, info = OpenAI(frontend), Info(frontend, version)
     app.add_routes(
         [
             web.post("/v1/completions", openai.completions),
             web.post("/v1/chat/completions", openai.chat_completions),
+            web.post("/v1/embeddings", info.embeddings),
             web.get("/v1/models", info.models),
             web.get("/v1/models/{model:.+}", info.model),
             web.post("/tokenize", info.tokenize),
@@ -41,11 +65,23 @@ def create_app(
             web.get("/cluster", info.cluster),
             web.get("/live", info.live),
             web.get("/live/requests/{request_id}", info.live_request),
-            *Drain(frontend, keyed=bool(api_key)).routes(),
+            *Drain(frontend, keyed=bool(keys)).routes(),
             *page.routes(),
         ]
     )
+    app.router.add_get("/openapi.json", _document(app, version, bool(keys)))
     return app
+
+
+def _document(app: web.Application, version: str, with_key: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
+    body = b""
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal body
+        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key))
+        return web.Response(body=body, content_type="application/json")
+
+    return answer
 
 
 class HttpServer:
@@ -55,12 +91,24 @@ class HttpServer:
     first token: that is how a hang-up reaches `Frontend.generate`.
     """
 
-    def __init__(self, app: web.Application, *, shutdown_timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, app: web.Application, *, shutdown_timeout_s: float = 1.0, max_header_bytes: int = 16 * KiB
+    ) -> None:
         """shutdown_timeout_s: how long `close` waits for requests in progress to finish, and once more for them to end
-        by being cancelled."""
+        by being cancelled. max_header_bytes: of the request line, and of each header."""
+        app[connections_key] = self._connections
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout_s, handle_signals=False
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=shutdown_timeout_s,
+            handle_signals=False,
+            max_line_size=max_header_bytes,
+            max_field_size=max_header_bytes,
         )
+
+    def _connections(self) -> list[RequestHandler]:
+        return [] if self._runner.server is None else self._runner.server.connections
 
     async def start(self, host: str, port: int = 0) -> tuple[str, int]:
         """Listen; port 0 takes a free one. Returns the address in use. Raises OSError when the port is taken."""

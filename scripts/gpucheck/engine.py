@@ -16,7 +16,7 @@ from attention.triton_backend import TritonBackend
 from attention_bench.cases import LLAMA_8B, Case, batch_of
 from attention_bench.timing import copy_rate, gemm_rate
 from engine.model.decoder import Model
-from engine.model.graphs import GraphedModel
+from engine.model.graphs import CudaRecorder, GraphedModel
 from engine.model.model_config import ModelConfig
 from engine.model.ops_triton import TritonOps
 from gpucheck.checks import Check, failed, skipped
@@ -116,7 +116,7 @@ def measure() -> Iterator[Check]:
     shape = (num_blocks, CONFIG.num_layers, 2, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_size)
     pool = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
     yield prefill_check(model, pool, tflop_s)
-    graphed = GraphedModel(model, pool, BLOCK_SIZE, max_num_seqs=128, max_model_len=8192)
+    graphed = GraphedModel(model, pool, BLOCK_SIZE, CudaRecorder(), max_num_seqs=128, max_model_len=8192)
     ours = None
     for batch, context in fitting:
         check = decode_check(graphed, pool, batch, context, gb_s)

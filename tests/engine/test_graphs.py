@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,10 @@ from hypothesis import strategies as st
 from attention import choose
 from engine.inputs import Inputs, Row, build_inputs
 from engine.model.decoder import Model
-from engine.model.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes
+from engine.model.graphs import Bucket, StaticStep, buckets, decode_sizes, obstacle
+from engine.request import SamplingParams
+from engine.runner import Runner
+from engine.sampling.logit_rules import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
 
 CPU = torch.device("cpu")
@@ -80,6 +85,47 @@ def test_padding_changes_nothing(backend: str, name: str) -> None:
 
 
 def test_graphs_are_refused_without_a_gpu() -> None:
-    model = model_over("torch", layers=1)
-    with pytest.raises(ValueError, match="--device cuda"):
-        GraphedModel(model, torch.zeros(1), BLOCK_SIZE, max_num_seqs=4, max_model_len=64)
+    assert "--device cuda" in str(obstacle(model_over("torch", layers=1)))
+
+
+class CpuRecorder:
+    """In place of CUDA graphs: a replay runs the function again and leaves its result where the first one lies."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        result = run().clone()
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(run())
+
+        return replay, result
+
+
+def test_a_runner_replays_small_steps_and_computes_the_others() -> None:
+    """Two runners over pools of their own choose the same tokens, step for step."""
+    model, recorder = model_over("torch", layers=2), CpuRecorder()
+    config = model.config
+    shape = (8, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
+    plain, graphed = (Runner(model, torch.zeros(shape), BLOCK_SIZE) for _ in range(2))
+    graphed.record(recorder, max_num_seqs=4, max_model_len=8 * BLOCK_SIZE)
+    recorder.replays = 0
+    greedy = SamplingParams(temperature=0.0)
+    long = list(range(3, 3 + 5 * BLOCK_SIZE))  # five chunks' worth: still a bucket
+    steps: list[tuple[list[Row], bool]] = [
+        ([Row(long, 0, [0, 1, 2, 3, 4, 5], SamplingRow(greedy, long, len(long)))], True),
+        ([Row([7], len(long), [0, 1, 2, 3, 4, 5], SamplingRow(greedy, [*long, 7], len(long)))], True),
+        ([Row([7, 8, 9], 0, [6], SamplingRow(greedy, [7, 8, 9], 3), 3)], True),  # logits of three rows
+        ([Row([1] * 5, 0, [7])] * 5, False),  # more chunks than any bucket has
+    ]
+    for rows, replayed in steps:
+        before = recorder.replays
+        ours, theirs = graphed.step(rows), plain.step(rows)
+        assert [[t.token_id for t in row] for row in ours] == [[t.token_id for t in row] for row in theirs]
+        assert recorder.replays - before == replayed
+    layers: list[int] = []
+    graphed.step(steps[1][0], layers.append)
+    assert layers == list(range(config.num_layers)), "a step that has to tell of its layers is not replayed"
+    torch.testing.assert_close(graphed.kv_pool, plain.kv_pool, rtol=1e-3, atol=1e-4)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from cache.store import NoRoom
+from cache.results import NoRoom
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource, adopt, describe
 from engine.checkpoint.pooled_weights import PooledWeights, prefix, publish

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.spans import pack_spans, unpack_spans
 from net.transfer import Op, TransferEngine, TransferError
+from sched.rejection import NoRejection
 from sched.state import NodeRecord
 from tests.engine.test_service import IdleWorker
 from tests.net.peers import channels, until
@@ -60,7 +62,8 @@ class Side:
         self.worker = IdleWorker(Batcher(BlockPool(BLOCKS), 4, 4, 64, 1000, {0}))
         metrics = Metrics("m", channel.node_id)
         self.words = LoadWords(channel, transfer)
-        load = OwnLoad(channel.node_id, NodeRecord, self.words)
+        idle = SimpleNamespace(record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01)
+        load = OwnLoad(channel.node_id, idle, self.words, NoRejection(), 1.0)
         self.service = EngineService(
             channel.node_id, channel, transfer, self.worker, GEOMETRY, 8, load, metrics, "pull", "layer"
         )

@@ -211,3 +211,10 @@ def test_a_draft_model_gets_kv_for_as_many_tokens_as_the_model():
 def test_speculation_flags_that_do_not_go_together(flags):
     with pytest.raises(UsageError, match=r"go together|exceeds"):
         parse(flags)
+
+
+def test_a_gpu_does_not_encode_pooled_blocks():
+    with pytest.raises(UsageError, match="--pool-dtype int8"):
+        settle("--device", "cuda", "--pool-dtype", "int8", machine=H100)
+    plain = settle("--device", "cuda", machine=H100)
+    assert plain.pool_dtype == plain.kv_cache_dtype

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.checkpoint.model_source import describe
 from engine.model.model_error import ModelError
+from engine.text.chat_template import ChatTemplate
 from engine.text.gguf_tokenizer import build
 from engine.text.token_bytes import BYTE_OF
 from engine.text.tokenizer import Tokenizer
@@ -315,3 +316,17 @@ def test_no_template_is_a_clear_error(tiny_gguf):
     tokenizer = Tokenizer.load(describe(str(tiny_gguf(metadata={"tokenizer.chat_template": None}))))
     with pytest.raises(ValueError, match="no chat template"):
         tokenizer.chat(HI)
+
+
+def test_tools_reach_templates_that_show_them():
+    call = {"function": {"name": "f", "arguments": {"ä": 1}}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
+    source = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
+{{- m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %};
+{%- endfor %}"""
+    template = ChatTemplate(source, {})
+    assert template.render(messages, tools=[{"a": 1}]) == '[{"a": 1}]assistant:{"ä": 1};tool:rain;'
+    assert template.render(messages) == 'assistant:{"ä": 1};tool:rain;'
+    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    with pytest.raises(ValueError, match="shows it no tools"):
+        plain.render(messages, tools=[{"a": 1}])

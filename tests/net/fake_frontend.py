@@ -13,6 +13,7 @@ from typing import Any
 
 from net.http import HttpServer, LogprobItem, Output, Overloaded, Unavailable, create_app
 from net.http.frontend import Refused
+from net.http.keys import ApiKeys
 
 
 class FakeFrontend:
@@ -26,6 +27,7 @@ class FakeFrontend:
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
         self.calls: list[dict[str, Any]] = []
+        self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []  # messages and template arguments
         self.open: set[str] = set()
         self.started = asyncio.Event()
         self.idle = asyncio.Event()
@@ -43,7 +45,13 @@ class FakeFrontend:
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         if any(message["role"] == "nobody" for message in messages):
             raise ValueError("the template knows no role 'nobody'")
+        self.rendered.append((messages, kwargs))
         return self.encode("".join(message.get("content") or "" for message in messages))
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        if "!bad" in source:
+            raise ValueError(f"the {kind} cannot be compiled: !bad")
+        return f"{kind} {source}"
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -151,8 +159,9 @@ class FakeFrontend:
 
 
 @asynccontextmanager
-async def serving(frontend: FakeFrontend, **options: Any) -> AsyncIterator[str]:
+async def serving(frontend: FakeFrontend, api_key: str | None = None, **options: Any) -> AsyncIterator[str]:
     """The frontend behind a real server on a free port; yields its base URL."""
+    options = {"keys": ApiKeys(api_key)} | options
     server = HttpServer(create_app(frontend, **options), shutdown_timeout_s=0.1)
     host, port = await server.start("127.0.0.1")
     try:

@@ -115,7 +115,7 @@ def test_a_flipped_bit_is_noticed(data):
         (seal(Kind.DELTA, TAG, b"\xff" * 64), "malformed"),
         (seal(Kind.DIGEST, TAG, b"x"), "malformed"),
         (b"Mk\x01" + seal(Kind.SWIM, TAG, b"{}")[3:], "version"),
-        (b"Mk\x02\x09" + seal(Kind.SWIM, TAG, b"{}")[4:], "kind"),
+        (b"Mk\x02\x7f" + seal(Kind.SWIM, TAG, b"{}")[4:], "kind"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

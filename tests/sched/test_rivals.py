@@ -44,10 +44,13 @@ def test_least_load_ignores_the_cache():
     assert (placed.prefill, placed.decode) == ("b", "a")
 
 
-def test_local_cache_ignores_the_queue_and_never_fetches():
-    nodes = [node("a", wait_s=90.0, local_tokens=800), node("b"), node("c", wait_s=80.0, local_tokens=800)]
-    placed = decide(policy("local-cache"), demand(pool_tokens=1600), nodes)
-    assert (placed.prefill, placed.prefix_source, placed.prefix_tokens) == ("c", "local", 800)
+def test_local_cache_weighs_its_own_prefix_and_never_fetches():
+    wanted = demand(pool_tokens=1600)
+    nodes = [node("a", wait_s=0.5, local_tokens=800), node("b")]
+    placed = decide(policy("local-cache"), wanted, nodes)
+    assert (placed.prefill, placed.prefix_source, placed.prefix_tokens) == ("a", "local", 800)
+    placed = decide(policy("local-cache"), wanted, [node("a", wait_s=90.0, local_tokens=800), node("b")])
+    assert (placed.prefill, placed.prefix_source) == ("b", "none"), "the pool would have it"
 
 
 def test_power_of_two_takes_the_better_of_the_two_it_drew():

@@ -23,10 +23,13 @@ def cases(requests: int | None) -> list[Case]:
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     refused = [values[label]["refused"].mean for label in list(VARIANTS)[:3]]
-    falls = refused == sorted(refused, reverse=True)
+    if refused[0] > refused[1] > refused[2]:
+        order = "falls from variant to variant as in the paper"
+    else:
+        order = "is the same for all" if len(set(refused)) == 1 else "does not fall as in the paper"
     return (
-        f"The number refused {'falls' if falls else 'does not fall'} as in the paper. Prefill is "
-        "the scarce stage on this trace, and the variants differ only where decode is; the arXiv trace is not public."
+        f"The number refused {order}. Prefill is the scarce stage on this trace, and the variants differ only where "
+        "decode is; the arXiv trace of the paper is not public."
     )
 
 

@@ -11,7 +11,7 @@ from attention.torch_backend import TorchBackend
 from attention.triton_backend import TritonBackend
 from engine.inputs import Inputs, Row, build_inputs
 from engine.model.decoder import Model
-from engine.model.graphs import Bucket, GraphedModel, StaticStep
+from engine.model.graphs import Bucket, CudaRecorder, GraphedModel, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops import TorchOps
 from engine.model.ops_triton import TritonOps
@@ -104,7 +104,7 @@ def test_recorded_graphs_replay_other_steps() -> None:
     """Greedy logits of decodes and small mixed steps, by replay and by the model itself."""
     model = Model(CONFIG, weights(), TritonBackend(), DEVICE, TritonOps())
     pool, other = make_pool().nan_to_num_(0.5), make_pool().nan_to_num_(0.5)
-    graphed = GraphedModel(model, pool, BLOCK_SIZE, max_num_seqs=3, max_model_len=64)
+    graphed = GraphedModel(model, pool, BLOCK_SIZE, CudaRecorder(), max_num_seqs=3, max_model_len=64)
     steps = [[Row([1, 2, 3], 0, [5])], [Row([4], 3, [5])], [Row([5], 4, [5]), Row([6, 7], 0, [2])], [Row([8], 5, [5])]]
     for rows in steps:
         inputs = build_inputs(rows, BLOCK_SIZE, torch.device(DEVICE))

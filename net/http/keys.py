@@ -1,0 +1,86 @@
+"""API keys: --api-key and the lines of --api-key-file, as the file is now.
+
+Keys are kept as digests of one length and every comparison looks at all of them, so neither length, content nor place
+of a key shows in the time that a check takes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+log = logging.getLogger("mooncake.http")
+
+LOOK_S = 1.0  # between two looks at the file
+MIN_CHARS = 8
+"""Of a key in the file; a shorter line is more likely a mistake."""
+
+
+class ApiKeyFileError(Exception):
+    """The file cannot be used. The message is one line and names the remedy."""
+
+
+class ApiKeys:
+    """Who may use the API. Raises ApiKeyFileError at start; later a file that cannot be read leaves the keys as they
+    are and is logged. The file has one key a line; empty lines and lines that begin with # are skipped."""
+
+    def __init__(
+        self, key: str | None = None, path: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._own = () if key is None else (_digest(key),)
+        self._path = path
+        self._clock = clock
+        self._stamp = None if path is None else _stamp(path)
+        self._filed = () if path is None else _read(path)
+        self._look_at = clock() + LOOK_S
+
+    def __bool__(self) -> bool:
+        """Is a key wanted at all?"""
+        return bool(self._own) or self._path is not None
+
+    def owner(self, given: str) -> bytes | None:
+        """A name for the key, the same for every request with it; None for a wrong one."""
+        digest = _digest(given)
+        same = [hmac.compare_digest(digest, known) for known in (*self._own, *self._from_file())]
+        return digest if any(same) else None
+
+    def _from_file(self) -> tuple[bytes, ...]:
+        if self._path is not None and self._clock() >= self._look_at:
+            self._look_at = self._clock() + LOOK_S
+            try:
+                stamp = _stamp(self._path)
+                if stamp != self._stamp:
+                    self._stamp, self._filed = stamp, _read(self._path)
+                    log.info("API keys read again: %d", len(self._filed))
+            except ApiKeyFileError as error:
+                log.error("the API keys stay as they were: %s", error)
+        return self._filed
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ApiKeyFileError(f"--api-key-file {path}: {error.strerror}") from None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _read(path: Path) -> tuple[bytes, ...]:
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ApiKeyFileError(f"--api-key-file {path} cannot be read: {error}") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ApiKeyFileError(f"--api-key-file {path} holds no key: write one a line (openssl rand -hex 24)")
+    if any(len(key) < MIN_CHARS or " " in key for key in keys):
+        raise ApiKeyFileError(f"--api-key-file {path}: a key has {MIN_CHARS} characters or more and no blanks")
+    return tuple(_digest(key) for key in keys)

@@ -1,0 +1,133 @@
+"""What keeps one client from harming the others: requests a second, connections, and which web pages may call."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from ipaddress import ip_address
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from aiohttp.web_protocol import RequestHandler
+
+from net.http.errors import ApiError
+from net.http.frontend import Overloaded
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+KEPT_CLIENTS = 10_000
+PREFLIGHT_S = 600  # how long a browser may remember the answer
+ANY_ORIGIN = "*"
+
+client_key = web.RequestKey("client", str)
+"""Whom a request is counted for: the digest of its API key; without keys its address."""
+
+connections_key: web.AppKey[Callable[[], list[RequestHandler]]] = web.AppKey("connections")
+"""The connections that the server has open, oldest first; set by HttpServer."""
+
+
+class RateLimit:
+    """A bucket of tokens per client: `rate` a second, as many as come in one second at once, one at least."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._most = max(1.0, rate)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> tokens, when
+
+    def take(self, client: str, now: float) -> float:
+        """0 when the client may go on, else the seconds until it may."""
+        tokens, then = self._buckets.pop(client, (self._most, now))
+        tokens = min(self._most, tokens + (now - then) * self._rate)
+        wait = 0.0 if tokens >= 1 else (1 - tokens) / self._rate
+        self._buckets[client] = (tokens if wait else tokens - 1, now)
+        while len(self._buckets) > KEPT_CLIENTS:
+            self._buckets.popitem(last=False)
+        return wait
+
+
+def limit_rate(rate: float) -> Middleware:
+    """`rate` POST requests a second and client; more get 429."""
+    limit = RateLimit(rate)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "POST":
+            wait = limit.take(request.get(client_key) or str(request.remote), time.monotonic())
+            if wait:
+                raise Overloaded(f"more than {rate:g} requests a second (--rate-limit)", retry_after_s=wait)
+        return await handler(request)
+
+    return check
+
+
+def limit_connections(most: int) -> Middleware:
+    """Requests on connections beyond the `most` oldest are answered 503, and their connections closed."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        opened = request.app[connections_key]()
+        if len(opened) > most and request.protocol not in opened[:most]:
+            message = f"more than {most} open connections (--max-connections)"
+            error = ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
+            response = error.response()
+            response.force_close()
+            return response
+        return await handler(request)
+
+    return check
+
+
+def is_loopback(request: web.Request) -> bool:
+    """Does the request come from this machine?"""
+    try:
+        return ip_address(request.remote or "").is_loopback
+    except ValueError:
+        return False
+
+
+@web.middleware
+async def debug_is_local(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Without API keys, what a node knows about itself and its requests stays on its machine."""
+    if request.path.startswith("/debug/") and not is_loopback(request):
+        raise ApiError(403, "/debug/ is for this machine only; start the node with --api-key to read it from elsewhere")
+    return await handler(request)
+
+
+class Cors:
+    """Lets pages of `origins` ("*" = all) call the API from a browser."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def _admitted(self, request: web.Request) -> str | None:
+        origin = request.headers.get("Origin")
+        if origin is None or not (ANY_ORIGIN in self._origins or origin in self._origins):
+            return None
+        return ANY_ORIGIN if ANY_ORIGIN in self._origins else origin
+
+    @property
+    def middleware(self) -> Middleware:
+        """Answers what browsers ask before a request."""
+
+        @web.middleware
+        async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+            asked = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+            if not asked or self._admitted(request) is None:
+                return await handler(request)
+            headers = {
+                "Access-Control-Allow-Methods": "GET, POST",
+                "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "")[:1000],
+                "Access-Control-Max-Age": str(PREFLIGHT_S),
+            }
+            return web.Response(status=204, headers=headers)
+
+        return preflight
+
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """on_response_prepare signal: the browser may show the page this response, streams too."""
+        response.headers.add("Vary", "Origin")
+        admitted = self._admitted(request)
+        if admitted is not None:
+            response.headers["Access-Control-Allow-Origin"] = admitted
+            response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"

@@ -1,0 +1,101 @@
+"""What a client says its answer must be: OpenAI's response_format, vLLM's structured_outputs and its older guided_*."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+ANY_OBJECT = '{"type": "object"}'
+
+Schema = dict[str, Any] | str
+Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
+
+
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
+
+    name: Annotated[str, Field(max_length=256)] = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None  # the answer always keeps to the schema
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _with_schema(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("json_schema goes with type json_schema, and with no other")
+        return self
+
+
+class StructuredOutputs(BaseModel):
+    """One of them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    regex: str | None = None  # of the whole answer; Rust's syntax, without look-around
+    choice: Choices | None = None
+    json_object: bool | None = None
+
+    @field_validator("json_object")
+    @classmethod
+    def _true(cls, value: bool | None) -> bool | None:
+        if value is False:
+            raise ValueError("must be true, or left out")
+        return value
+
+
+class Structured(BaseModel):
+    """The fields of a body that ask for structured output."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+
+    @property
+    def structure(self) -> tuple[str, str, str] | None:
+        """(field, kind, source) as Frontend.compile_grammar takes kind and source. Raises ValueError when the body
+        asks for two."""
+        asked = [
+            ("guided_json", "json", _json(self.guided_json)),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_choice", "choice", _json(self.guided_choice)),
+            *_of_outputs(self.structured_outputs),
+            ("response_format", "json", _of_format(self.response_format)),
+        ]
+        found = [(field, kind, source) for field, kind, source in asked if source is not None]
+        if len(found) > 1:
+            raise ValueError(f"{found[1][0]}: this body asks for structured output twice, also by {found[0][0]}")
+        return found[0] if found else None
+
+
+def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, str | None]]:
+    if outputs is None:
+        return []
+    parts = [
+        ("json", _json(outputs.json_)),
+        ("regex", outputs.regex),
+        ("choice", _json(outputs.choice)),
+        ("json", ANY_OBJECT if outputs.json_object else None),
+    ]
+    return [("structured_outputs", kind, source) for kind, source in parts]
+
+
+def _of_format(wanted: ResponseFormat | None) -> str | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    return ANY_OBJECT if wanted.json_schema is None else _json(wanted.json_schema.schema_)
+
+
+def _json(value: Schema | list[str] | None) -> str | None:
+    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()

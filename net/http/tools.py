@@ -1,0 +1,132 @@
+"""Tools of a chat: what a client offers, and the calls in what the model wrote.
+
+A model that its chat template taught to call tools writes, between other text,
+
+    <tool_call>
+    {"name": "weather", "arguments": {"city": "Oslo"}}
+    </tool_call>
+
+as Hermes, Qwen and many others do. What stands between the tags and is no such JSON stays text.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+MAX_TOOLS = 128
+
+Json = dict[str, Any]
+
+
+class Function(BaseModel):
+    """What the template shows the model; `parameters` is a JSON schema."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: Function
+
+
+def spelt_for_templates(calls: Any) -> Any:
+    """tool_calls of an earlier answer with their arguments as objects: clients send them back as the JSON text they
+    got, templates write them as JSON themselves. Raises ValueError for arguments that are not JSON."""
+    if not isinstance(calls, list):
+        raise ValueError("tool_calls must be a list")
+    return [_with_object(call) for call in calls]
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError('every one of tool_calls must be {"function": {"name": "...", "arguments": "..."}, ...}')
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": orjson.loads(arguments or "{}")}}
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"tool_calls: arguments of {function['name'][:80]!r} are not JSON: {error}") from None
+
+
+def schema_of_call(tools: Sequence[Tool]) -> str:
+    """JSON schema of a call of one of them."""
+
+    def one(tool: Tool) -> Json:
+        properties = {
+            "name": {"const": tool.function.name},
+            "arguments": tool.function.parameters or {"type": "object"},
+        }
+        required = ["name", "arguments"]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    return orjson.dumps({"anyOf": [one(tool) for tool in tools]}).decode()
+
+
+class ToolText:
+    """Splits one answer, as it streams, into content and calls. `most`: calls to let out; what follows is dropped."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = ""  # inside: the call so far; outside: what may be the beginning of BEGIN
+        self._inside = False
+        self.calls = 0  # let out so far
+
+    def feed(self, text: str, last: bool) -> tuple[str, list[Json]]:
+        """(content, calls as a delta has them) that `text` adds; `last`: the answer ends with it."""
+        if self.calls >= self._most:
+            return "", []
+        text, self._held = self._held + text, ""
+        content, calls = "", []
+        while text:
+            before, tag, behind = text.partition(END if self._inside else BEGIN)
+            if not tag and not last:
+                keep = len(text) if self._inside else _overlap(text)
+                content, self._held = content + text[: len(text) - keep], text[len(text) - keep :]
+                break
+            # An answer may end without END: models stop where the call is complete.
+            call = _call(before, self.calls) if self._inside else None
+            if call is None:
+                content += BEGIN + before + tag if self._inside else before
+            else:
+                calls.append(call)
+                self.calls += 1
+                if self.calls == self._most:
+                    return content, calls
+            self._inside = bool(tag) and not self._inside
+            text = behind
+        if last and self._inside:
+            content += BEGIN
+        return content, calls
+
+
+def _call(text: str, index: int) -> Json | None:
+    """The call that `text` is, None when it is none."""
+    try:
+        parsed = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
+        return None
+    arguments = parsed.get("arguments", {})
+    spelt = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    function = {"name": parsed["name"], "arguments": spelt}
+    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def _overlap(text: str) -> int:
+    """How many last characters of `text` may be the beginning of a call."""
+    return next((n for n in range(min(len(BEGIN) - 1, len(text)), 0, -1) if BEGIN.startswith(text[-n:])), 0)

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Fuzz every decoder of bytes that others wrote: wire frames, gossip, HTTP bodies, GGUF and trace files, and more.
+
+  scripts/fuzz.py                          # 10,000 inputs per decoder
+  scripts/fuzz.py --inputs 200000 --seed 7
+  scripts/fuzz.py --only "wire frames"     # one of them, again
+
+A decoder must return or raise the errors it declares (scripts/fuzzing/targets.py); anything else is printed with its
+seed and input, and the exit code is 1. The same seed makes the same inputs. A short run is part of the tests.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import tempfile
+import time
+import tracemalloc
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
+
+from scripts.fuzzing.targets import fuzz, targets
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=10_000, help="per decoder (default: 10000)")
+    parser.add_argument("--seed", type=int, help="default: a new one, printed")
+    parser.add_argument("--only", metavar="NAME", help="one decoder")
+    args = parser.parse_args(argv)
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    print(f"seed {seed}")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [target for target in targets(Path(folder)) if args.only in (None, target.name)]
+        if not chosen:
+            parser.error(f"--only {args.only!r}: there are " + ", ".join(t.name for t in targets(Path(folder))))
+        for target in chosen:
+            tracemalloc.start()
+            begun = time.monotonic()
+            crash = fuzz(target, args.inputs, seed)
+            seconds, peak = time.monotonic() - begun, tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            verdict = "ok" if crash is None else f"CRASH {crash.error!r} on {crash.data.hex()}"
+            print(f"{target.name:<20} {args.inputs:>8} inputs {seconds:6.1f} s  peak {peak / 1e6:6.1f} MB  {verdict}")
+            failed = failed or crash is not None
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

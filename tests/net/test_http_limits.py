@@ -1,0 +1,168 @@
+"""Keys from a file, limits per client, CORS, and what only this machine may read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from net.http.errors import ApiError
+from net.http.keys import LOOK_S, ApiKeyFileError, ApiKeys
+from net.http.limits import RateLimit, debug_is_local
+from tests.net.fake_frontend import FakeFrontend, serving
+
+PAGE = "https://page.example"
+BODY = {"prompt": "a", "max_tokens": 1}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def status(session, method="GET", path="/v1/models", **options):
+    async with session.request(method, path, **options) as response:
+        await response.read()
+        return response.status
+
+
+async def test_keys_of_a_file_are_read_again(tmp_path, caplog):
+    now, path = [0.0], tmp_path / "keys"
+    path.write_text("# alice\nalice-key\n\nbob-key-1\n")
+    keys = ApiKeys("own", path, clock=lambda: now[0])
+    async with serving(FakeFrontend(), keys=keys) as url, aiohttp.ClientSession(url) as session:
+        for key, wanted in {"own": 200, "alice-key": 200, "bob-key-1": 200, "# alice": 401, "": 401}.items():
+            assert await status(session, headers=bearer(key)) == wanted, key
+        path.write_text("carol-key\n")
+        now[0] += LOOK_S
+        assert await status(session, headers=bearer("carol-key")) == 200
+        assert await status(session, headers=bearer("bob-key-1")) == 401
+        path.write_text("short\n")  # a file that cannot be used changes nothing
+        now[0] += LOOK_S
+        assert await status(session, headers=bearer("carol-key")) == 200
+        assert await status(session, headers=bearer("short")) == 401
+    assert "the API keys stay" in caplog.text
+    caplog.clear()
+
+
+@pytest.mark.parametrize("text", [None, "", "# nobody\n", "short\n", "two words here\n", "\udcff"])
+def test_a_key_file_that_cannot_be_used(tmp_path, text):
+    path = tmp_path / "keys"
+    if text is not None:
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ApiKeyFileError, match="--api-key-file"):
+        ApiKeys(None, path)
+
+
+def test_owners():
+    keys = ApiKeys("own-key")
+    assert keys.owner("own-key") == keys.owner("own-key") and keys.owner("own-ke") is None
+    assert keys and not ApiKeys()
+
+
+async def test_rate_per_key(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("alice-key\nbob-key-1\n")
+    async with (
+        serving(FakeFrontend(), keys=ApiKeys(None, path), rate_limit=0.001) as url,
+        aiohttp.ClientSession(url) as session,
+    ):
+        post = {"method": "POST", "path": "/v1/completions", "json": BODY}
+        assert [await status(session, **post, headers=bearer("alice-key")) for _ in range(3)] == [200, 429, 429]
+        assert await status(session, **post, headers=bearer("bob-key-1")) == 200
+        assert await status(session, headers=bearer("alice-key")) == 200  # reading is free
+        async with session.post("/v1/completions", json=BODY, headers=bearer("alice-key")) as response:
+            assert int(response.headers["Retry-After"]) >= 900
+
+
+@given(st.floats(0.01, 100), st.lists(st.floats(0, 10), min_size=1, max_size=40))
+def test_never_more_than_the_rate(rate, gaps):
+    limit, now, taken = RateLimit(rate), 0.0, 0
+    for gap in gaps:
+        now += gap
+        wait = limit.take("a", now)
+        taken += wait == 0
+        assert taken <= max(1, rate) + rate * now + 1e-6
+        if wait:  # who waits as told is let in
+            now += wait * (1 + 1e-9) + 1e-9
+            assert limit.take("a", now) == 0
+            taken += 1
+
+
+async def test_connections():
+    async with serving(FakeFrontend(), max_connections=1) as url:
+        async with aiohttp.ClientSession(url) as first, aiohttp.ClientSession(url) as second:
+            assert await status(first) == 200
+            async with second.get("/v1/models") as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+                assert (await response.json())["error"]["code"] == "too_many_connections"
+            assert await status(first) == 200
+        async with aiohttp.ClientSession(url) as third:
+            for _ in range(500):  # until the server has seen the first one's end
+                if (last := await status(third)) == 200:
+                    break
+                await asyncio.sleep(0.01)
+            assert last == 200
+
+
+async def test_body_and_header_limits():
+    async with serving(FakeFrontend(), max_body_bytes=2000) as url, aiohttp.ClientSession(url) as session:
+        long = {"prompt": "a" * 3000}
+        assert await status(session, "POST", "/v1/completions", json=long) == 413
+        assert await status(session, headers={"X-Long": "a" * 12_000}) == 200
+        assert await status(session, headers={"X-Long": "a" * 20_000}) == 400
+
+
+async def test_no_page_may_call_by_default():
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+        assert await status(session, "OPTIONS", "/v1/completions", headers=asked) == 405
+        async with session.get("/v1/models", headers={"Origin": PAGE}) as response:
+            assert not [name for name in response.headers if name.startswith("Access-Control")]
+
+
+@pytest.mark.parametrize(("origins", "answer"), [((PAGE,), PAGE), (("*",), "*"), (("https://other.example",), None)])
+async def test_pages_that_may_call(origins, answer):
+    async with (
+        serving(FakeFrontend(), api_key="k", allowed_origins=origins) as url,
+        aiohttp.ClientSession(url) as session,
+    ):
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+        async with session.options("/v1/completions", headers=asked) as response:
+            assert response.status == (204 if answer else 401)
+            assert response.headers.get("Access-Control-Allow-Headers") == ("x-a" if answer else None)
+            assert response.headers.get("Access-Control-Allow-Origin") == answer
+        stream = BODY | {"stream": True}
+        for key, wanted in (("k", 200), ("wrong", 401)):  # the page may read errors too
+            headers = {"Origin": PAGE} | bearer(key)
+            async with session.post("/v1/completions", json=stream, headers=headers) as response:
+                assert response.status == wanted
+                assert response.headers.get("Access-Control-Allow-Origin") == answer
+                assert "Origin" in response.headers["Vary"]
+
+
+@pytest.mark.parametrize(
+    ("path", "address", "let_in"),
+    [
+        ("/debug/state", "127.0.0.1", True),
+        ("/debug/state", "::1", True),
+        ("/debug/state", "10.0.0.7", False),
+        ("/debug/requests/x", "10.0.0.7", False),
+        ("/v1/models", "10.0.0.7", True),
+    ],
+)
+async def test_debug_without_keys_is_local(path, address, let_in):
+    request = make_mocked_request("GET", path).clone(remote=address)
+
+    async def handler(_):
+        return "answer"
+
+    if let_in:
+        assert await debug_is_local(request, handler) == "answer"
+    else:
+        with pytest.raises(ApiError, match="this machine only") as error:
+            await debug_is_local(request, handler)
+        assert error.value.status == 403

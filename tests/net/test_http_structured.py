@@ -1,0 +1,69 @@
+"""Structured output as clients ask for it, down to what the frontend is asked."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.net.fake_frontend import FakeFrontend, serving
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SPELT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture
+async def frontend():
+    return FakeFrontend()
+
+
+@pytest.fixture
+async def client(frontend):
+    async with (
+        serving(frontend) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, ""),
+        ({"response_format": {"type": "json_object"}}, 'json {"type": "object"}'),
+        ({"response_format": FORMAT}, f"json {SPELT}"),
+        ({"structured_outputs": {"json": SCHEMA}}, f"json {SPELT}"),
+        ({"structured_outputs": {"json": SPELT}}, f"json {SPELT}"),
+        ({"structured_outputs": {"regex": "[ab]+"}}, "regex [ab]+"),
+        ({"structured_outputs": {"choice": ["ä", "b"]}}, 'choice ["ä","b"]'),
+        ({"structured_outputs": {"json_object": True}}, 'json {"type": "object"}'),
+        ({"guided_json": SCHEMA}, f"json {SPELT}"),
+        ({"guided_regex": "a"}, "regex a"),
+        ({"guided_choice": ["b"]}, 'choice ["b"]'),
+    ],
+)
+async def test_spellings(client, frontend, body, grammar):
+    messages = [{"role": "user", "content": "?"}]
+    await client.chat.completions.create(model="fake", messages=messages, max_tokens=1, extra_body=body)
+    await client.completions.create(model="fake", prompt="?", max_tokens=1, n=2, extra_body=body)
+    assert [call["sampling"]["grammar"] for call in frontend.calls] == [grammar] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": "!bad"}, "guided_regex"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"x": "!bad"}}}}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+    ],
+)
+async def test_refusals(client, frontend, body, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        await client.completions.create(model="fake", prompt="?", extra_body=body)
+    assert error.value.param == param and param.partition(".")[0] in str(error.value)
+    assert not frontend.calls

@@ -1,0 +1,47 @@
+"""A short fuzz of every decoder with a new seed each time, and the fuzzer itself: it repeats, and it finds."""
+
+from __future__ import annotations
+
+import secrets
+from random import Random
+
+import pytest
+
+from scripts import fuzz as command
+from scripts.fuzzing.mutate import mutated
+from scripts.fuzzing.targets import Target, fuzz, run_all
+
+INPUTS = 150
+
+
+def test_no_decoder_raises_what_it_does_not_declare():
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    names = []
+    assert run_all(INPUTS, seed, names.append) == []
+    assert len(names) >= 13
+
+
+def test_the_same_seed_makes_the_same_inputs():
+    corpus = [b"hello world", bytes(40)]
+    first, second = ([mutated(rng, corpus) for _ in range(50)] for rng in (Random(3), Random(3)))
+    assert first == second
+    assert len(set(first)) > 40
+
+
+def test_a_decoder_that_breaks_is_found_with_its_input():
+    def breaks(data: bytes) -> None:
+        if len(data) > 3 and data[3] == 0xFF:
+            raise IndexError("beyond")
+
+    crash = fuzz(Target("breaks", breaks, (ValueError,), [bytes(8)]), 2000, 1)
+    assert crash is not None and isinstance(crash.error, IndexError)
+    with pytest.raises(IndexError):
+        breaks(crash.data)
+
+
+def test_the_command(capsys):
+    assert command.main(["--inputs", "20", "--seed", "4", "--only", "spans"]) == 0
+    assert "seed 4" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main(["--only", "nothing"])
