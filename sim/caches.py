@@ -54,7 +54,11 @@ class Cache:
 
     def clear(self) -> None:
         """The node lost its memory."""
-        for block in list(self.blocks):
+        self.drop(list(self.blocks))
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """These, all of them here, are lost."""
+        for block in blocks:
             self._drop(block)
 
     def _drop(self, block: int) -> None:

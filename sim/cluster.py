@@ -7,11 +7,8 @@ the present state of those it asks. A policy that asks everybody is the central 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from random import Random
-
-import numpy as np
 
 from cache.policies import policies
 from cache.policy import Facts
@@ -27,6 +24,7 @@ from sched.queueing import queue_orders
 from sched.rejection import Estimate, rejections
 from sim.caches import Cache, Directory
 from sim.config import SimConfig
+from sim.failures import Failures
 from sim.job import Job
 from sim.loop import Loop
 from sim.models import PRESETS, StepModel, with_bandwidth
@@ -66,6 +64,7 @@ class Cluster:
         self.live = View(0.0, [self._candidate(node) for node in self.nodes], self._links, config.max_waiting)
         self._gossiped: View = self.live.copy()
         self._left = 0
+        self.failures = Failures(self)
 
     # --- a run
 
@@ -77,6 +76,7 @@ class Cluster:
             self.jobs.append(job)
             self.loop.at(at, self._arrive, job)
         self._left = len(self.jobs)
+        self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
         if not self.policy.asks_everybody:
             self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
         while self._left and self.loop.step():
@@ -89,19 +89,23 @@ class Cluster:
         self._arrivals.count(self.loop.now)
         self.place(job)
 
-    def place(self, job: Job, avoid: str = "") -> None:
+    def place(self, job: Job) -> None:
         now = self.loop.now
         demand = self._demand(job)
         decision, view, asked = self._decide(now, demand, job)
         if isinstance(decision, Rejected):
             self._refuse(job, decision.reason)
             return
-        onto = view.index[decision.decode]
-        refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
-        if refusal is not None:
-            self._refuse(job, refusal.reason)
+        if self.by_name[decision.prefill].down or self.by_name[decision.decode].down:
+            self.loop.after(self.config.retry_s, self.place, job)
             return
-        job.placed = now + (self.config.probe_s if asked else 0.0)
+        onto = view.index[decision.decode]
+        if self.config.rejection != "none":  # the estimate looks at the requests of every node
+            refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
+            if refusal is not None:
+                self._refuse(job, refusal.reason)
+                return
+        job.sent, job.placed = now, now + (self.config.probe_s if asked else 0.0)
         job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
         job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival
         if not self.policy.asks_everybody:
@@ -180,16 +184,17 @@ class Cluster:
         decode.promise(job)
         prefill.expect(job)
         nbytes = (fetched - own) * self._wire_bytes
-        begun = job.placed
+        begun, attempt = job.placed, job.retries
 
         def ready() -> None:
-            job.fetched = self.loop.now - begun
-            prefill.ready(job)
+            if job.retries == attempt:
+                job.fetched = self.loop.now - begun if nbytes else 0.0
+                prefill.ready(job)
 
         if nbytes:
             self.loop.at(begun, self.network.send, self._home(job), prefill.name, nbytes, ready)
         else:
-            self.loop.at(begun, prefill.ready, job)
+            self.loop.at(begun, ready)
 
     def _home(self, job: Job) -> str:
         """Pooled blocks are spread over all nodes; a prefix comes from many, here from one drawn by its content."""
@@ -209,21 +214,24 @@ class Cluster:
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
             job.finished = self.loop.now
-            self.by_name[job.decode].promised_tokens -= job.input_tokens + 1
+            self.by_name[job.decode].release(job)
             self.finished(node, job)
         elif job.decode == node.name:
             node.join(job)
         elif self.config.kv_overlap == "none":
             self._move(node, job)
         else:
-            self._arrived(job)
+            self._arrived(job, job.retries)
 
     def _move(self, node: Node, job: Job) -> None:
         nbytes = job.input_tokens * self._wire_bytes
-        self.network.send(node.name, job.decode, nbytes, lambda: self._arrived(job))
+        attempt = job.retries
+        self.network.send(node.name, job.decode, nbytes, lambda: self._arrived(job, attempt))
 
-    def _arrived(self, job: Job) -> None:
+    def _arrived(self, job: Job, attempt: int) -> None:
         """Overlapped, a hand-over is done when both the last layer is computed and the last byte is there."""
+        if job.retries != attempt:
+            return
         if self.config.kv_overlap == "layer":
             job.log.append((self.loop.now, "half"))
             if sum(what == "half" for _, what in job.log) < 2:
@@ -236,7 +244,7 @@ class Cluster:
     def changed(self, node: Node) -> None:
         """Keep the live columns."""
         live, i = self.live, node.index
-        live.queue(i, self.loop.now + node.queued_s, node.waiting, node.queued_tokens)
+        live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch)
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
@@ -246,7 +254,11 @@ class Cluster:
 
     def _gossip(self) -> None:
         """All records of now are everywhere a little later."""
-        self.loop.after(self.config.delivery_s, self._told, self.live.copy())
+        view = self.live.copy()
+        if self.config.gossip_loss:
+            lost = [i for i in range(len(self.nodes)) if self.rng.random() < self.config.gossip_loss]
+            view.keep(lost, self._gossiped)
+        self.loop.after(self.config.delivery_s, self._told, view)
         if self._left:
             self.loop.after(self.config.gossip_s, self._gossip)
 
@@ -257,7 +269,12 @@ class Cluster:
 
     def _node(self, index: int, name: str, roles: tuple[str, ...]) -> Node:
         chunk = self.config.chunk_tokens or self.model.chunk_tokens
-        return Node(self.loop, index, name, roles, self.model, queue_orders[self.config.queue_order](), self, chunk)
+        order = queue_orders[self.config.queue_order]()
+
+        def slowness(now: float) -> float:
+            return self.failures.slowness[index]
+
+        return Node(self.loop, index, name, roles, self.model, order, self, chunk, slowness)
 
     def _cache(self, node: Node) -> Cache:
         def changed(block: int, here: bool) -> None:
@@ -283,9 +300,3 @@ def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
     for role, count in (("prefill", config.prefill), ("decode", config.decode)):
         yield from ((f"{role}-{i}", (role,)) for i in range(count))
     yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
-
-
-def percentile(values: list[float], share: float) -> float:
-    """NaN of nothing."""
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.percentile(known, 100 * share)) if known else math.nan

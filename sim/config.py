@@ -33,6 +33,12 @@ class SimConfig:
     max_waiting: int = 100_000
     rejection: str = "none"
     slo_scale: float = 1.0
+    faults: str = ""  # sim/faults.py: crash:NODE@AT+SECONDS, slow:NODE@AT+SECONDSxFACTOR
+    crash_every_s: float = 0.0  # a node crashes, by seed; 0 = never
+    crash_down_s: float = 30.0  # until it is back
+    detect_s: float = 1.0  # until a crash or a slow node is known
+    retry_s: float = 0.2  # between two tries of a request that met a dead node
+    gossip_loss: float = 0.0  # share of the records that a round does not bring
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:

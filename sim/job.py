@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -22,19 +23,34 @@ class Job:
     prefix_tokens: int = 0  # not computed
     computed: int = 0  # of the prompt, prefix included
     decoded: int = 0
-    retries: int = 0
+    retries: int = 0  # attempts that a crash ended
+    resumed: int = 0  # tokens answered by them, now part of the prompt
     estimate_s: float = float("nan")  # of TTFT, when it was placed
     prefill_s: float = 0.0  # estimated work, what it weighs in the queue
     refused: str = ""
 
-    placed: float = float("nan")
+    sent: float = float("nan")  # to the nodes of the last attempt, at once
+    placed: float = float("nan")  # the same, after the questions to the nodes
     begun: float = float("nan")  # prefill
     first_token: float = float("nan")
     joined: float = float("nan")  # the decode batch
     finished: float = float("nan")
     longest_gap: float = 0.0
     fetched: float = 0.0  # seconds that the prefix took
+    broken: float = float("nan")  # when the last attempt's node crashed
+    prefilled: float = float("nan")  # the last attempt's prompt
     log: list[tuple[float, str]] = field(default_factory=list)
+
+    def restart(self, crashed: float) -> None:
+        """A new attempt: what was answered is part of its prompt."""
+        self.retries += 1
+        self.resumed += self.decoded
+        self.input_tokens += self.decoded
+        self.output_tokens -= self.decoded
+        self.broken = self.broken if math.isnan(self.prefilled) and not math.isnan(self.broken) else crashed
+        self.computed = self.decoded = self.prefix_tokens = 0
+        self.sent = self.begun = self.prefilled = self.joined = math.nan
+        self.log = []
 
     @property
     def num_uncomputed(self) -> int:
@@ -52,5 +68,5 @@ class Job:
     @property
     def tbt(self) -> float:
         """Mean gap between tokens, the hand-over included; NaN for one token."""
-        gaps = self.output_tokens - 1
+        gaps = self.resumed + self.output_tokens - 1
         return (self.finished - self.first_token) / gaps if gaps else float("nan")

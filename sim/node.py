@@ -79,14 +79,16 @@ class Node:
         self.batch: list[Job] = []
         self.joining: list[Job] = []  # KV is here, no room yet
         self.promised_tokens = 0  # KV of everything placed here to decode
+        self._promises: dict[Job, int] = {}
         self.held_tokens = 0  # of the batch
         self.busy_s = 0.0
         self.steps = 0
         self.down = False
+        self.known_slowness = 1.0
         self._loop, self._order, self._events = loop, order, events
         self._chunk_tokens, self._slowness = chunk_tokens, slowness
         self._segment: Segment | None = None
-        self._computing: tuple[Job, int] | None = None
+        self._computing: tuple[Job, int, int] | None = None  # of which attempt
         self._version = 0
         self._idle = True
 
@@ -106,7 +108,7 @@ class Node:
         """A decode step if one more request joined it."""
         context = sum(job.context for job in self.batch)
         batch = len(self.batch)
-        return self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
+        return self.known_slowness * self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
 
     # --- what comes
 
@@ -124,25 +126,48 @@ class Node:
 
     def promise(self, job: Job) -> None:
         """It will decode here."""
-        self.promised_tokens += job.input_tokens + job.output_tokens
+        self._promises[job] = job.input_tokens + job.output_tokens
+        self.promised_tokens += self._promises[job]
         self._events.changed(self)
 
-    def join(self, job: Job) -> None:
-        """Its KV is here."""
-        self.joining.append(job)
-        self._wake()
+    def release(self, job: Job) -> None:
+        """It does not decode here any more, or was lost before."""
+        self.promised_tokens -= self._promises.pop(job, 0)
 
-    def crash(self) -> list[Job]:
-        """Everything is lost; returns the requests that were here."""
-        lost = [*self.coming, *self.queue, *self.batch, *self.joining]
+    def join(self, job: Job) -> None:
+        """Its KV is here; lost if nobody is."""
+        if not self.down:
+            self.joining.append(job)
+            self._wake()
+
+    def has(self, job: Job) -> bool:
+        """Whether its KV is here."""
+        return job in self.joining or job in self.batch
+
+    def cancel(self, job: Job) -> None:
+        """Another node of its attempt was lost; what is here of it is dropped."""
+        if job in self.coming or job in self.queue:
+            self.coming.pop(job, None)
+            self.queue = [other for other in self.queue if other is not job]
+            self.queued_s = max(0.0, self.queued_s - job.prefill_s)
+        if job in self.batch:
+            self.batch.remove(job)
+            self.held_tokens -= job.input_tokens + job.output_tokens
+        if job in self.joining:
+            self.joining.remove(job)
+        self.release(job)
+        self._events.changed(self)
+
+    def crash(self) -> None:
+        """Everything here is lost."""
         self.coming.clear()
+        self._promises.clear()
         self.queue, self.batch, self.joining = [], [], []
         self.queued_s, self.promised_tokens, self.held_tokens = 0.0, 0, 0
         self._version += 1
         self._segment = self._computing = None
         self._idle = self.down = True
         self._events.changed(self)
-        return lost
 
     # --- steps
 
@@ -194,26 +219,34 @@ class Node:
             seconds = self.model.mixed_s(tokens, job.computed, len(self.batch), context)
         else:
             seconds = self.model.prefill_s(tokens, job.computed)
-        self._computing = (job, tokens)
+        self._computing = (job, tokens, job.retries)
         self._version += 1
         self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
 
     def _chunked(self, version: int, begun: float) -> None:
         if version != self._version or self._computing is None:
             return
-        job, tokens = self._computing
+        job, tokens, attempt = self._computing
         self._computing = None
         self._stepped(self._loop.now - begun, 1)
+        self._advance(1, self._loop.now - begun, begun)
+        if job.retries == attempt:
+            self._computed(job, tokens)
+        self._begin(self._version)
+
+    def _computed(self, job: Job, tokens: int) -> None:
         share = job.prefill_s * tokens / job.num_uncomputed if job.num_uncomputed else job.prefill_s
         job.computed += tokens
         self.queued_s = max(0.0, self.queued_s - share)
         job.prefill_s -= share
-        self._advance(1, self._loop.now - begun, begun)
         if not job.num_uncomputed:
             self.queue.remove(job)
-            job.first_token, job.decoded = self._loop.now, 1
+            job.prefilled, job.decoded = self._loop.now, 1
+            if job.resumed:
+                job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
+            else:
+                job.first_token = job.prefilled
             self._events.prefilled(self, job)
-        self._begin(self._version)
 
     def _decoded(self, version: int) -> None:
         segment = self._segment
@@ -231,16 +264,16 @@ class Node:
         done = []
         for job in self.batch:
             if job.decoded == 1:  # the gap behind the first token holds the hand-over
-                job.longest_gap = begun + (last_s if first_s is None else first_s) - job.first_token
+                gap = begun + (last_s if first_s is None else first_s) - job.prefilled
+                job.longest_gap = max(job.longest_gap, gap)
             job.decoded += steps
             job.longest_gap = max(job.longest_gap, last_s)
             if job.decoded >= job.output_tokens:
                 done.append(job)
         for job in done:
             self.batch.remove(job)
-            tokens = job.input_tokens + job.output_tokens
-            self.held_tokens -= tokens
-            self.promised_tokens -= tokens
+            self.held_tokens -= job.input_tokens + job.output_tokens
+            self.release(job)
             job.finished = self._loop.now
             self._events.finished(self, job)
 

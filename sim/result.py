@@ -38,6 +38,7 @@ def figures(cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float 
         "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
         "pool_fetches": sum(job.source == "pool" for job in placed),
         "bytes_moved": cluster.network.bytes_moved,
+        "retries": sum(job.retries for job in jobs),
         "estimate_mape": _mape(placed),
         "busy": {node.name: node.busy_s / span if span else 0.0 for node in cluster.nodes},
         "wasted_prefill_tokens": sum(
@@ -57,6 +58,12 @@ def kept(job: Job, ttft_slo_s: float | None = None, tbt_slo_s: float | None = No
     late = job.ttft > (wanted.ttft_s if ttft_slo_s is None else ttft_slo_s)
     slow = job.output_tokens > 1 and job.tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)
     return not late and not slow
+
+
+def percentile(values: list[float], share: float) -> float:
+    """NaN of nothing."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.percentile(known, 100 * share)) if known else math.nan
 
 
 def spread(jobs: Sequence[Job], value: Callable[[Job], float]) -> dict[str, float] | None:

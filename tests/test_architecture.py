@@ -75,6 +75,7 @@ PURE = (
     "sim.models",
     "sim.network",
     "sim.node",
+    "sim.plan",
     "sim.result",
 )
 IMPURE_IMPORTS = {

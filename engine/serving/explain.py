@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("request_id", metavar="REQUEST-ID", help="the id in the answer of the API")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="any node of the cluster")
     parser.add_argument("--api-key", help="of the cluster, if it has one")
-    parser.add_argument("--json", action="store_true", help="print /debug/requests/<id> as it is")
+    parser.add_argument("--json", action="store_true", help="print the record as it is")
     args = parser.parse_args(argv)
     try:
         record = find(args.url.rstrip("/"), args.request_id, args.api_key)
@@ -40,19 +40,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(url: str, request_id: str, api_key: str | None) -> dict[str, Any] | None:
-    """The record of a request from whichever node has it. Raises OSError when `url` does not answer."""
-    path = f"/debug/requests/{quote(request_id, safe='')}"
-    record = _get(url + path, api_key)
-    if record is not None:
-        return record
-    for member in (_get(f"{url}/cluster", api_key) or {"members": []})["members"]:
-        try:
-            record = _get(member["http"] + path, api_key)
-        except OSError:
-            continue
-        if record is not None:
-            return record
-    return None
+    """The record of a request from whichever node has it; the one at `url` asks the others. Raises OSError when it does
+    not answer."""
+    return _get(f"{url}/live/requests/{quote(request_id, safe='')}", api_key)
 
 
 def _get(url: str, api_key: str | None) -> dict[str, Any] | None:

@@ -50,8 +50,8 @@ OPERATIONS = {
     "GET /cluster": Operation("Members, roles and addresses"),
     "GET /live": Operation("The cluster as it is now, every node in its own words"),
     "GET /live/requests/{request_id}": Operation("Timeline of a request that any node accepted"),
-    "POST /drain": Operation("This node leaves without dropping a request", DrainBody),
-    "GET /drain": Operation("How far it is"),
+    "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody),
+    "GET /drain": Operation("How far leaving has come"),
     "GET /": Operation("The live page", types=("text/html",), open=True),
 } | {
     f"GET /{name}": Operation("A file of the live page", types=(TYPES[name[name.rindex("."):]],), open=True)

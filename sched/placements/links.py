@@ -34,10 +34,15 @@ class UniformLinks:
     handed_over: TransferModel
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
-        return lines([self.fetched] * len(nodes))
+        return _alike(self.fetched, len(nodes))
 
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
-        return lines([self.handed_over] * len(nodes))
+        return _alike(self.handed_over, len(nodes))
+
+
+def _alike(model: TransferModel, nodes: int) -> Lines:
+    latency_s, per_byte_s = model.regression.coefficients
+    return np.full(nodes, latency_s), np.full(nodes, per_byte_s)
 
 
 def lines(models: Sequence[TransferModel]) -> Lines:

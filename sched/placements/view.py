@@ -24,6 +24,11 @@ TOO_LONG = "prompt longer than its KV memory"
 SLOW = 1.5
 """Measured over predicted step time from which a node counts as slow (reference/scheduling.md section 6)."""
 
+MOVING = (
+    "work_until", "waiting", "running", "queued_tokens", "free_blocks", "step_s", "open_at", "closed_decode",
+)  # fmt: skip
+"""Columns of a View that are written in place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -139,8 +144,12 @@ class View:
         return {node_id: i for i, node_id in enumerate(self.ids)}
 
     def copy(self) -> View:
-        """The same, to be charged and aged by itself."""
-        return self.only(range(len(self)))
+        """The same nodes, to be charged and aged by itself; what never changes of them is shared."""
+        view = copy(self)
+        for name in MOVING:
+            setattr(view, name, getattr(self, name).copy())
+        vars(view).pop("decode_order", None)
+        return view
 
     def only(self, indices: Sequence[int]) -> View:
         """A view of these nodes, in this order, that shares nothing with this one."""
@@ -156,6 +165,11 @@ class View:
         for cached in ("decode_order", "index"):
             vars(view).pop(cached, None)
         return view
+
+    def keep(self, indices: Sequence[int], old: View) -> None:
+        """Of these nodes take what `old`, a view of the same nodes, says."""
+        for name in MOVING:
+            getattr(self, name)[indices] = getattr(old, name)[indices]
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
         """What node `i` has to prefill now; for a view that is kept, as a simulator's."""

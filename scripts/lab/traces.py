@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+HINT = (
+    "no released trace is at hand: take conversation_trace.jsonl from the directory FAST25-release/traces of "
+    "github.com/kvcache-ai/Mooncake and name it by --trace, or put it into shared/traces beside this checkout"
+)
+
 
 def find_trace(name: str) -> Path | None:
     """The file of that trace, None when it is not here."""

@@ -7,6 +7,7 @@ from scripts.lab.ablations.bandwidth import BANDWIDTH
 from scripts.lab.ablations.blocks import OVERLAP, QUANTIZED
 from scripts.lab.ablations.classes import ORDERS
 from scripts.lab.ablations.colocated import COLOCATED
+from scripts.lab.ablations.failure import FAILURE
 from scripts.lab.ablations.overload import OVERLOAD
 from scripts.lab.ablations.pool import POOL
 from scripts.lab.ablations.ratio import RATIO
@@ -16,5 +17,18 @@ from scripts.lab.ablations.shifts import SHIFTS
 
 ABLATIONS: dict[str, Ablation] = {
     one.name: one
-    for one in (SCHEDULING, REGRET, POOL, RATIO, BANDWIDTH, OVERLOAD, COLOCATED, OVERLAP, QUANTIZED, ORDERS, SHIFTS)
+    for one in (
+        SCHEDULING,
+        REGRET,
+        POOL,
+        RATIO,
+        BANDWIDTH,
+        OVERLOAD,
+        COLOCATED,
+        OVERLAP,
+        QUANTIZED,
+        ORDERS,
+        SHIFTS,
+        FAILURE,
+    )
 }

@@ -1,0 +1,56 @@
+"""Faults of a run, from text or by seed.
+
+    crash:NODE@AT+SECONDS          its memory is lost; it is back, empty, after so long
+    slow:NODE@AT+SECONDSxFACTOR    its steps take FACTOR times as long
+
+Several are joined by commas: crash:prefill-0@60+30,slow:decode-1@10+60x3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+_FAULT = re.compile(r"(crash|slow):([\w-]+)@([\d.]+)\+([\d.]+)(?:x([\d.]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One node, from `at` for `seconds` of the run."""
+
+    kind: str  # crash or slow
+    node: str
+    at: float
+    seconds: float
+    factor: float = 1.0  # of step times
+
+
+def parse(text: str, nodes: Sequence[str]) -> list[Fault]:
+    """Raises ValueError naming --faults."""
+    found = []
+    for part in filter(None, text.split(",")):
+        match = _FAULT.fullmatch(part)
+        if match is None or (match[1] == "slow") != (match[5] is not None):
+            raise ValueError(f"--faults: {part!r} is neither crash:NODE@AT+SECONDS nor slow:NODE@AT+SECONDSxFACTOR")
+        if match[2] not in nodes:
+            raise ValueError(f"--faults: there is no node {match[2]!r}; nodes are {', '.join(nodes)}")
+        fault = Fault(match[1], match[2], float(match[3]), float(match[4]), float(match[5] or 1.0))
+        if fault.seconds <= 0 or fault.factor < 1:
+            raise ValueError(f"--faults: {part!r} must last longer than 0 s, and slow down by 1 or more")
+        found.append(fault)
+    return found
+
+
+def drawn(nodes: Sequence[str], every_s: float, down_s: float, until: float, seed: int) -> list[Fault]:
+    """Crashes by chance, one every `every_s` seconds of the cluster on average; no node while it is down."""
+    rng, found, at = Random(seed), [], 0.0
+    back = dict.fromkeys(nodes, 0.0)
+    while every_s and (at := at + rng.expovariate(1 / every_s)) < until:
+        up = [node for node in nodes if back[node] <= at]
+        if up:
+            node = rng.choice(up)
+            back[node] = at + down_s
+            found.append(Fault("crash", node, at, down_s))
+    return found
