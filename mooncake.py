@@ -40,7 +40,8 @@ from engine.checkpoint.model_source import ModelSource, adopt, describe, no_mode
 from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.drain import main as drain
-from engine.flags import UsageError, parse, show
+from engine.flags import UsageError, as_dict, parse, show
+from engine.logs import configure as configure_logs
 from engine.machine import survey
 from engine.model.model_error import ModelError
 from engine.node import Node
@@ -80,11 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["top"]:
             return top(arguments[1:])
         config = parse(arguments)
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        )
+        configure_logs(config.log_level, config.log_format)
         phases = Phases(BEGUN)
         phases.end("imports", time.monotonic())
         if config.model == NO_MODEL:
@@ -104,7 +101,11 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     # 'auto' stays on the CPU until serving on a GPU has been seen to work.
     machine = survey(look_for_gpu=config.device == "cuda")
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
-    print(show(config), file=sys.stderr, flush=True)
+    configure_logs(config.log_level, config.log_format, node_id=config.node_id)
+    if config.log_format == "text":
+        print(show(config), file=sys.stderr, flush=True)
+    else:
+        logging.getLogger("mooncake.node").info("configuration: %s", json.dumps(as_dict(config)))
     stop, hurry = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:

@@ -41,6 +41,7 @@ class ModelConfig:
         unit="file",
     )
     log_level: str = flag("info", "node", "how much to log", ("debug", "info", "warning", "error"))
+    log_format: str = flag("text", "node", "log lines as text, or one JSON object a line", ("text", "json"))
 
     # --- model
     model: str = flag(

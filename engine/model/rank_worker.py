@@ -6,7 +6,6 @@ closes, whatever it is doing then.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch._C._distributed_c10d import FileStore
 
+from engine import logs
 from engine.kv.incoming import KV_REGION
 from engine.loading import blocks_in, load_rank
 from engine.model.model_error import ModelError
@@ -34,10 +34,7 @@ def main(descriptor: int) -> int:
     link = Connection(descriptor)
     try:
         start: Start = link.recv()
-        logging.basicConfig(
-            level=start.config.log_level.upper(),
-            format=f"%(asctime)s %(levelname).1s rank {start.rank} %(name)s: %(message)s",
-        )
+        logs.configure(start.config.log_level, start.config.log_format, node_id=start.config.node_id, rank=start.rank)
         step_back(start.config.engine_nice)  # before any thread of the model starts
         region = Region.attach(KV_REGION, start.memfd, start.kv_bytes)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,6 +9,7 @@ from net.http.body import read_body
 from net.http.errors import ApiError
 from net.http.frontend import Frontend, Refused
 from net.http.info import json_response
+from net.http.limits import is_loopback
 
 
 class DrainBody(BaseModel):
@@ -34,7 +33,7 @@ class Drain:
         return [web.post("/drain", self.begin), web.get("/drain", self.progress)]
 
     async def begin(self, request: web.Request) -> web.Response:
-        if not self._keyed and not _loopback(request.remote):
+        if not self._keyed and not is_loopback(request):
             raise ApiError(403, "without --api-key a node is drained from its own host only", code="forbidden")
         if "Content-Type" not in request.headers:
             # A page of another site can send that without asking first; `read_body` refuses what else it can send.
@@ -44,14 +43,7 @@ class Drain:
             progress = self._frontend.drain(body.timeout_s, body.grace_s, body.force)
         except Refused as error:
             raise ApiError(409, str(error), param="force", code="last_of_its_role") from None
-        return json_response(progress, 202)
+        return json_response(progress)
 
     async def progress(self, request: web.Request) -> web.Response:
         return json_response(self._frontend.draining())
-
-
-def _loopback(address: str | None) -> bool:
-    try:
-        return address is not None and ip_address(address).is_loopback
-    except ValueError:
-        return False

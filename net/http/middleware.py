@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from net import log_context
 from net.http.errors import ApiError, from_exception
 from net.http.keys import ApiKeys
 from net.http.limits import client_key
@@ -33,6 +34,7 @@ def request_id_of(request: web.Request) -> str:
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: names the request and turns every exception into an OpenAI error body."""
     request_id = request[request_id_key] = request_id_of(request)
+    log_context.request_id.set(request_id)  # a connection's requests follow one another, each sets its own
     try:
         return await handler(request)
     except Exception as error:
