@@ -133,6 +133,13 @@ class Config(CacheConfig):
 
     # --- api
     api_key: str | None = flag(None, "api", "clients must send it as 'Authorization: Bearer KEY'; none = open")
+    record_trace: str | None = flag(
+        None,
+        "api",
+        "append every request this node accepted to this file when it ends, as a line of a trace in Mooncake's format: "
+        "times, lengths, and numbers for blocks of 512 tokens; no text",
+        unit="file",
+    )
     api_key_file: str | None = flag(
         None,
         "api",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.live import Live
 from engine.serving.placement_policy import placement_policy
 from engine.serving.placing import Placer
+from engine.serving.trace_recorder import TraceRecorder
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Frontend
@@ -40,6 +42,7 @@ class FrontDoor:
         self._node = node
         self._policy = placement_policy(node.config, node.rng)
         self._keys = _api_keys(node.config)
+        self._recorder = _recorder(node.config)
         self._acceptor: Acceptor | None = None
         self.grammars: Grammars | None = None  # None on a node without a model
         self._http: HttpServer | None = None
@@ -77,6 +80,8 @@ class FrontDoor:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     async def _serving(self, draft: ModelSource | None) -> ServingFrontend:
         node, config = self._node, self._node.config
@@ -105,6 +110,7 @@ class FrontDoor:
             config.max_model_len,
             config.request_timeout_ms / 1000,
             node.metrics,
+            self._recorder,
         )
         self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
@@ -144,3 +150,12 @@ def _api_keys(config: Config) -> ApiKeys:
         return ApiKeys(config.api_key, path)
     except ApiKeyFileError as error:
         raise UsageError(str(error)) from None
+
+
+def _recorder(config: Config) -> TraceRecorder | None:
+    if config.record_trace is None:
+        return None
+    try:
+        return TraceRecorder(Path(config.record_trace), time.time())
+    except OSError as error:
+        raise UsageError(f"--record-trace {config.record_trace}: {error.strerror}") from None

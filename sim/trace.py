@@ -14,6 +14,8 @@ from random import Random
 
 import orjson
 
+from sched.classes import CLASSES
+
 BLOCK_TOKENS = 512
 
 
@@ -38,13 +40,16 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
 def _row(line: bytes, where: str) -> TraceRow:
     try:
         data = orjson.loads(line)
-        row = TraceRow(data["timestamp"], data["input_length"], data["output_length"], data["hash_ids"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        service_class = data.get("service_class", "standard")
+        row = TraceRow(data["timestamp"], data["input_length"], data["output_length"], data["hash_ids"], service_class)
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where} is no row of a Mooncake trace: {error!r}") from error
     sizes_fit = all(type(size) is int and size > 0 for size in (row.input_length, row.output_length))
     ids_fit = isinstance(row.hash_ids, list) and all(type(i) is int and i >= 0 for i in row.hash_ids)
     if not sizes_fit or not ids_fit or not isinstance(row.timestamp_ms, int | float):
         raise ValueError(f"{where}: timestamp must be a number, lengths positive integers, hash_ids non-negative ones")
+    if service_class not in CLASSES:
+        raise ValueError(f"{where}: service_class must be one of {', '.join(CLASSES)}")
     if len(row.hash_ids) * BLOCK_TOKENS < row.input_length:
         raise ValueError(f"{where}: {len(row.hash_ids)} hash_ids are too few for {row.input_length} tokens")
     return row
@@ -61,7 +66,7 @@ def write_trace(path: Path, rows: Iterable[TraceRow]) -> int:
                 "input_length": row.input_length,
                 "output_length": row.output_length,
                 "hash_ids": row.hash_ids,
-            }
+            } | ({} if row.service_class == "standard" else {"service_class": row.service_class})
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count

@@ -24,6 +24,7 @@ from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
+from engine.serving.trace_recorder import TraceRecorder
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerLost, RemoteError
 from net.http.frontend import Output, Overloaded, Unavailable
@@ -66,6 +67,7 @@ class Acceptor:
         max_model_len: int,
         timeout_s: float,
         metrics: Metrics,
+        recorder: TraceRecorder | None = None,
     ) -> None:
         self._node_id = node_id
         self._channel = channel
@@ -74,7 +76,7 @@ class Acceptor:
         self._root = root
         self._max_model_len = max_model_len
         self._timeout_s = timeout_s
-        self._log = FlightLog(node_id, metrics, placer)
+        self._log = FlightLog(node_id, metrics, placer, recorder)
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._closing = False
         self._adoption = Adoption(channel)

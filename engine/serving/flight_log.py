@@ -14,6 +14,7 @@ from engine.serving.placed import Placed
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
+from engine.serving.trace_recorder import TraceRecorder
 from engine.serving.truth import compare
 from net.metrics import Metrics
 
@@ -23,12 +24,13 @@ KEPT_TIMELINES = 1000
 class FlightLog:
     """Timelines and metrics of the requests that `node_id` accepted."""
 
-    def __init__(self, node_id: str, metrics: Metrics, placer: Placer) -> None:
+    def __init__(self, node_id: str, metrics: Metrics, placer: Placer, recorder: TraceRecorder | None = None) -> None:
         """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
         self.recent = Recent(placer.block_size)
         self._node_id = node_id
         self._metrics = metrics
         self._placer = placer
+        self._recorder = recorder
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
@@ -106,6 +108,10 @@ class FlightLog:
             reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
         )
         self._metrics.observe_decode(decode_s)
+        if self._recorder is not None:
+            accepted = flight.timeline.events[0]["t"]
+            prompt = flight.token_ids[: flight.num_prompt_tokens]
+            self._recorder.ended(accepted, prompt, flight.num_output_tokens, flight.service_class)
         self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
         for name, found in compare(summary).items():
