@@ -31,6 +31,7 @@ from scripts import rest
 from scripts.cluster import LocalCluster
 
 DRAIN_S = 120.0
+KNOWN_S = 20.0  # until every node of a new cluster is known to all
 
 
 @dataclass
@@ -76,6 +77,19 @@ class Load:
             raise ValueError(f"the stream ended with {events[-1:]}")
 
 
+async def drain(url: str) -> None:
+    """Ask the node to leave. A cluster that has just come up does not know yet who else could take its work: 409."""
+    patience = time.monotonic() + KNOWN_S
+    while True:
+        try:
+            await asyncio.to_thread(rest.post, f"{url}/drain", {"timeout_s": DRAIN_S})
+            return
+        except rest.RestError as error:
+            if ": 409 " not in str(error) or time.monotonic() > patience:
+                raise
+        await asyncio.sleep(0.2)
+
+
 async def restart_all(cluster: LocalCluster, load: Load, names: Sequence[str], least: int) -> float:
     """Every node of `names` once, then load until `least` requests have ended. Returns the seconds it took."""
     begun = time.monotonic()
@@ -84,7 +98,7 @@ async def restart_all(cluster: LocalCluster, load: Load, names: Sequence[str], l
         if node.url in load.doors:
             load.doors.remove(node.url)
         node.expected_dead = True
-        await asyncio.to_thread(rest.post, node.url + "/drain", {"timeout_s": DRAIN_S})
+        await drain(node.url)
         await asyncio.to_thread(node.process.wait, DRAIN_S + 30)
         node = await asyncio.to_thread(cluster.restart, name)
         if node.role != "store":

@@ -133,7 +133,7 @@ def flips(times: int, directory: Path, seed: int) -> dict[str, int]:
                 file.seek(at)
                 file.write(bytes([byte ^ 1 << rng.randrange(8)]))
         counts["flips"] += 1
-        for start in range(READABLE):
+        for _ in range(READABLE):
             one = Life(directory, written)
             report = one.report()
             if report is not None:
@@ -142,7 +142,9 @@ def flips(times: int, directory: Path, seed: int) -> dict[str, int]:
                 break
             one.kill(0)
             counts["deaths"] += 1
-            counts["stuck"] += start == READABLE - 1
+        else:
+            counts["stuck"] += 1
+            return counts
     one.kill(0)
     return counts
 
