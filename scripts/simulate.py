@@ -28,17 +28,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from sched.batching import batching_policies
 from scripts.benchlib.results import write_result
 from scripts.lab.agents import agents
 from scripts.lab.generate import chats
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
-from sim.models import PRESETS
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
 
-CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none")}
+CHOICES = {"kv_overlap": ("layer", "none"), "batching": tuple(batching_policies)}
 GENERATORS: dict[str, Callable[[int, int], list[TraceRow]]] = {
     "chats": lambda seed, count: chats(seed, count).rows,
     "agents": agents,
