@@ -7,9 +7,10 @@
   scripts/validate.py --trace mine.jsonl --rate 2          # a recorded trace, an eighth of its lengths
 
 Nodes of the embedded model are started here, each on a core of its own, and record their steps (--record-steps). First
-requests of many sizes and an open-loop part under --fit-seed: sim/fit.py makes a step model of the steps, of the way
-in, and of the hand-over. Then --seconds of open-loop requests under --seed, live and simulated. Exit code 1 when a goal
-is missed: mean time per output token within 5 %, mean time to first token within 10 %, its p99 within 20 %.
+requests of many sizes and an open-loop part under --fit-seed: sim/fit.py makes a step model of the steps; the way in,
+the hand-over, and what nodes of one machine take from each other are fitted beside it. Then --seconds of open-loop
+requests under --seed, live and simulated. Exit code 1 when a goal is missed: mean time per output token within 5 %,
+mean time to first token within 10 %, its p99 within 20 %.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Compared:
     metric: str
     live_ms: float
     simulated_ms: float
-    steps_only_ms: float  # simulated without the way in and the hand-over
+    steps_only_ms: float  # simulated without the way in, the hand-over and the contention
     error: float  # simulated / live - 1
     goal: float | None
 
@@ -136,7 +137,9 @@ def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[Tr
     if live["finished"] < len(rows):
         raise Unreachable(f"{len(rows) - live['finished']} of {len(rows)} requests failed: {live['errors']}")
     steps = [step for step in recorded(files) if step.begin > since]
-    return Measured(calibrated, quality(calibrated.model, steps), live, config, kv_tokens, idle, loaded)
+    return Measured(
+        calibrated, quality(calibrated.model, calibrated.contention, steps), live, config, kv_tokens, idle, loaded
+    )
 
 
 def compare(
@@ -144,7 +147,7 @@ def compare(
 ) -> tuple[list[Compared], dict[str, Any]]:
     """Rows of the table, and the simulated figures."""
     simulated, _ = simulate(config, model, rows)
-    bare, _ = simulate(config, replace(model, front_s=0.0, handover_s=0.0), rows)
+    bare, _ = simulate(replace(config, contention=0.0), replace(model, front_s=0.0, handover_s=0.0), rows)
     made = []
     for name, figure, part, goal in METRICS:
         ours, theirs, less = (1000 * result[figure][part] for result in (live, simulated, bare))
@@ -169,7 +172,8 @@ def show(args: Namespace, measured: Measured, compared: Sequence[Compared], simu
             )
     model, idle, loaded = measured.calibrated.model, measured.idle, measured.loaded
     console.print(
-        f"way in {1000 * model.front_s:.1f} ms, hand-over {1000 * model.handover_s:.1f} ms; found prefixes "
+        f"way in {1000 * model.front_s:.1f} ms, hand-over {1000 * model.handover_s:.1f} ms, steps "
+        f"{measured.calibrated.contention:.1%} longer while another node computes; found prefixes "
         f"{measured.live['token_hit_rate']:.1%} live, {simulated['token_hit_rate']:.1%} simulated"
     )
     loops = ", ".join(f"{name} {idle.loops[name]:.1%} / {loaded.loops[name]:.1%}" for name in idle.loops)
@@ -190,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with pinned(args.nodes, flags, run_dir) as cluster:
                 measured = measure(args, cluster, run_dir, rows, errors)
         model = measured.calibrated.model
-        config = twin(args.nodes, measured.config, measured.kv_tokens)
+        config = twin(args.nodes, measured.config, measured.kv_tokens, measured.calibrated.contention)
         compared, simulated = compare(measured.live, config, model, rows)
     except (Unreachable, NodeDied, StartTimeout, OSError, ValueError, UsageError, rest.RestError) as error:
         errors.print(f"validate: {error}", style="red", markup=False)
@@ -204,7 +208,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"written: {args.preset}")
     if args.json:
         told = {"benchmark": "validate", **used, "node": measured.config, "simulator": config.as_dict()}
-        told |= {"model": asdict(model), "live": measured.live, "simulated": simulated}
+        told |= {
+            "contention": measured.calibrated.contention,
+            "model": asdict(model),
+            "live": measured.live,
+            "simulated": simulated,
+        }
         told |= {"fitted_to": measured.calibrated.quality, "held_out": measured.held_out}
         told |= {"cores_idle": asdict(measured.idle), "cores_loaded": asdict(measured.loaded)}
         write_result(told, [asdict(one) | {"met": one.met} for one in compared], args.json)

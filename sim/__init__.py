@@ -10,6 +10,7 @@ job.py       one request on its way, and what became of it
 network.py   NICs whose flows share their bandwidth
 caches.py    which blocks are where, exactly and as others were told
 node.py      a prefill, decode or mixed node: its queue, its batch, its KV memory
+contention.py nodes that share a machine
 segment.py   decode steps between two changes of a batch
 faults.py    crashes and slow nodes, from text or by seed; failures.py puts them to work
 plan.py      nodes of a load by formula

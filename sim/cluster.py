@@ -24,6 +24,7 @@ from sched.rejection import Estimate, rejections
 from sim import making
 from sim.caches import Cache, Directory
 from sim.config import SimConfig
+from sim.contention import Contention
 from sim.failures import Failures
 from sim.job import Job
 from sim.loop import Loop
@@ -47,6 +48,7 @@ class Cluster:
         self.rng = Random(config.seed)
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
         self.nodes = making.nodes(self)
+        self.contention = Contention(config.contention, self.nodes)
         if not self.nodes:
             raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
         self.by_name = {node.name: node for node in self.nodes}
@@ -252,6 +254,7 @@ class Cluster:
     def changed(self, node: Node) -> None:
         """Keep the live columns."""
         live, i = self.live, node.index
+        self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch)
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens

@@ -26,6 +26,7 @@ class SimConfig:
     prefill_chunk_tokens: int = 256  # with batching mixed
     tbt_budget_s: float = 0.1  # with batching dynamic
     step_prompts: int = 1  # that may share a step; nodes have no limit
+    contention: float = 0.0  # by how much a step is longer while another node computes: nodes of one machine
     nic_gbit_s: float = 0.0  # 0 = the model's
     kv_overlap: Literal["layer", "none"] = "layer"
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks

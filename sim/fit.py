@@ -23,6 +23,12 @@ LEAST = 12
 """Steps of a kind without which its coefficients are not fitted."""
 
 
+LEAST_SPREAD = 0.2
+"""Of the shares in which others computed, without which their effect is not looked for."""
+
+TURNS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Quality:
     """Of one kind of steps: how far predictions are off."""
@@ -47,13 +53,29 @@ def fit(base: StepModel, recorded: Sequence[RecordedStep]) -> StepModel:
     return replace(model, mixed=(c0, c1, c2, c3, c4))
 
 
-def quality(model: StepModel, recorded: Sequence[RecordedStep]) -> dict[str, Quality]:
+def fit_shared(base: StepModel, recorded: Sequence[RecordedStep]) -> tuple[StepModel, float]:
+    """(a model of a node that is alone, by how much a step is longer while another node of the machine computes). In
+    turns: what the shares say of the model's misses, then the model from times without that."""
+    shares, seconds = np.array([s.shared for s in recorded]), np.array([s.seconds for s in recorded])
+    contention = 0.0
+    model = fit(base, recorded)
+    if float(np.ptp(shares)) < LEAST_SPREAD:
+        return model, contention
+    for _ in range(TURNS):
+        miss = np.clip(seconds / np.array([predict(model, s) for s in recorded]), 0.3, 3.0)
+        slope, alone = np.polyfit(shares, miss, 1)
+        contention = max(0.0, float(slope / alone))
+        model = fit(base, [replace(s, seconds=s.seconds / (1 + contention * s.shared)) for s in recorded])
+    return model, contention
+
+
+def quality(model: StepModel, contention: float, recorded: Sequence[RecordedStep]) -> dict[str, Quality]:
     """By kind of step, for the kinds there are."""
     found = {}
     for name, kind in (("prefill", (True, False)), ("decode", (False, True)), ("mixed", (True, True))):
         own = [s for s in recorded if (bool(s.chunks), bool(s.batch)) == kind]
         if own:
-            predicted = np.array([predict(model, s) for s in own])
+            predicted = np.array([(1 + contention * s.shared) * predict(model, s) for s in own])
             measured = np.array([s.seconds for s in own])
             error = float(np.mean(np.abs(predicted - measured) / measured))
             found[name] = Quality(len(own), error, float(predicted.sum() / measured.sum()) - 1)
@@ -61,6 +83,7 @@ def quality(model: StepModel, recorded: Sequence[RecordedStep]) -> dict[str, Qua
 
 
 def predict(model: StepModel, step: RecordedStep) -> float:
+    """Seconds, of a node that is alone."""
     if not step.batch:
         return model.chunks_s(step.chunks)
     if not step.chunks:

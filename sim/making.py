@@ -42,7 +42,7 @@ def _node(cluster: Cluster, index: int, name: str, roles: tuple[str, ...]) -> No
     policy = batching_policies[config.batching](tuning)
 
     def slowness(now: float) -> float:
-        return cluster.failures.slowness[index]
+        return cluster.failures.slowness[index] * cluster.contention.slowness(index)
 
     return Node(cluster.loop, index, name, roles, model, order, cluster, chunk, slowness, policy, config.step_prompts)
 

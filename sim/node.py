@@ -73,6 +73,10 @@ class Node:
         self._idle = True
 
     @property
+    def computing(self) -> bool:
+        return not self._idle
+
+    @property
     def waiting(self) -> int:
         return len(self.queue) + len(self.coming)
 
@@ -155,13 +159,14 @@ class Node:
         if self._idle:
             self._idle = False
             self._loop.after(0.0, self._begin, self._version)  # others may come at the same moment
-        elif self._segment is not None:
-            self._cut()
+        else:
+            self.disturb()
 
-    def _cut(self) -> None:
-        """Something new is here: decode no further than to the end of the present step."""
+    def disturb(self) -> None:
+        """Something new is here, or steps have another length: decode no further than to the end of the present one."""
         segment = self._segment
-        assert segment is not None
+        if segment is None:
+            return
         steps = segment.steps_until(self._loop.now - segment.begun)
         if steps < segment.steps:
             segment.steps = steps

@@ -70,6 +70,7 @@ PURE = (
     "net.rdma.send_queue",
     "sched",
     "sim.caches",
+    "sim.contention",
     "sim.fit",
     "sim.job",
     "sim.loop",

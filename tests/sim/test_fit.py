@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.fit import fit, predict, quality
+from sim.fit import fit, fit_shared, predict, quality
 from sim.models import EMBEDDED_CPU, PRESETS, StepModel
 from sim.presets import preset, write_preset
-from sim.steps import RecordedStep, read_steps, steps
+from sim.steps import RecordedStep, read_steps, steps, together
 
 KNOWN = replace(
     EMBEDDED_CPU,
@@ -38,7 +38,7 @@ def recording(model: StepModel, seed: int, count: int, noise: float) -> list[Rec
     return made
 
 
-@settings(max_examples=15)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_a_model_is_found_again(seed):
     fitted = fit(replace(EMBEDDED_CPU, prefill=(1e-2, 1e-3, 1e-9)), recording(KNOWN, seed, 300, 0.05))
@@ -50,9 +50,27 @@ def test_hiccups_are_in_the_sum_and_not_in_the_shape():
     slow = [
         replace(s, seconds=s.seconds * (6 if i % 20 < 3 else 1)) for i, s in enumerate(recording(KNOWN, 1, 400, 0.02))
     ]
-    found = quality(fit(EMBEDDED_CPU, slow), slow)
+    found = quality(fit(EMBEDDED_CPU, slow), 0.0, slow)
     assert {name: round(one.bias, 9) for name, one in found.items()} == {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
     assert sum(one.steps for one in found.values()) == 400
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.4, 1.0])
+def test_what_nodes_of_a_machine_take_from_each_other_is_found(factor):
+    rng = Random(3)
+    shared = [replace(s, shared=rng.choice((0.0, rng.random(), 1.0))) for s in recording(KNOWN, 3, 400, 0.1)]
+    slow = [replace(s, seconds=s.seconds * (1 + factor * s.shared)) for s in shared]
+    model, contention = fit_shared(EMBEDDED_CPU, slow)
+    assert contention == pytest.approx(factor, abs=0.05)
+    assert all(one.error < 0.07 for one in quality(model, contention, slow).values())
+    assert fit_shared(EMBEDDED_CPU, recording(KNOWN, 3, 400, 0.1))[1] == 0.0  # nobody else was there
+
+
+def test_shares_of_nodes_that_ran_side_by_side():
+    one = [RecordedStep(0.0, 1.0, (), 1, 9), RecordedStep(1.0, 1.0, (), 1, 9), RecordedStep(5.0, 1.0, (), 1, 9)]
+    two = [RecordedStep(0.5, 0.75, (), 1, 9)]
+    assert [(s.begin, s.shared) for s in together([one, two])] == [(0.0, 0.5), (0.5, 1.0), (1.0, 0.25), (5.0, 0.0)]
+    assert [s.shared for s in together([one])] == [0.0] * 3
 
 
 def test_without_mixed_steps_the_two_are_added_up():

@@ -71,7 +71,17 @@ def test_the_hand_over_is_behind_the_first_token():
     assert late.longest_gap == pytest.approx(quick.longest_gap + 0.4)
 
 
-@pytest.mark.parametrize("wrong", [{"batching": "nonsense"}, {"step_prompts": 0}])
+def test_nodes_of_a_machine_slow_each_other_down():
+    apart = replace(BASE, mixed=0, prefill=1, decode=1, kv_overlap="none")
+    rows = [TraceRow(0.0, 100, 21, [1]), TraceRow(150.0, 1000, 1, list(range(2, 6)))]
+    free, other = ran(apart, rows).jobs
+    assert (free.finished, other.first_token) == (pytest.approx(0.3), pytest.approx(1.15))
+    slow, later = ran(replace(apart, contention=1.0), rows).jobs
+    assert slow.finished == pytest.approx(0.45, abs=0.011)  # 15 of its 20 steps run beside the prompt
+    assert later.first_token == pytest.approx(2.15)  # its step began beside a decode
+
+
+@pytest.mark.parametrize("wrong", [{"batching": "nonsense"}, {"step_prompts": 0}, {"contention": -1.0}])
 def test_wrong_flags_are_named(wrong):
     with pytest.raises(ValueError, match="--" + next(iter(wrong)).replace("_", "-")):
         Cluster(replace(BASE, **wrong), MODEL)

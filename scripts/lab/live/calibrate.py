@@ -4,6 +4,7 @@ client sees beside them.
 Steps        one prompt at a time from short to long, behind known ones too; groups that decode together; then a part
              of open-loop load as it will be simulated, for steps that do both
 The way in   time to first token of a request alone, less its steps: HTTP, placement, queues between threads
+Contention   steps while another node of the machine computes, less those of a node that is alone
 Hand-over    the gap behind the first token of a request alone, less the gaps after it; nodes of one role only
 """
 
@@ -18,9 +19,9 @@ from scripts.benchlib.client import Outcome
 from scripts.benchlib.workload import SUFFIX, Spec, TokenSource
 from scripts.lab.live.loads import VOCABULARY
 from scripts.lab.live.play import one_by_one, play, warmed
-from sim.fit import Quality, fit, quality
+from sim.fit import Quality, fit_shared, quality
 from sim.models import StepModel
-from sim.steps import RecordedStep, read_steps
+from sim.steps import RecordedStep, read_steps, together
 
 PROMPTS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3000)
 BEHIND = ((1024, 64), (1024, 256), (1024, 768), (2048, 64), (2048, 512))  # (known tokens, new ones)
@@ -34,6 +35,7 @@ class Calibrated:
     """The model, and how well it repeats what it was fitted to."""
 
     model: StepModel
+    contention: float  # SimConfig's
     quality: dict[str, Quality]
 
 
@@ -47,7 +49,7 @@ def alone(seed: int) -> list[Spec]:
     return made
 
 
-def together(seed: int) -> list[list[Spec]]:
+def groups(seed: int) -> list[list[Spec]]:
     source = TokenSource(seed, VOCABULARY)
     return [
         [Spec(source.tokens(tokens, SUFFIX, 3, group, i), GROUP_TOKENS) for i in range(count)]
@@ -70,20 +72,22 @@ def calibrate(
     warmed(urls)
     since = max((step.begin for step in recorded(files)), default=0.0)
     singles = one_by_one(urls[0], alone(seed))
-    for number, group in enumerate(together(seed)):
+    for number, group in enumerate(groups(seed)):
         tell(f"group {number + 1} of {len(TOGETHER)}")
         play(urls, group)
     tell(f"{len(load)} requests in open loop")
     play(urls, load)
     steps = [step for step in recorded(files) if step.begin > since]
-    model = fit(base, steps)
+    model, contention = fit_shared(base, steps)
     front_s, handover_s = way_in(singles, steps), hand_over(singles) if apart else 0.0
-    return Calibrated(replace(model, front_s=front_s, handover_s=handover_s), quality(model, steps))
+    return Calibrated(
+        replace(model, front_s=front_s, handover_s=handover_s), contention, quality(model, contention, steps)
+    )
 
 
 def recorded(files: Mapping[str, Path]) -> list[RecordedStep]:
     """Of all nodes: they share this machine's clock."""
-    return sorted((step for path in files.values() for step in read_steps(path)), key=lambda step: step.begin)
+    return together([read_steps(path) for path in files.values()])
 
 
 def way_in(singles: Sequence[Outcome], steps: Sequence[RecordedStep]) -> float:

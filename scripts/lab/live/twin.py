@@ -28,7 +28,7 @@ def base_model(name: str, config: Mapping[str, Any], kv_tokens: int) -> StepMode
     )
 
 
-def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int) -> SimConfig:
+def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: float = 0.0) -> SimConfig:
     """Of the nodes that run a model; `nodes` as LocalCluster takes it."""
     kinds = Counter(_kind(role) for _, role in parse_nodes(nodes) if role != "store")
     return SimConfig(
@@ -44,6 +44,7 @@ def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int) -> SimConfig:
         prefill_chunk_tokens=int(config["prefill_chunk_tokens"]),
         tbt_budget_s=float(config["tbt_budget_ms"]) / 1000,
         step_prompts=int(config["max_num_seqs"]),
+        contention=contention,
         probe_s=0.0,  # in the model's front_s
     )
 
