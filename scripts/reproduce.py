@@ -22,14 +22,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from rich.console import Console
-from rich.progress import Progress
 
 from scripts import ablate, cache_policies
 from scripts.benchlib.results import commit
-from scripts.lab.ablation import run
 from scripts.lab.ablations import ABLATIONS
 from scripts.lab.plot import draw
-from scripts.lab.tables import section
+from scripts.lab.tables import goal_table, section
 
 QUICK_REQUESTS = 400
 
@@ -61,17 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     requests, seeds = (QUICK_REQUESTS, 1) if args.quick else (args.requests, args.seeds)
     args.out.mkdir(parents=True, exist_ok=True)
     begun, parts = time.monotonic(), []
+    args.requests, args.seeds = requests, seeds
     console = Console(stderr=True)
-    with Progress(console=console) as bar:
-        total = sum(len(ABLATIONS[name].cases(requests)) for name in names) * seeds
-        task = bar.add_task("reproduce", total=total)
-        for name in names:
-            bar.update(task, description=name)
-            outcome = run(ABLATIONS[name], requests, seeds, args.workers, lambda: bar.advance(task))
-            plot = args.out / f"{name}.svg"
-            draw(outcome, plot)
-            parts.append(section(outcome, plot.name))
-            ablate.write_json(outcome, args.out / f"{name}.json", seeds)
+    goals = []
+    for outcome in ablate.run_all(names, args, console):
+        name = outcome.ablation.name
+        goals += ablate.reached(outcome)
+        plot = args.out / f"{name}.svg"
+        draw(outcome, plot)
+        parts.append(section(outcome, plot.name))
+        ablate.write_json(outcome, args.out / f"{name}.json", seeds)
+    if goals:
+        parts.insert(0, "## What was to be reached\n\n" + goal_table(goals) + "\n")
     if not args.quick and not args.only:
         console.print("cache policies ...")
         parts.insert(0, policies_section())

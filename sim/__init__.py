@@ -9,6 +9,8 @@ network.py   NICs whose flows share their bandwidth
 caches.py    which blocks are where, exactly and as others were told
 node.py      a prefill, decode or mixed node: its queue, its batch, its KV memory
 faults.py    crashes and slow nodes, from text or by seed; failures.py puts them to work
+refusals.py  who is turned away under load
+predictors.py  what a learned placement is told
 plan.py      nodes of a load by formula
 cluster.py   arrivals, placement on fresh or old views, transfers, the pool
 result.py    figures of a run

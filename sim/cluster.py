@@ -15,13 +15,12 @@ from cache.policy import Facts
 from sched.admission import Limits
 from sched.cost import TransferModel
 from sched.placements.arrivals import ArrivalRate
-from sched.placements.choice import Placement, Rejected
+from sched.placements.choice import LearningPolicy, Placement, Rejected
 from sched.placements.demand import Demand
 from sched.placements.links import UniformLinks, Vector
 from sched.placements.table import placements
 from sched.placements.view import Candidate, View
 from sched.queueing import queue_orders
-from sched.rejection import Estimate, rejections
 from sim.caches import Cache, Directory
 from sim.config import SimConfig
 from sim.failures import Failures
@@ -30,6 +29,8 @@ from sim.loop import Loop
 from sim.models import PRESETS, StepModel, with_bandwidth
 from sim.network import Network
 from sim.node import Node
+from sim.predictors import equip
+from sim.refusals import Refusals
 from sim.trace import TraceRow
 
 
@@ -54,7 +55,7 @@ class Cluster:
         self.caches = [self._cache(node) for node in self.nodes]
         self.pool = Cache(policies[config.eviction](), config.pool_blocks * size)
         self.policy = placements[config.placement](Limits(config.max_waiting), self.rng, max(1.0, config.threshold))
-        self.rejection = rejections[config.rejection]()
+        self._learner = self.policy if isinstance(self.policy, LearningPolicy) else None
         self._arrivals = ArrivalRate()
         self._facts: list[Facts] = []
         wire = self.model.token_bytes * config.kv_scale
@@ -65,6 +66,8 @@ class Cluster:
         self._gossiped: View = self.live.copy()
         self._left = 0
         self.failures = Failures(self)
+        self.refusals = Refusals(self)
+        equip(self)
 
     # --- a run
 
@@ -99,13 +102,12 @@ class Cluster:
         if self.by_name[decision.prefill].down or self.by_name[decision.decode].down:
             self.loop.after(self.config.retry_s, self.place, job)
             return
-        onto = view.index[decision.decode]
-        if self.config.rejection != "none":  # the estimate looks at the requests of every node
-            refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
-            if refusal is not None:
-                self._refuse(job, refusal.reason)
-                return
-        job.sent, job.placed = now, now + (self.config.probe_s if asked else 0.0)
+        refusal = self.refusals.at_arrival(job, decision, view)
+        if refusal is not None:
+            self._refuse(job, refusal.reason)
+            return
+        asking_s = max(self.config.probe_s if asked else 0.0, self.config.lookup_s if self.pool.capacity else 0.0)
+        job.sent, job.placed, job.estimates = now, now + asking_s, decision.estimates
         job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
         job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival
         if not self.policy.asks_everybody:
@@ -138,34 +140,6 @@ class Cluster:
             token_bytes=round(self._wire_bytes),
             service_class=job.service_class,
         )
-
-    def _estimate(self, job: Job, decision: Placement, view: View, onto: int) -> Estimate:
-        node = self.by_name[decision.decode]
-        step_s = float(view.step_s[onto])
-        return Estimate(
-            service_class=job.service_class,
-            ttft_s=decision.estimates["ttft_s"],
-            wait_s=decision.estimates["wait_s"],
-            step_s=step_s,
-            step_soon_s=self._step_soon(node, decision.estimates["ttft_s"]),
-            step_alone_s=self.model.decode_s(1, job.input_tokens),
-            decode_s=job.output_tokens * step_s,
-        )
-
-    def _step_soon(self, node: Node, seconds: float) -> float:
-        """The decode step of `node` when the prompt would arrive: without those done by then."""
-        step_s = max(node.step_s(), 1e-9)
-        steps = seconds / step_s
-        staying = [job for job in node.batch if job.output_tokens - job.decoded > steps]
-        coming = list(self.coming_to(node))
-        context = sum(job.context for job in staying) + sum(job.input_tokens for job in coming)
-        return self.model.decode_s(len(staying) + len(coming) + 1, context)
-
-    def coming_to(self, node: Node) -> Iterator[Job]:
-        """Requests placed to decode on `node` that are not there yet."""
-        for other in self.nodes:
-            yield from (job for job in other.queue if job.decode == node.name)
-            yield from (job for job in other.coming if job.decode == node.name)
 
     def _refuse(self, job: Job, reason: str) -> None:
         job.refused = reason
@@ -210,6 +184,11 @@ class Cluster:
         while len(self._facts) < len(blocks):
             size, position = self.config.block_tokens, len(self._facts)
             self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
+        if self._learner is not None and not job.resumed:
+            self._learner.observed(job.prefill, job.estimates, job.first_token - job.sent)
+        if self.config.publish == "home":
+            nbytes = (len(blocks) - self.pool.run(blocks)) * self.config.block_tokens * self._wire_bytes
+            self.network.send(node.name, self._home(job), nbytes, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
@@ -236,10 +215,18 @@ class Cluster:
             job.log.append((self.loop.now, "half"))
             if sum(what == "half" for _, what in job.log) < 2:
                 return
-        self.by_name[job.decode].join(job)
+        node = self.by_name[job.decode]
+        refusal = self.refusals.after_prefill(job, node)
+        if refusal is None:
+            node.join(job)
+            return
+        node.release(job)
+        self.changed(node)
+        self._refuse(job, refusal.reason)
 
     def finished(self, node: Node, job: Job) -> None:
         self._left -= 1
+        self.refusals.ended(job)
 
     def changed(self, node: Node) -> None:
         """Keep the live columns."""
@@ -294,6 +281,10 @@ class Cluster:
             total_blocks=blocks,
             step_s=node.step_s() if "decode" in node.roles else 0.0,
         )
+
+
+def _nothing() -> None:
+    """Blocks are in the pool's books from the end of their prefill on."""
 
 
 def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -104,6 +104,17 @@ class Node:
     def free_tokens(self) -> int:
         return self.model.kv_tokens - self.promised_tokens
 
+    @property
+    def promised(self) -> int:
+        """Requests placed here to decode, those that run included."""
+        return len(self._promises)
+
+    def made(self) -> list[int]:
+        """Tokens of each running request by now."""
+        segment = self._segment
+        steps = 0 if segment is None else segment.steps_until(self._loop.now - segment.begun) - 1
+        return [job.decoded + steps for job in self.batch]
+
     def step_s(self) -> float:
         """A decode step if one more request joined it."""
         context = sum(job.context for job in self.batch)
@@ -244,6 +255,7 @@ class Node:
             job.prefilled, job.decoded = self._loop.now, 1
             if job.resumed:
                 job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
+                job.gaps.append((1, job.prefilled - job.broken))
             else:
                 job.first_token = job.prefilled
             self._events.prefilled(self, job)
@@ -262,10 +274,16 @@ class Node:
     def _advance(self, steps: int, last_s: float, begun: float, first_s: float | None = None) -> None:
         """`steps` tokens for every running request, the first after first_s, the last took last_s."""
         done = []
+        mean_s = (self._loop.now - begun) / steps
         for job in self.batch:
+            left = steps
             if job.decoded == 1:  # the gap behind the first token holds the hand-over
                 gap = begun + (last_s if first_s is None else first_s) - job.prefilled
                 job.longest_gap = max(job.longest_gap, gap)
+                job.gaps.append((1, gap))
+                left -= 1
+            if left:
+                job.gaps.append((left, mean_s))
             job.decoded += steps
             job.longest_gap = max(job.longest_gap, last_s)
             if job.decoded >= job.output_tokens:

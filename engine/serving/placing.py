@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from net.transfer import TransferEngine
 from sched.load_word import DRAINING
 from sched.member import Status
 from sched.placements.arrivals import ArrivalRate
-from sched.placements.choice import Placement, PlacementPolicy
+from sched.placements.choice import LearningPolicy, Placement, PlacementPolicy
 from sched.placements.costs import prefill_costs
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
@@ -136,6 +137,11 @@ class Placer:
         """Alive, as gossip has them."""
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
+    def learn(self, explained: Mapping[str, Any], ttft_s: float) -> None:
+        """A placement (Placed.explain) led to a first token so long after the decision."""
+        if isinstance(self._policy, LearningPolicy):
+            self._policy.observed(explained["prefill"], explained["estimates"], ttft_s)
 
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
