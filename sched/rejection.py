@@ -44,7 +44,8 @@ class Refusal:
 
 
 class Rejection(Protocol):
-    """One variant. `scale` multiplies the objectives of the classes, `tbt_scale`, if given, that of the time per token."""
+    """One variant. `scale` multiplies the objectives of the classes, `tbt_scale`, if given, that of the time per
+    token."""
 
     forecasts: bool  # reads Estimate.step_soon_s, which nodes answer only by message
 

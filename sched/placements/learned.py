@@ -113,10 +113,10 @@ class LearnedPlacement(MooncakePlacement):
 
     def observed(self, node: str, estimates: Mapping[str, float], ttft_s: float) -> None:
         """A request placed on `node` with these estimates had its first token `ttft_s` after the decision."""
-        terms = tuple(estimates[name] for name in ("wait_s", "transfer_s", "prefill_s"))
-        self.error.add(self.predictor.ttft_s(node, *terms), ttft_s)
-        self.rule_error.add(sum(terms), ttft_s)
-        self.predictor.observed(node, *terms, ttft_s)
+        wait_s, transfer_s, prefill_s = (estimates[name] for name in ("wait_s", "transfer_s", "prefill_s"))
+        self.error.add(self.predictor.ttft_s(node, wait_s, transfer_s, prefill_s), ttft_s)
+        self.rule_error.add(wait_s + transfer_s + prefill_s, ttft_s)
+        self.predictor.observed(node, wait_s, transfer_s, prefill_s, ttft_s)
 
     def _predicted(self, row: Row) -> float:
         """What is no time is worth nothing: the rule's estimate then."""

@@ -51,7 +51,7 @@ class MooncakePlacement(CentralGreedy):
             able = np.flatnonzero(ttft_s < np.inf)
             width = self._width(view)
             cheapest = np.argpartition(ttft_s, width)[:width].tolist() if width < len(able) else able.tolist()
-            drawn = [*self._some(cheapest), *self._some(able, 1)] if cheapest else []
+            drawn = [*self._some(cheapest), int(able[int(self.rng.random() * len(able))])] if cheapest else []
         return [i for i in drawn if ttft_s[i] < np.inf]
 
     def _decodes(self, demand: Demand, view: View) -> list[int]:
@@ -61,10 +61,10 @@ class MooncakePlacement(CentralGreedy):
         roomy = list(islice((i for i in view.decode_order if free[i] >= need), most)) or view.decode_order[:most]
         return roomy if len(roomy) <= FEW else self._some(roomy)
 
-    def _some(self, nodes: Sequence[int], count: int = DRAWN) -> list[int]:
-        """So many draws, seldom twice the same: four times as fast as a sample."""
+    def _some(self, nodes: list[int]) -> list[int]:
+        """DRAWN draws, seldom twice the same: four times as fast as a sample."""
         random, size = self.rng.random, len(nodes)
-        return [int(nodes[int(random() * size)]) for _ in range(count)]
+        return [nodes[int(random() * size)] for _ in range(DRAWN)]
 
     def _width(self, view: View) -> int:
         return max(DRAWN, 1 + math.ceil(view.expected_arrivals))

@@ -1,9 +1,9 @@
 """A seeded stand-in for the conversation trace of FAST'25, for where its file is not at hand.
 
 A chat is one session: a prompt is the last one with more behind it, or, where the client has rewritten its history,
-with only a part of it before. All begin with the same system prompt. The trace is a window of a running service, so chats
-have begun before it. Fitted to the released trace: lengths, the time between the prompts of a chat and how many there
-are, the rate; hit rates by capacity follow (tests/scripts/test_generators.py).
+with only a part of it before. All begin with the same system prompt. The trace is a window of a running service, so
+chats have begun before it. Fitted to the released trace: lengths, the time between the prompts of a chat and how many
+there are, the rate; hit rates by capacity follow (tests/scripts/test_generators.py).
 """
 
 from __future__ import annotations

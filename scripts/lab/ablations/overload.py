@@ -56,8 +56,8 @@ OVERLOAD = Ablation(
     "overload",
     "Whom to refuse when everybody cannot be served?",
     "8P+8D, the tool&agent trace; TTFT <= 30 s, time per token <= 100 ms. Prefill scarce: three times as fast. Each in "
-    "turn: twice as fast, and for two minutes each prompts are 1.5 times or answers 5 times as long, so that prefill and "
-    "decode are overloaded by turns. Baseline: prefill is looked at before it and decode after it.",
+    "turn: twice as fast, and for two minutes each prompts are 1.5 times or answers 5 times as long, so that prefill "
+    "and decode are overloaded by turns. Baseline: prefill is looked at before it and decode after it.",
     cases,
     {
         "refused": metric("refused"),

@@ -39,8 +39,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         said.append(f'over "{label}" hits {hits[0]:.2f}x and {hits[1]:.2f}x, work {work[0]:.2f} and {work[1]:.2f}')
     return (
         "The pool brings " + "; ".join(said) + " (paper: hits 2.22x and 2.36x, work 0.76 and 0.52). How the paper's "
-        "local caches were routed to is not printed beyond 'cache-aware'; Algorithm 1 keeps a chat on its node and leaves the "
-        "pool less to add, routing by load alone scatters it as the paper's hits of 17 % suggest."
+        "local caches were routed to is not printed beyond 'cache-aware'; Algorithm 1 keeps a chat on its node and "
+        "leaves the pool less to add, routing by load alone scatters it as the paper's hits of 17 % suggest."
     )
 
 

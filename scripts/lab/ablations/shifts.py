@@ -28,11 +28,11 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     chats, popular = (values[name]["recovered after, s"].mean for name in ("prefix flip", FLIP))
     worst = "busiest / mean, worst 10 s"
     return (
-        f"Unique prefixes cost {cost:+.1%} of TTFT. Popular prefixes are found again {popular:.0f} s after all of "
-        f"them changed, those of chats after {chats:.0f} s: a chat's prefix is wanted again only when its user answers, "
-        f"minutes later, whatever the cache does. Under a viral prefix the busiest node has "
-        f"{values[VIRAL][worst].mean:.2f}x the mean load in the worst 10 s; on the conversation trace single prompts take "
-        f"longer than a window, viral or not ({values['as recorded'][worst].mean:.1f}x as recorded)."
+        f"Unique prefixes cost {cost:+.1%} of TTFT. Popular prefixes are found again {popular:.0f} s after all "
+        f"of them changed, those of chats after {chats:.0f} s: a chat's prefix is wanted again only when its user "
+        f"answers, minutes later, whatever the cache does. Under a viral prefix the busiest node has "
+        f"{values[VIRAL][worst].mean:.2f}x the mean load in the worst 10 s; on the conversation trace single prompts "
+        f"take longer than a window, viral or not ({values['as recorded'][worst].mean:.1f}x as recorded)."
     )
 
 
@@ -49,9 +49,9 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 SHIFTS = Ablation(
     "shifts",
     "What do loads cost that caches do not like?",
-    "8P+8D, conversation trace with its prefixes changed, and two generated loads of 20 and 25 requests/s with prefixes "
-    "of 8,192 tokens: 100 of Zipf's popularity which all change at half, or one that 80 % want from then on. Cache "
-    "off = nothing is kept anywhere; with it every new block also crosses the network to its home.",
+    "8P+8D, conversation trace with its prefixes changed, and two generated loads of 20 and 25 requests/s with "
+    "prefixes of 8,192 tokens: 100 of Zipf's popularity which all change at half, or one that 80 % want from then on. "
+    "Cache off = nothing is kept anywhere; with it every new block also crosses the network to its home.",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),

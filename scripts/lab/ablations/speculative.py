@@ -44,8 +44,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 SPECULATIVE = Ablation(
     "speculative",
     "What do drafts bring with cold and with warm KV?",
-    f"8P+8D, conversation trace; cold = nothing is kept anywhere. {DRAFTED} drafted tokens: n-grams of the prompt, free, "
-    "30 % accepted; a draft model of the 8B shape on the same nodes, 70 %.",
+    f"8P+8D, conversation trace; cold = nothing is kept anywhere. {DRAFTED} drafted tokens: n-grams of the prompt, "
+    "free, 30 % accepted; a draft model of the 8B shape on the same nodes, 70 %.",
     cases,
     {
         "mean answer, s": metric("answer_s"),
