@@ -154,7 +154,9 @@ def running_soon(
     made: Iterable[int], arriving: int, expected_tokens: float, step_s: float, horizon_s: float, most: int
 ) -> int:
     """Requests decoding `horizon_s` from now: those running whose expected tokens are not all made by then (`made`: so
-    many each), and those whose KV is on its way. A request that has outlived the expectation is taken to go on."""
+    many each), and those whose KV is on its way; these come evenly until then, and the first of them are done by then
+    where a decode is shorter than that. A request that has outlived the expectation is taken to go on."""
     steps = horizon_s / step_s if step_s > 0 else 0.0
     stay = sum(tokens >= expected_tokens or tokens + steps < expected_tokens for tokens in made)
-    return min(most, stay + arriving)
+    share = min(1.0, expected_tokens / steps) if steps > 0 else 1.0
+    return min(most, stay + math.ceil(arriving * share))

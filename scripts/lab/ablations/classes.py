@@ -13,7 +13,7 @@ from sim.config import SimConfig
 
 ORDERS_KNOWN = ("fcfs", "edf", "srpt", "weighted-fair")
 ALONE = "interactive alone"
-BATCH_PER_S = 2.9
+BATCH_PER_S = 3.4
 P99 = "interactive p99 TTFT, s"
 
 
@@ -87,9 +87,11 @@ def best_order(values: dict[str, dict[str, Estimated]]) -> tuple[str, float]:
 def mixed_reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = [f"{order} {ratio(values, P99, f'with batch, {order}', ALONE):.2f}x" for order in ORDERS_KNOWN]
     busy = values["with batch, edf"]["prefill utilisation"].mean
+    mean = ratio(values, "interactive mean TTFT, s", f"with batch, {best_order(values)[0]}", ALONE)
     return (
         f"Interactive p99 TTFT against interactive requests alone, at a utilisation of {busy:.2f}: {', '.join(said)}. "
-        "Steps are not interrupted: an interactive prompt waits for the end of a batch chunk of up to 8,192 tokens."
+        f"Their mean is {mean:.2f}x with the best of them, for steps are not interrupted: an interactive prompt waits for "
+        "the end of a batch chunk of up to 8,192 tokens."
     )
 
 
