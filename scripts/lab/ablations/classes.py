@@ -90,8 +90,8 @@ def mixed_reading(values: dict[str, dict[str, Estimated]]) -> str:
     mean = ratio(values, "interactive mean TTFT, s", f"with batch, {best_order(values)[0]}", ALONE)
     return (
         f"Interactive p99 TTFT against interactive requests alone, at a utilisation of {busy:.2f}: {', '.join(said)}. "
-        f"Their mean is {mean:.2f}x with the best of them, for steps are not interrupted: an interactive prompt waits for "
-        "the end of a batch chunk of up to 8,192 tokens."
+        f"Their mean is {mean:.2f}x with the best of them: steps are not interrupted, so an interactive prompt waits "
+        "for the end of a batch chunk of up to 8,192 tokens."
     )
 
 
