@@ -28,21 +28,21 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from sched.batching import batching_policies
 from scripts.benchlib.results import write_result
 from scripts.lab.generators import GENERATORS
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
-from sim.models import PRESETS
 from sim.predictors import predictors
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
 
 CHOICES = {
-    "model": tuple(PRESETS),
     "kv_overlap": ("layer", "none"),
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
+    "batching": tuple(batching_policies),
 }
 OWN = {"placement"}  # takes several
 

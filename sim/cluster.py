@@ -19,17 +19,19 @@ from sched.placements.choice import LearningPolicy, Placement, Rejected
 from sched.placements.demand import Demand
 from sched.placements.links import UniformLinks, Vector
 from sched.placements.table import placements
-from sched.placements.view import Candidate, View
-from sched.queueing import queue_orders
+from sched.placements.view import View
+from sim import making
 from sim.caches import Cache, Directory
 from sim.config import SimConfig
+from sim.contention import Contention
 from sim.failures import Failures
 from sim.job import Job
 from sim.loop import Loop
-from sim.models import PRESETS, StepModel, with_bandwidth
+from sim.models import StepModel, with_bandwidth
 from sim.network import Network
 from sim.node import Node
 from sim.predictors import equip
+from sim.presets import preset
 from sim.refusals import Refusals
 from sim.trace import TraceRow
 
@@ -38,21 +40,22 @@ class Cluster:
     """One run. `jobs` are all requests so far, in the order of their arrival."""
 
     def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
-        """`model` in place of the preset that the config names. Raises KeyError for unknown names, ValueError."""
-        model = PRESETS[config.model] if model is None else model
+        """`model` in place of the config's. Raises KeyError for unknown policies, ValueError, OSError."""
+        model = preset(config.model) if model is None else model
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
         self.loop = Loop()
         self.jobs: list[Job] = []
         self.rng = Random(config.seed)
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
-        self.nodes = [self._node(i, name, roles) for i, (name, roles) in enumerate(_names(config))]
+        self.nodes = making.nodes(self)
+        self.contention = Contention(config.contention, self.nodes)
         if not self.nodes:
             raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
         self.by_name = {node.name: node for node in self.nodes}
         size = len(self.nodes)
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
-        self.caches = [self._cache(node) for node in self.nodes]
+        self.caches = [making.cache(self, node) for node in self.nodes]
         self.pool = Cache(policies[config.eviction](), config.pool_blocks * size)
         self.policy = placements[config.placement](Limits(config.max_waiting), self.rng, max(1.0, config.threshold))
         self._learner = self.policy if isinstance(self.policy, LearningPolicy) else None
@@ -62,7 +65,7 @@ class Cluster:
         line = TransferModel(self.model.nic_latency_s, self.model.nic_bytes_s)
         self._wire_bytes = wire
         self._links = UniformLinks(line, line)
-        self.live = View(0.0, [self._candidate(node) for node in self.nodes], self._links, config.max_waiting)
+        self.live = View(0.0, [making.candidate(self, node) for node in self.nodes], self._links, config.max_waiting)
         self._gossiped: View = self.live.copy()
         self._left = 0
         self.failures = Failures(self)
@@ -107,7 +110,7 @@ class Cluster:
             self._refuse(job, refusal.reason)
             return
         asking_s = max(self.config.probe_s if asked else 0.0, self.config.lookup_s if self.pool.capacity else 0.0)
-        job.sent, job.placed, job.estimates = now, now + asking_s, decision.estimates
+        job.sent, job.placed, job.estimates = now, now + self.model.front_s + asking_s, decision.estimates
         job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
         job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival
         if not self.policy.asks_everybody:
@@ -215,6 +218,14 @@ class Cluster:
             job.log.append((self.loop.now, "half"))
             if sum(what == "half" for _, what in job.log) < 2:
                 return
+        if self.model.handover_s:
+            self.loop.after(self.model.handover_s, self._join, job, attempt)
+        else:
+            self._join(job, attempt)
+
+    def _join(self, job: Job, attempt: int) -> None:
+        if job.retries != attempt:
+            return
         node = self.by_name[job.decode]
         refusal = self.refusals.after_prefill(job, node)
         if refusal is None:
@@ -231,6 +242,7 @@ class Cluster:
     def changed(self, node: Node) -> None:
         """Keep the live columns."""
         live, i = self.live, node.index
+        self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch)
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
@@ -252,42 +264,6 @@ class Cluster:
     def _told(self, view: View) -> None:
         self._gossiped = view
 
-    # --- making
-
-    def _node(self, index: int, name: str, roles: tuple[str, ...]) -> Node:
-        chunk = self.config.chunk_tokens or self.model.chunk_tokens
-        order = queue_orders[self.config.queue_order]()
-
-        def slowness(now: float) -> float:
-            return self.failures.slowness[index]
-
-        return Node(self.loop, index, name, roles, self.model, order, self, chunk, slowness)
-
-    def _cache(self, node: Node) -> Cache:
-        def changed(block: int, here: bool) -> None:
-            self.exact.tell(self.loop.now, node.index, block, here)
-            self.told.tell(self.loop.now, node.index, block, here)
-
-        capacity = self.config.cache_blocks if "prefill" in node.roles else 0
-        return Cache(policies[self.config.eviction](), capacity, changed)
-
-    def _candidate(self, node: Node) -> Candidate:
-        blocks = self.model.kv_tokens // self.config.block_tokens
-        return Candidate(
-            node_id=node.name,
-            roles=node.roles,
-            prefill=self.model.prefill,
-            free_blocks=blocks,
-            total_blocks=blocks,
-            step_s=node.step_s() if "decode" in node.roles else 0.0,
-        )
-
 
 def _nothing() -> None:
     """Blocks are in the pool's books from the end of their prefill on."""
-
-
-def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
-        yield from ((f"{role}-{i}", (role,)) for i in range(count))
-    yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))

@@ -11,7 +11,7 @@ class SimConfig:
     """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
     `pool_blocks`. Times in seconds."""
 
-    model: str = "llama3-70b-8xa800"
+    model: str = "llama3-70b-8xa800"  # a preset of sim/models.py, or a file that scripts/validate.py wrote
     prefill: int = 8
     decode: int = 8
     mixed: int = 0
@@ -21,7 +21,12 @@ class SimConfig:
     cache_blocks: int = 6_000  # of a node, in its own memory
     pool_blocks: int = 0  # of a node's share of the pool
     block_tokens: int = 512
-    chunk_tokens: int = 0  # of prompts in a step; 0 = the model's
+    chunk_tokens: int = 0  # of a step; 0 = the model's
+    batching: str = "decode-first"  # sched/batching.py: what of them prompts may have
+    prefill_chunk_tokens: int = 256  # with batching mixed
+    tbt_budget_s: float = 0.1  # with batching dynamic
+    step_prompts: int = 1  # that may share a step; nodes have no limit
+    contention: float = 0.0  # by how much a step is longer while another node computes: nodes of one machine
     nic_gbit_s: float = 0.0  # 0 = the model's
     kv_overlap: Literal["layer", "none"] = "layer"
     publish: Literal["none", "home"] = "none"  # whether new blocks cross the network to their homes

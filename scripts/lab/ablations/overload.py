@@ -47,8 +47,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         "Baseline / early / predicted: " + "; ".join(said) + ". As in the paper, looking at both stages at arrival "
         "refuses fewer than the baseline and wastes no prefill. Unlike there, prediction does not refuse fewest: it "
         "expects the mean of the answers that have ended, which lags behind a load whose answers change; early "
-        "rejection lets too many in, who then miss their time per token. The baseline pays with the prefills it throws away. The "
-        "paper's trace (23,608 requests of 7,590 tokens) is not at hand; ours is fitted to its published statistics."
+        "rejection lets too many in, who then miss their time per token. The baseline pays with the prefills it "
+        "throws away. The paper's trace (23,608 requests of 7,590 tokens) is not at hand; ours is fitted to its "
+        "published statistics."
     )
 
 
