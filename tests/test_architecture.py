@@ -106,6 +106,7 @@ MAY_TORCH = (
     "engine.model.graphs",
     "engine.model.moe",
     "engine.model.ops",
+    "engine.model.layers_cpu",
     "engine.model.ops_cpu",
     "engine.model.ops_triton",
     "engine.model.parallel",
