@@ -53,7 +53,7 @@ class Remote:
         """`address`: HOST:PORT of any node's HTTP API. Raises ClusterError when no node answers there, KeyFileError,
         PeerRefused, PeerLost."""
         key = None if cluster_key_file is None else ClusterKey(Path(cluster_key_file))
-        cluster = await fetch_cluster(address, api_key)
+        cluster = await fetch_cluster(address, api_key, cluster_key=key)
         channel = Channel(f"client-{secrets.token_hex(4)}", {name: cluster[name] for name in IDENTITY}, cluster_key=key)
         transfer = TransferEngine(channel, transports)
         try:

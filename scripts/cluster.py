@@ -48,7 +48,7 @@ class LocalCluster:
     run_dir    existing directory for NAME.log and NAME.out
     program    command of a node; tests give a stand-in
     port       HTTP port of the first node, the next ones count up; 0 = any free ports
-    api_key    given to every node and used by our own calls
+    api_key    used by our own calls, and given to every node unless `flags` name keys
     """
 
     def __init__(
@@ -214,7 +214,8 @@ class LocalCluster:
         argv = [*self.program, "--role", role, "--node-id", name, "--num-threads", str(self.threads)]
         argv += ["--port", str(port)]
         argv += ["--join", join.removeprefix("http://")] if join else []
-        argv += ["--api-key", self.api_key] if self.api_key else []
+        named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in self.flags)
+        argv += ["--api-key", self.api_key] if self.api_key and not named else []
         by_role = [flag for has in Config(role=role).roles for flag in self.role_flags.get(has, ())]
         extra = [*self.flags, *by_role, *flags]
         argv += [flag.replace("{node}", name) for flag in extra]

@@ -58,7 +58,7 @@ async def to_peer(
 ) -> list[Finding]:
     """Connect to the node whose HTTP API is at `address` as a node of its cluster would, without joining, and open
     each transport. Raises ClusterError when no node answers there."""
-    cluster = await fetch_cluster(address, api_key, ANSWER_S)
+    cluster = await fetch_cluster(address, api_key, ANSWER_S, cluster_key)
     peer = cluster["node_id"]
     about = f"{peer} at {cluster['control'][0]}:{cluster['control'][1]}, model {cluster['model']}"
     out = [Finding("peer", OK, about)]
