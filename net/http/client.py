@@ -67,7 +67,7 @@ async def _sealed(session: aiohttp.ClientSession, address: str, cluster_key: Clu
             if response.status not in (200, 401):
                 _cluster(response.status, body)
     raise ClusterError(
-        f"--join {address}: the node there has no cluster key, or another one; give all nodes the same "
+        f"--join {address}: the node there has no cluster key, or another one; give both the same "
         "--cluster-key-file"
     )
 
