@@ -26,6 +26,7 @@ from engine.checkpoint.progress import Progress
 from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
+from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
 from engine.net_options import TRANSPORTS, open_cluster_key, transport_options
@@ -36,6 +37,7 @@ from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
+from net.prefault import Prefault
 from net.rdma.verbs import prepare as rdma_prepare
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
@@ -104,6 +106,7 @@ class Node:
         self.door = FrontDoor(self)
         self.unready: str | None = "starting"
         self._publishing: asyncio.Task[None] | None = None  # of weights
+        self._prefault: Prefault | None = None
 
     # --- life
 
@@ -144,6 +147,9 @@ class Node:
                 self._role_changes = RoleChanges(self.gossip, self.engine.load)
                 self._role_changes.start()
             self.phase("engine")
+        if config.prefault:
+            self._prefault = prefault(self.engine, self.share)
+            self._prefault.start()
         self.unready = None
         log.info("ready after %s", self._phases.line())
 
@@ -154,6 +160,8 @@ class Node:
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
         await self.door.close()
+        if self._prefault is not None:
+            await asyncio.to_thread(self._prefault.close)
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)
