@@ -62,6 +62,9 @@ SPIN_COUNT = "10000"
 300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms became 560 ms beside one busy
 process. Sleeping at once (OMP_WAIT_POLICY=PASSIVE, what several engines on one host want) makes them 22 ms."""
 
+COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
+"""Beside running a node: `mooncake.py NAME ...`."""
+
 PRIVATE = 0o077
 """Mask of the files a node makes: pooled KV on disk and recorded traces are its own user's to read."""
 
@@ -77,15 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         arguments = sys.argv[1:] if argv is None else argv
-        if arguments[:1] == ["doctor"]:
-            return doctor(arguments[1:])
-        if arguments[:1] == ["explain"]:
-            return explain(arguments[1:])
-        if arguments[:1] == ["drain"]:
-            return drain(arguments[1:])
-        if arguments[:1] == ["top"]:
-            return top(arguments[1:])
-        config = parse(arguments)
+        if arguments and arguments[0] in COMMANDS:
+            return COMMANDS[arguments[0]](arguments[1:])
+        config = parse(arguments, commands=COMMANDS)
         configure_logs(config.log_level, config.log_format)
         os.umask(PRIVATE)
         phases = Phases(BEGUN)

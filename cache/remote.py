@@ -19,14 +19,13 @@ from cache.store import Store
 from net.channel import Channel
 from net.cluster_key import ClusterKey
 from net.errors import PeerLost, PeerRefused, RemoteError
-from net.http.client import fetch_cluster
+from net.http.client import IDENTITY, fetch_cluster
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 ANSWER_S = 5.0
-IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")  # what nodes compare before they talk
 
 
 class Remote:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
         node = NodeClient.from_flags(args)
         progress = node.post("/drain", body)
     except NoAnswer as error:
-        remedy = " (--force, if you mean it)" if error.status == 409 else ""
+        remedy = "; here by --force" if error.status == 409 else ""
         print(f"mooncake drain: {error}{remedy}", file=sys.stderr)
         return 2
     return wait(node, progress, args.timeout_s + LEAVE_S)
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 def flags() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="mooncake drain", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="mooncake drain", description="A node leaves without dropping a request.")
     add_flags(parser, "the node that leaves")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="for requests in progress (default: 300)")
     parser.add_argument("--grace-s", type=float, default=1.0, help="still accept requests for so long (default: 1)")
@@ -42,7 +42,9 @@ def wait(node: NodeClient, progress: Json, timeout_s: float) -> int:
     """Until the node answers no more; says what is left whenever that changes."""
     node_id, deadline, said = progress["node_id"], time.monotonic() + timeout_s, ""
     while time.monotonic() < deadline:
-        line = f"{node_id}: {progress['accepted']} of its clients wait, computes for {progress['computing']}"
+        line = (
+            f"{node_id}: {progress['accepted']} clients of its own wait, {progress['computing']} requests computed here"
+        )
         if line != said:
             print(line, flush=True)
             said = line

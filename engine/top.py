@@ -21,12 +21,13 @@ from engine.node_client import NoAnswer, NodeClient, add_flags
 from engine.serving.recent import SOURCES, percentiles
 
 Json = dict[str, Any]
+PIPED_COLUMNS = 160
 NAMES = {"hbm": "arena", "dram": "DRAM", "ssd": "SSD", "computed": "computed"}
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 2 when the first question is not answered; later ones are asked again until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="mooncake top", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="mooncake top", description="The cluster as it is now, in a terminal.")
     add_flags(parser, "any node of the cluster")
     parser.add_argument("--interval-ms", type=int, default=1000, help="time between two questions (default: 1000)")
     parser.add_argument("--requests", type=int, default=10, help="newest requests to show (default: 10)")
@@ -42,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(live, indent=1))
     elif args.once:
-        Console().print(picture(live, args.requests))
+        # A pipe has no width: rich would take 80 columns and cut names.
+        Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS).print(picture(live, args.requests))
     else:
         follow(node, live, args.requests, args.interval_ms / 1000)
     return 0
@@ -99,7 +101,7 @@ def figures(rows: Sequence[Json]) -> str:
 
 
 def nodes_table(nodes: Iterable[Json]) -> Table:
-    table = _table("node", "roles", "status", "#running", "#waiting", "#queued", "#KV arena", "#DRAM", "#SSD", "notes")
+    table = _table("node", "roles", "status", "#running", "#waiting", "#work", "#KV arena", "#DRAM", "#SSD", "notes")
     for node in nodes:
         fine = node["status"] == "alive" and "error" not in node
         status = Text(node["status"], "green" if fine else "red")
@@ -142,11 +144,11 @@ def requests_table(rows: Iterable[Json]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """A '#' before a column's name aligns it to the right."""
+    """A '#' before a column's name aligns it to the right. Where there is no room names go on in the next line."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in columns:
         right = column.startswith("#")
-        table.add_column(column.removeprefix("#"), justify="right" if right else "left", no_wrap=right)
+        table.add_column(column.removeprefix("#"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
 
 

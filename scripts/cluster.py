@@ -84,6 +84,10 @@ class LocalCluster:
         order = {name: i for i, (name, _) in enumerate(self.plan)}
         return sorted(self._nodes.values(), key=lambda node: order.get(node.name, len(order)))
 
+    @property
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes if node.alive]
+
     def __getitem__(self, name: str) -> Node:
         return self._nodes[name]
 
@@ -170,9 +174,9 @@ class LocalCluster:
         return node.process.wait(self.stop_timeout_s)
 
     def check(self) -> None:
-        """Raises NodeDied if a node ended that nobody stopped."""
+        """Raises NodeDied if a node ended that nobody stopped; one that has left is no loss, unless it was the last."""
         for node in self._nodes.values():
-            if not node.alive and not node.expected_dead:
+            if not node.alive and not node.expected_dead and not (node.left and self.living):
                 tail = "\n".join(f"    {line}" for line in node.last_lines())
                 raise NodeDied(
                     f"{node.name} ended with exit code {node.process.returncode}; end of {node.log}:\n{tail}"

@@ -144,8 +144,13 @@ def serve(cluster: LocalCluster, console: Console) -> None:
     console.print(f"  curl -s {door}/v1/chat/completions{key} -H 'Content-Type: application/json' \\", soft_wrap=True)
     console.print(f"    -d {shlex.quote(body)}", soft_wrap=True)
     console.print("\nCtrl-C stops all nodes")
+    gone: set[str] = set()
     while True:
         cluster.check()
+        for node in cluster.nodes:
+            if node.left and node.name not in gone:
+                gone.add(node.name)
+                console.print(f"{node.name} has left; {len(cluster.living)} nodes go on")
         time.sleep(0.2)
 
 

@@ -21,7 +21,9 @@ PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "r
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 1 when nobody knows the request, 2 when nobody answers."""
-    parser = argparse.ArgumentParser(prog="mooncake explain", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="mooncake explain", description="Why a request went where it went, and how it did."
+    )
     parser.add_argument("request_id", metavar="REQUEST-ID", help="the id in the answer of the API")
     add_flags(parser, "any node of the cluster")
     parser.add_argument("--json", action="store_true", help="print the record as it is")
@@ -74,7 +76,7 @@ def _decision(decision: dict[str, Any]) -> list[str]:
             for row in decision["considered"]
             if row["stage"] == stage
         ]
-        lines += [*_columns((f"{stage} on", *columns, ""), rows), ""]
+        lines += [*_columns((f"{stage} on (* chosen)", *columns, ""), rows), ""]
     probes = [("  " + p["node"], *(p[c] for c in PROBE_COLUMNS)) for p in decision["probes"]]
     if probes:
         lines += _columns((f"asked {decision['asked']}", *PROBE_COLUMNS), probes)

@@ -15,6 +15,9 @@ from net.http.joining import NONCE_BYTES, SEALED_TYPE, NotOurs, Question
 
 Json = dict[str, Any]
 
+IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")
+"""Of the answer: what nodes compare before they talk. Who only asks says the same."""
+
 
 class ClusterError(Exception):
     """The cluster cannot be joined. The message is one line and names the remedy."""
@@ -67,8 +70,7 @@ async def _sealed(session: aiohttp.ClientSession, address: str, cluster_key: Clu
             if response.status not in (200, 401):
                 _cluster(response.status, body)
     raise ClusterError(
-        f"--join {address}: the node there has no cluster key, or another one; give both the same "
-        "--cluster-key-file"
+        f"--join {address}: the node there has no cluster key, or another one; give both the same --cluster-key-file"
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
+from engine.doctor.run import main as doctor
 from engine.serving.explain import main as explain
 from scripts.cluster import LocalCluster
 from scripts.trace import main as trace
@@ -73,3 +75,12 @@ def test_the_commands_take_the_key_from_the_file(cluster, keys, tmp_path, capsys
     assert "KV to the decode node" in (tmp_path / "trace.json").read_text()
     assert explain(["asked", "--url", other]) == 2
     assert "missing or wrong API key" in capsys.readouterr().err
+
+
+def test_doctor_tries_the_ways_to_a_node(cluster, keys, capsys):
+    peer = cluster["prefill-0"].url.removeprefix("http://")
+    assert doctor(["--peer", peer, "--api-key-file", keys]) == 0
+    found = capsys.readouterr().out
+    for name in ("shm", "tcp"):
+        assert re.search(rf"ok +{name} to prefill-0 .*offered", found), found
+    assert re.search(r"ok +path +shm", found), found

@@ -186,6 +186,7 @@ async def test_the_transports_to_a_peer_are_tried(monkeypatch):
             return {"node_id": "node-1", "control": [host, port], "model": "m", "root": "same"} | {
                 "block_size": 16,
                 "dtype": "float32",
+                "pool_dtype": "float32",
             }
 
         monkeypatch.setattr(paths, "fetch_cluster", cluster)
