@@ -140,11 +140,18 @@ class Config(CacheConfig):
         "times, lengths, and numbers for blocks of 512 tokens; no text",
         unit="file",
     )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "api",
+        "send the timeline of every request this node accepted to this OpenTelemetry collector (OTLP over HTTP, "
+        "http://HOST:4318) as one trace over its nodes, the client's if it sends traceparent; needs the extra otlp",
+        unit="url",
+    )
     api_key_file: str | None = flag(
         None,
         "api",
-        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; "
-        "none = only that",
+        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key, or without "
+        "it the first of these; none = only that",
         unit="file",
     )
     allowed_origins: str | None = flag(

@@ -12,7 +12,7 @@ from engine.doctor.rdma import DEVICES
 from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey
 from net.errors import PeerLost, RemoteError, TransferError
-from net.http.client import fetch_cluster
+from net.http.client import IDENTITY, fetch_cluster
 from net.transfer import TransferEngine, transports
 
 ANSWER_S = 2.0  # a node that just starts is not waited for
@@ -58,7 +58,7 @@ async def to_peer(
 ) -> list[Finding]:
     """Connect to the node whose HTTP API is at `address` as a node of its cluster would, without joining, and open
     each transport. Raises ClusterError when no node answers there."""
-    cluster = await fetch_cluster(address, api_key, ANSWER_S)
+    cluster = await fetch_cluster(address, api_key, ANSWER_S, cluster_key)
     peer = cluster["node_id"]
     about = f"{peer} at {cluster['control'][0]}:{cluster['control'][1]}, model {cluster['model']}"
     out = [Finding("peer", OK, about)]
@@ -78,7 +78,7 @@ async def _try(
     name: str, cluster: dict[str, Any], options: dict[str, Any], cluster_key: ClusterKey | None
 ) -> tuple[Tried, dict[str, Any] | None, float | None]:
     """(what came of it, the peer's offer, the round trip of a message)"""
-    identity = {key: cluster[key] for key in ("model", "root", "block_size", "dtype")}
+    identity = {key: cluster[key] for key in IDENTITY}
     channel = Channel(f"doctor-{secrets.token_hex(4)}", identity, lambda theirs: None, cluster_key)
     given = {name: options[name]} if name in options else {}
     transfer = TransferEngine(channel, (name,), given)
@@ -94,7 +94,9 @@ async def _try(
         except (TransferError, TimeoutError) as error:
             return Tried(name, False, str(error).partition(f"{name}: ")[2] or str(error)), offer, took
         return Tried(name, True, path.reason), offer, took
-    except (PeerLost, PeerRefused, RemoteError, OSError, TimeoutError) as error:
+    except PeerRefused as error:
+        return Tried(name, False, f"the peer refuses: {error}"), None, None
+    except (PeerLost, RemoteError, OSError, TimeoutError) as error:
         return Tried(name, False, f"the control port does not answer: {error or type(error).__name__}"), None, None
     finally:
         await transfer.close()

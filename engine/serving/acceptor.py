@@ -21,6 +21,7 @@ from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, OutputText, drawn_seed
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs
+from engine.serving.otlp import SpanExport
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
@@ -68,6 +69,7 @@ class Acceptor:
         timeout_s: float,
         metrics: Metrics,
         recorder: TraceRecorder | None = None,
+        export: SpanExport | None = None,
     ) -> None:
         self._node_id = node_id
         self._channel = channel
@@ -76,7 +78,7 @@ class Acceptor:
         self._root = root
         self._max_model_len = max_model_len
         self._timeout_s = timeout_s
-        self._log = FlightLog(node_id, metrics, placer, recorder)
+        self._log = FlightLog(node_id, metrics, placer, recorder, export)
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._closing = False
         self._adoption = Adoption(channel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ class Timeline:
     clocks: dict[str, Any] = field(
         default_factory=dict
     )  # node -> offset_s and error_s of its clock (engine/serving/clocks.py)
+    trace: Mapping[str, str] = field(default_factory=dict)  # traceparent and tracestate of the client
     output_tokens: int = 0
     cached_tokens: int = 0
 

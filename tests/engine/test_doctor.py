@@ -181,11 +181,12 @@ async def test_the_transports_to_a_peer_are_tried(monkeypatch):
         region = Region.shared("kv", 4096)
         transfer.register(region)
 
-        async def cluster(address, key, timeout_s):
+        async def cluster(address, key, timeout_s, cluster_key):
             host, port = channel.links.address
             return {"node_id": "node-1", "control": [host, port], "model": "m", "root": "same"} | {
                 "block_size": 16,
                 "dtype": "float32",
+                "pool_dtype": "float32",
             }
 
         monkeypatch.setattr(paths, "fetch_cluster", cluster)
