@@ -112,6 +112,7 @@ class FrontDoor:
             node.metrics,
             self._recorder,
         )
+        node.gossip.on_suspected(self._acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
         return ServingFrontend(name, config.model, longest, tokenizer, self.grammars, self._acceptor, *self._answers())
