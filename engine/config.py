@@ -70,6 +70,12 @@ class Config(CacheConfig):
         "scheduling",
         "let nodes that prefill and decode give up one of the two for a while when the other stage is short of nodes",
     )
+    role_change_hold_ms: int = flag(
+        15_000,
+        "scheduling",
+        "how long a stage must be short before --role-changes acts; two of these between two changes, eight per node",
+        least=1,
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",

@@ -118,6 +118,7 @@ class FrontDoor:
             self._recorder,
             self._export,
         )
+        node.gossip.on_suspected(self._acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
         return ServingFrontend(name, config.model, longest, tokenizer, self.grammars, self._acceptor, *self._answers())

@@ -144,7 +144,7 @@ class Node:
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
             if config.role_changes and self.engine.load.does >= BOTH:
-                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+                self._role_changes = RoleChanges(self.gossip, self.engine.load, config.role_change_hold_ms / 1000)
                 self._role_changes.start()
             self.phase("engine")
         if config.prefault:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from engine.config import Config
 from scripts import rest
@@ -38,6 +38,16 @@ class StartTimeout(Exception):
     """The cluster was not ready in time; the message says who is missing."""
 
 
+class Network(Protocol):
+    """Where nodes run instead of on 127.0.0.1, e.g. scripts/faultbench/namespaces.py."""
+
+    def prefix(self, name: str) -> Sequence[str]:
+        """Before the command of this node."""
+
+    def host(self, name: str) -> str:
+        """Its --host."""
+
+
 class LocalCluster:
     """Starts, watches and stops node processes.
 
@@ -49,6 +59,7 @@ class LocalCluster:
     program    command of a node; tests give a stand-in
     port       HTTP port of the first node, the next ones count up; 0 = any free ports
     api_key    used by our own calls, and given to every node unless `flags` name keys
+    network    where the nodes run; None: here
     """
 
     def __init__(
@@ -62,6 +73,7 @@ class LocalCluster:
         program: Sequence[str] = (sys.executable, str(ROOT / "mooncake.py")),
         port: int = 0,
         api_key: str | None = None,
+        network: Network | None = None,
         start_timeout_s: float = 180.0,
         stop_timeout_s: float = 10.0,
     ) -> None:
@@ -72,6 +84,7 @@ class LocalCluster:
         self.program = tuple(program)
         self.port = port
         self.api_key = api_key
+        self.network = network
         self.start_timeout_s = start_timeout_s
         self.stop_timeout_s = stop_timeout_s
         self.threads = threads_per_node(self.plan)
@@ -215,8 +228,10 @@ class LocalCluster:
 
     def _spawn(self, name: str, role: str, join: str | None, flags: Sequence[str] = ()) -> Node:
         port = self.port + [step[0] for step in self.plan].index(name) if self.port and (name, role) in self.plan else 0
-        argv = [*self.program, "--role", role, "--node-id", name, "--num-threads", str(self.threads)]
+        place = self.network.prefix(name) if self.network else []
+        argv = [*place, *self.program, "--role", role, "--node-id", name, "--num-threads", str(self.threads)]
         argv += ["--port", str(port)]
+        argv += ["--host", self.network.host(name)] if self.network else []
         argv += ["--join", join.removeprefix("http://")] if join else []
         named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in self.flags)
         argv += ["--api-key", self.api_key] if self.api_key and not named else []

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -62,6 +62,9 @@ def parser() -> ArgumentParser:
             kind = type(field.default)
             help_text = f"see sim/config.py (default: {field.default})"
             flag = "--" + field.name.replace("_", "-")
+            if kind is bool:
+                made.add_argument(flag, action=BooleanOptionalAction, default=field.default, help=help_text)
+                continue
             made.add_argument(flag, type=kind, default=field.default, choices=CHOICES.get(field.name), help=help_text)
     return made
 

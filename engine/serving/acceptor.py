@@ -24,6 +24,7 @@ from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.otlp import SpanExport
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
+from engine.serving.silence import Silence, Silent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
 from engine.text.tokenizer import Tokenizer
@@ -82,6 +83,8 @@ class Acceptor:
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._closing = False
         self._adoption = Adoption(channel)
+        self._silence = Silence(channel, placer.suspects, self._flights.values, _fail)
+        self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
@@ -161,7 +164,7 @@ class Acceptor:
                 flight.avoid.add(flight.timeline.nodes["prefill"])
                 flight.attempt += 1
                 flight.redirects += 1
-            except (AttemptFailed, PeerLost) as error:
+            except (AttemptFailed, PeerLost, Silent) as error:
                 self._give_up_attempt(flight, str(error))
 
     def _give_up_attempt(self, flight: Flight, reason: str) -> None:
@@ -214,7 +217,7 @@ class Acceptor:
         try:
             if placement.decode != placement.prefill:
                 reserve = body | {"prefill_node": placement.prefill}
-                reply, _ = await self._channel.call(placement.decode, messages.RESERVE, reserve, data, left)
+                reply = await self._silence.ask(flight, placement.decode, messages.RESERVE, reserve, data, left)
                 target = {
                     "node": placement.decode,
                     "region": reply["region"],
@@ -222,9 +225,8 @@ class Acceptor:
                     "first_missing": reply["first_missing"],
                 }
                 self._log.reserved(flight, placement.decode)
-            await self._channel.call(
-                placement.prefill, messages.PREFILL, body | {"target": target, "promise": promise}, data, left
-            )
+            body |= {"target": target, "promise": promise}
+            await self._silence.ask(flight, placement.prefill, messages.PREFILL, body, data, left)
         except RemoteError as error:
             if error.code == "redirect":
                 raise Redirected(str(error)) from None
@@ -288,8 +290,7 @@ class Acceptor:
         """Fail the attempts that need `node`."""
         for flight in self._flights.values():
             if node in flight.watched:
-                note = {"events": [], "cached_tokens": 0, "error": f"node {node} was lost"}
-                flight.items.put_nowait([-1, None, None, "failed", note])
+                _fail(flight, f"node {node} was lost")
 
     # --- ends
 
@@ -330,3 +331,8 @@ class Acceptor:
     @property
     def num_flights(self) -> int:
         return len(self._flights)
+
+
+def _fail(flight: Flight, reason: str) -> None:
+    """End its attempt, behind what has arrived."""
+    flight.items.put_nowait([-1, None, None, "failed", {"events": [], "cached_tokens": 0, "error": reason}])

@@ -38,6 +38,8 @@ class Flight:
     items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
+    asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits
+    unheard: str = ""  # why nobody should wait for it any more
 
     @property
     def attempt_id(self) -> str:

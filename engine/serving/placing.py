@@ -137,6 +137,11 @@ class Placer:
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
 
+    def suspects(self, node_id: str) -> bool:
+        """Whether gossip holds the node for dead or soon to be."""
+        member = self._gossip.core.membership.get(node_id)
+        return member is None or member.status is not Status.ALIVE
+
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
         if placed.claim is not None:

@@ -170,6 +170,10 @@ class View:
         """Of these nodes take what `old`, a view of the same nodes, says."""
         for name in MOVING:
             getattr(self, name)[indices] = getattr(old, name)[indices]
+        for name in ("prefills", "decodes"):  # shared between views: replaced instead of written to
+            column = getattr(self, name).copy()
+            column[indices] = getattr(old, name)[indices]
+            setattr(self, name, column)
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
         """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
