@@ -102,6 +102,7 @@ MAY_TORCH = (
     "engine.model.huge_pages",
     "engine.loading",
     "engine.sampling.logit_rules",
+    "engine.sampling.logprobs",
     "engine.model.decoder",
     "engine.model.graphs",
     "engine.model.moe",
