@@ -85,7 +85,8 @@ def parse(argv: Sequence[str] | None) -> Namespace:
         parser.add_argument(f"--{flag.replace('_', '-')}", metavar="PYTHON", help=f"has {package}: {runs_of.__doc__}")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="the embedded one, or a GGUF file")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    args, args.flags = parser.parse_known_args(argv)
+    args, flags = parser.parse_known_args(argv)
+    args.flags = flags
     if not any(getattr(args, flag) for flag in CLIENTS):
         parser.error("name at least one client by its interpreter")
     return args

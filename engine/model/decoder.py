@@ -235,9 +235,9 @@ class Model:
                 on_layer(index)  # the sums over the ranks say that all have written
         normed = projected if self.alone else projected[wanted]  # by the norm before the head
         if scores is not None:
-            for first in range(0, len(scores.rows), SCORED_AT_ONCE):
-                begin = len(rows) + first
-                scores.take(first, self._logits(normed[begin : begin + SCORED_AT_ONCE]))
+            for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
+                part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
+                scores.take(begin, self._logits(part))
         return self._logits(normed[: len(rows)])
 
     def _logits(self, normed: Tensor) -> Tensor:

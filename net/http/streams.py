@@ -60,8 +60,7 @@ async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: i
 def _prompt_alone(output: Output) -> Output:
     """Without the token that was generated because an engine always generates one."""
     reason = "abort" if output.finish_reason == "abort" else "length"
-    logprobs = None if output.logprobs is None else []
-    return replace(output, text="", token_ids=[], logprobs=logprobs, finish_reason=reason, stop_reason=None)
+    return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 async def _tagged(choice: int, stream: AsyncGenerator[Output, None]) -> AsyncGenerator[Item, None]:

@@ -131,7 +131,7 @@ class Checks:
         assert said.decode() == choice.message.content
 
     def completion_n_and_logprobs(self) -> None:
-        answer = self.client.completions.create(
+        answer: Any = self.client.completions.create(
             model=self.model, prompt="Once upon a time", max_tokens=4, n=2, seed=7, logprobs=2, stop=["zzz"]
         )
         assert [choice.index for choice in answer.choices] == [0, 1]
@@ -139,9 +139,8 @@ class Checks:
 
     def echo_with_logprobs(self) -> None:
         text = "The capital of France is Paris"
-        (choice,) = self.client.completions.create(
-            model=self.model, prompt=text, max_tokens=0, echo=True, logprobs=1
-        ).choices
+        answer: Any = self.client.completions.create(model=self.model, prompt=text, max_tokens=0, echo=True, logprobs=1)
+        (choice,) = answer.choices
         logprobs = choice.logprobs
         assert choice.text == text == "".join(logprobs.tokens)
         assert logprobs.token_logprobs[0] is None and all(value <= 0 for value in logprobs.token_logprobs[1:])
@@ -159,12 +158,13 @@ class Checks:
         assert all(texts), texts
 
     def errors(self) -> None:
-        for wrong, kind in (
+        cases: Any = (
             ({"model": "nobody"}, openai.NotFoundError),
             ({"temperature": -1}, openai.BadRequestError),
             ({"max_tokens": 10**6}, openai.BadRequestError),
             ({"extra_body": {"surprise": 1}}, openai.BadRequestError),
-        ):
+        )
+        for wrong, kind in cases:
             try:
                 self.chat(**wrong)
             except kind as error:
