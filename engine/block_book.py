@@ -37,7 +37,7 @@ class BlockBook:
 
     def adopt_prefix(self, request: Request) -> int:
         """Take references on the longest prefix in this pool; returns its blocks. Idempotent while unscheduled."""
-        if not request.block_ids and self.prefix_caching:
+        if not request.block_ids and self.prefix_caching and not request.scores_prompt:
             request.block_ids = self.match(request)
             self.pool.acquire(request.block_ids)
             request.num_computed = len(request.block_ids) * self.block_size

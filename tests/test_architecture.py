@@ -119,6 +119,7 @@ MAY_TORCH = (
     "engine.model.huge_pages",
     "engine.loading",
     "engine.sampling.logit_rules",
+    "engine.sampling.logprobs",
     "engine.model.decoder",
     "engine.model.graphs",
     "engine.model.moe",

@@ -158,8 +158,8 @@ class Placer:
         )
 
     def _keys(self, request: Request) -> list[BlockKey]:
-        """Keys of the prefix worth having: the last token is always computed."""
-        if not self._prefix_caching:
+        """Keys of the prefix worth having: the last token is always computed, and all of them for their logits."""
+        if not self._prefix_caching or request.scores_prompt:
             return []
         size = self._geometry.block_size
         return request.block_keys(size)[: (request.num_tokens - 1) // size]

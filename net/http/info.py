@@ -68,6 +68,9 @@ class Info:
         check_ids(self._frontend, body.tokens, "tokens")
         return json_response({"prompt": self._frontend.decode(body.tokens)})
 
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        return json_response(self._frontend.tokenizer_info())
+
     async def health(self, request: web.Request) -> web.Response:
         reason = self._frontend.healthy()
         if reason is not None:

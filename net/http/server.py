@@ -60,6 +60,7 @@ def create_app(
             web.get("/v1/models/{model:.+}", info.model),
             web.post("/tokenize", info.tokenize),
             web.post("/detokenize", info.detokenize),
+            web.get("/tokenizer_info", info.tokenizer_info),
             web.get("/health", info.health),
             web.get("/version", info.version),
             web.get("/metrics", info.metrics),
