@@ -19,6 +19,7 @@ from sched.cells import SUMMARY, Rows, bits_for, cell_of
 from sched.intents import TOLD_S, WORTH_S, Intents, claimed_depths
 from sched.member import Member
 from sched.placements.arrivals import ArrivalRate
+from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
 from sched.placements.demand import Demand
 from sched.placements.elsewhere import elsewhere
@@ -127,19 +128,16 @@ class Placing:
         chosen = cell.indices[list(asked)].tolist()
         for member in elsewhere(self._summaries, self._bits, cell.number, self._members, self.rng):
             chosen.append(self.live.index[member.node_id])
-        fresh, found = self._asked(chosen, job)
-        decision = self.policy.place(now, demand, fresh, found)
-        questions = 1
+        choice = Choice(self.policy, now, demand, *self._asked(chosen, job))
+        decision, questions = choice.decide(), 1
         if self.config.intents and not isinstance(decision, Rejected) and decision.estimates["prefill_s"] > WORTH_S:
             questions = 2
             if coming := self._coming(demand, decision, job):
-                absent = [self.live.index[node] for node in coming if node not in fresh.index]
-                fresh, found = self._asked([*chosen, *absent], job)
-                for node, tokens in coming.items():
-                    i = fresh.index[node]
-                    found[i] = max(found[i], min(tokens, demand.usable_tokens))
-                decision = self.policy.place(now, demand, fresh, found)
-        return Decision(decision, fresh, questions, cell)
+                absent = [self.live.index[node] for node in coming if node not in choice.view.index]
+                choice.view, choice.matched = self._asked([*dict.fromkeys([*chosen, *absent])], job)
+                choice.expect(coming)
+                decision = choice.decide()
+        return Decision(decision, choice.view, questions, cell)
 
     def _entry(self) -> Cell:
         """The cell of the acceptor that a request comes to."""
@@ -154,10 +152,10 @@ class Placing:
         return self.live.only(chosen), found
 
     def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, int]:
-        """Leading tokens of the job that other nodes compute already; else the decision's node has claimed them."""
+        """Leading tokens of the job that nodes compute already; if none do, the decision's node has claimed them."""
         size = self.config.block_tokens
         depths = claimed_depths(decision.prefix_tokens // size, min(len(job.blocks), demand.usable_tokens // size))
         keys = [job.blocks[depth - 1] for depth in depths]
         ttl_s = 2 * decision.estimates["ttft_s"] + TOLD_S
         reached = self.intents.claim(self.loop.now, keys, decision.prefill, ttl_s) if keys else {}
-        return {node: depths[count - 1] * size for node, count in reached.items() if node != decision.prefill}
+        return {node: depths[count - 1] * size for node, count in reached.items()}

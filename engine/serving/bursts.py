@@ -47,7 +47,7 @@ class Bursts:
             except (PeerLost, PeerRefused, RemoteError, TimeoutError):
                 return {}
             reached = reply["reached"]
-        return {name: depths[count - 1] for name, count in reached.items() if name != node}
+        return {name: depths[count - 1] for name, count in reached.items()}
 
     async def _on_intend(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES or not 0 < body["ttl_s"] <= MOST_S:

@@ -91,13 +91,8 @@ class Neighbours:
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
         """Leading tokens that each node of the view holds, as far as their digests tell."""
-        if not keys:
-            return known.view.none
-        depths = self._matcher.depths(keys, block_size)
-        if not depths.any():
-            return known.view.none
-        matched: Vector = np.append(depths, 0.0)[known.places]
-        return matched
+        depths = self._matcher.depths(keys, block_size) if keys else None
+        return known.view.none if depths is None else depths.take(known.places)
 
     def answered(self, now: float, known: Known, answers: Mapping[str, ProbeAnswer], asked: bool) -> View:
         """A view of those that answered; of everybody by gossip when the policy asks nobody."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,34 +28,13 @@ from net.load_words import LoadWords
 from net.transfer import TransferEngine
 from sched.intents import TOLD_S, WORTH_S
 from sched.member import Rng, Status
+from sched.placements.burst import Choice
 from sched.placements.choice import Placement, PlacementPolicy, Rejected
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.measured_links import MeasuredLinks
 from sched.placements.view import View
 from sched.rejection import Estimate, Rejection
-
-
-@dataclass(slots=True)
-class Choice:
-    """What a policy is asked about a request, and can be asked again when more is known."""
-
-    policy: PlacementPolicy
-    now: float
-    demand: Demand
-    view: View
-    matched: Vector  # [nodes of the view]: leading tokens of the prompt that each node has
-
-    def decide(self) -> Placement | Rejected:
-        return self.policy.place(self.now, self.demand, self.view, self.matched)
-
-    def expect(self, tokens: Mapping[str, int]) -> None:
-        """These nodes will have so many leading tokens before they come to the request."""
-        matched = self.matched.copy()
-        for node, count in tokens.items():
-            if (i := self.view.index.get(node)) is not None:
-                matched[i] = max(matched[i], min(count, self.demand.usable_tokens))
-        self.matched = matched
 
 
 class Placer:

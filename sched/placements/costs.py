@@ -127,8 +127,7 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch += view.a1
         scratch *= matched
         rank -= scratch
-    pooled = float(demand.pooled_tokens)
-    if fetch and pooled > 0:
+    if fetch and demand.pool_tokens and (pooled := float(demand.pooled_tokens)):
         latency_s, per_token_s = view.fetch(demand.token_bytes)
         far = pooled - matched
         # What the pool has beyond the node's own: fetched it takes this long, computed a1 + a2 (pooled + own) a token.

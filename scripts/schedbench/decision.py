@@ -49,6 +49,7 @@ class Cluster:
         self._changing: list[tuple[str, CuckooDigest]] = []
         for node in self.candidates:
             self._fill(node.node_id)
+        self.places = np.arange(nodes)
 
     def _fill(self, node_id: str) -> None:
         """A digest with the leading keys that the node holds; other keys only fill its table."""
@@ -112,7 +113,8 @@ def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float
         if number % CHANGE_EVERY == 0:
             cluster.change()
         begun = time.perf_counter()
-        matched = cluster.matcher.depths(keys, BLOCK_SIZE)
+        depths = cluster.matcher.depths(keys, BLOCK_SIZE)
+        matched = cluster.view.none if depths is None else depths.take(cluster.places)
         at_match = time.perf_counter()
         asked = chosen.shortlist(now, demand, cluster.view, matched)
         at_list = time.perf_counter()
