@@ -104,6 +104,12 @@ class EngineLoad:
             self._costs.prefill_left(r, chunk, known) for r, known in zip(queued, self._shared(queued), strict=True)
         )
 
+    def prefill_s(self, request: Request) -> float:
+        """What a prompt that is not in the queue yet would add to its work."""
+        known = self._shared([*self._queued(), request])[-1]
+        held = len(self._batcher.blocks.match(request)) * self._config.block_size
+        return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
+
     def _shared(self, queued: list[Request]) -> list[int]:
         """For each of them the leading tokens that those before it compute (Batcher._prefill), found at a few blocks of
         each prompt, to a sixth."""

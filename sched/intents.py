@@ -17,7 +17,7 @@ from sched.digest import key64
 from sched.record import node_key
 
 TOLD_S = 2.0
-"""After the prefill its blocks count as claimed for so long: by then the digests have told of them."""
+"""Blocks count as claimed for twice the time that they take, and so long: by then the digests have told of them."""
 
 WORTH_S = 0.02
 """Less prefill than this is done before others could have learnt of it, and not worth a claim."""
@@ -54,10 +54,20 @@ def claimed_depths(known: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`node_id` computes a key's block until `expires_at`, by the clock of whoever keeps the claim."""
+    """`node_id` computes a key's block, done at about `ready_at`; counts until `expires_at`. Times are of the clock of
+    whoever keeps the claim."""
 
     node_id: str
+    ready_at: float
     expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A node computes the leading `depth` of what was asked about, and is done in about so long."""
+
+    depth: int
+    ready_s: float
 
 
 class Intents:
@@ -74,19 +84,19 @@ class Intents:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def claim(self, now: float, keys: Sequence[Key], node_id: str, ttl_s: float) -> dict[str, int]:
-        """How many of `keys`, which follow each other in a chain, each node computes already. When nobody else computes
-        any, they are `node_id`'s from now on. Raises ValueError for a time to live that is not positive."""
-        if not ttl_s > 0:
-            raise ValueError(f"a claim needs a time to live, got {ttl_s} s")
-        reached = {}
+    def claim(self, now: float, keys: Sequence[Key], node_id: str, ready_s: float) -> dict[str, Coming]:
+        """Which nodes compute how many of `keys`, which follow each other in a chain, already. When nobody does, they
+        are `node_id`'s from now on, which takes `ready_s`. Raises ValueError for a time that is negative."""
+        if not ready_s >= 0:
+            raise ValueError(f"a claim cannot be ready in {ready_s} s")
+        coming = {}
         for depth, key in enumerate(keys, 1):
             held = self._claims.get(key)
             if held is not None and held.expires_at > now:
-                reached[held.node_id] = depth
-        if reached.keys() <= {node_id}:
-            self._note(now, keys, Claim(node_id, now + ttl_s))
-        return reached
+                coming[held.node_id] = Coming(depth, max(0.0, held.ready_at - now))
+        if not coming:
+            self._note(now, keys, Claim(node_id, now + ready_s, now + 2 * ready_s + TOLD_S))
+        return coming
 
     def _note(self, now: float, keys: Sequence[Key], claim: Claim) -> None:
         if len(self._claims) + len(keys) > self._capacity and now - self._looked_at >= EXPIRE_S:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sched.admission import Limits
 from sched.cells import SUMMARY, Rows, bits_for, cell_of
-from sched.intents import TOLD_S, WORTH_S, Intents, claimed_depths
+from sched.intents import WORTH_S, Coming, Intents, claimed_depths
 from sched.member import Member
 from sched.placements.arrivals import ArrivalRate
 from sched.placements.burst import Choice
@@ -135,7 +135,7 @@ class Placing:
             if coming := self._coming(demand, decision, job):
                 absent = [self.live.index[node] for node in coming if node not in choice.view.index]
                 choice.view, choice.matched = self._asked([*dict.fromkeys([*chosen, *absent])], job)
-                choice.expect(coming)
+                choice.expect(coming, self.config.block_tokens)
                 decision = choice.decide()
         return Decision(decision, choice.view, questions, cell)
 
@@ -151,11 +151,10 @@ class Placing:
         found: Vector = self.exact.depths(self.loop.now, job.blocks)[chosen] * self.config.block_tokens
         return self.live.only(chosen), found
 
-    def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, int]:
-        """Leading tokens of the job that nodes compute already; if none do, the decision's node has claimed them."""
+    def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, Coming]:
+        """Leading blocks of the job that nodes compute already; if none do, the decision's node has claimed them."""
         size = self.config.block_tokens
         depths = claimed_depths(decision.prefix_tokens // size, min(len(job.blocks), demand.usable_tokens // size))
         keys = [job.blocks[depth - 1] for depth in depths]
-        ttl_s = 2 * decision.estimates["ttft_s"] + TOLD_S
-        reached = self.intents.claim(self.loop.now, keys, decision.prefill, ttl_s) if keys else {}
-        return {node: depths[count - 1] * size for node, count in reached.items()}
+        coming = self.intents.claim(self.loop.now, keys, decision.prefill, decision.estimates["ttft_s"]) if keys else {}
+        return {node: Coming(depths[found.depth - 1], found.ready_s) for node, found in coming.items()}

@@ -26,7 +26,7 @@ from net.gossip import Gossip
 from net.http.frontend import Overloaded
 from net.load_words import LoadWords
 from net.transfer import TransferEngine
-from sched.intents import TOLD_S, WORTH_S
+from sched.intents import WORTH_S
 from sched.member import Rng, Status
 from sched.placements.burst import Choice
 from sched.placements.choice import Placement, PlacementPolicy, Rejected
@@ -117,8 +117,8 @@ class Placer:
         """The decision, made anew if another node is computing a part of the prompt's new blocks already; if it was not
         among those asked, it is asked now."""
         blocks = decision.prefix_tokens // self.block_size
-        ttl_s = 2 * decision.estimates["ttft_s"] + TOLD_S
-        coming = await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ttl_s)
+        ready_s = decision.estimates["ttft_s"]
+        coming = await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s)
         if not coming:
             return decision
         absent = [m for m in known.members if m.node_id in coming and m.node_id not in choice.view.index]
@@ -127,7 +127,7 @@ class Placer:
             answers |= more
             fresh = self._neighbours.view_of(choice.now, more)
             choice.view, choice.matched = choice.view.beside(fresh), np.append(choice.matched, _told(fresh, more, {}))
-        choice.expect({node: count * self.block_size for node, count in coming.items()})
+        choice.expect(coming, self.block_size)
         again = choice.decide()
         return decision if isinstance(again, Rejected) else again
 

@@ -117,7 +117,7 @@ class EngineService:
         request = unpack_request(body, data, time.monotonic())
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
-        self._own_load.keep(body["promise"])
+        self._own_load.keep(body["promise"], request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
         transfer = None

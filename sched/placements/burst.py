@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sched.intents import Coming
 from sched.placements.choice import Placement, PlacementPolicy, Rejected
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
@@ -31,15 +32,16 @@ class Choice:
     matched: Vector  # [nodes of the view]: leading tokens of the prompt that each node has
     computing: set[str] = field(default_factory=set)  # nodes that compute some of the others now
 
-    def expect(self, tokens: Mapping[str, int]) -> None:
-        """These nodes will have so many leading tokens before they come to the request."""
-        matched = self.matched.copy()
-        for node, count in tokens.items():
+    def expect(self, coming: Mapping[str, Coming], block_size: int) -> None:
+        """These nodes are computing so many leading blocks of the prompt; it waits for them."""
+        self.matched = self.matched.copy()
+        for node, found in coming.items():
+            tokens = min(found.depth * block_size, self.demand.usable_tokens)
             i = self.view.index.get(node)
-            if i is not None and (count := min(count, self.demand.usable_tokens)) > matched[i]:
-                matched[i] = count
+            if i is not None and tokens > self.matched[i]:
+                self.matched[i] = tokens
+                self.view.wait(i, self.now + found.ready_s)
                 self.computing.add(node)
-        self.matched = matched
 
     def decide(self) -> Placement | Rejected:
         best = self.policy.place(self.now, self.demand, self.view, self.matched)

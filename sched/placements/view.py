@@ -254,6 +254,12 @@ class View:
         if self.waiting[i] >= self.max_waiting:
             self.open_at[i] = self.closed_decode[i] = np.inf
 
+    def wait(self, i: int, until: float) -> None:
+        """Node `i` is busy until then, if not longer."""
+        added = max(0.0, until - float(self.work_until[i]))
+        self.work_until[i] += added
+        self.open_at[i] += added
+
     def close(self, node_id: str) -> None:
         """Send no prompt to this node, unless it is the last that takes any."""
         i = self.index.get(node_id)

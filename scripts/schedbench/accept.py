@@ -44,7 +44,7 @@ class Answers:
             name: {
                 "record": record.pack().hex(), "claimed": 0, "outstanding": 0, "step_soon_s": 0.01,
                 "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "", "local_tokens": 0,
-                "fetch_bytes_per_s": 0.0, "bytes_per_s": {}, "reached": {},
+                "fetch_bytes_per_s": 0.0, "bytes_per_s": {}, "coming": {},
             }
             for name, record in self.records.items()
         }  # fmt: skip

@@ -6,51 +6,57 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from sched.intents import Intents, claimed_depths, home_of, ring_of
+from sched.intents import TOLD_S, Coming, Intents, claimed_depths, home_of, ring_of
 
 names = st.sampled_from(["a", "b", "c"])
 chains = st.integers(1, 6).map(lambda count: [b"k%d" % i for i in range(count)])
 
 
+def reached(coming: dict[str, Coming]) -> dict[str, int]:
+    return {node: found.depth for node, found in coming.items()}
+
+
 def test_a_burst_of_one_new_prefix_has_one_owner():
     intents, chain = Intents(), [b"k1", b"k2", b"k3"]
-    told = [intents.claim(0.001 * i, chain, f"n{i}", ttl_s=1.0) for i in range(50)]
-    assert told == [{}] + [{"n0": 3}] * 49
+    told = [intents.claim(0.001 * i, chain, f"n{i}", ready_s=1.0) for i in range(50)]
+    assert list(map(reached, told)) == [{}] + [{"n0": 3}] * 49
+    assert told[-1]["n0"].ready_s == pytest.approx(1.0 - 0.049)
 
 
 def test_who_shares_a_part_learns_how_much_of_it():
     intents = Intents()
     intents.claim(0.0, [b"1", b"2", b"3"], "a", 1.0)
-    assert intents.claim(0.1, [b"1", b"2", b"x", b"y"], "b", 1.0) == {"a": 2}
+    assert reached(intents.claim(0.1, [b"1", b"2", b"x", b"y"], "b", 1.0)) == {"a": 2}
     assert intents.claim(0.2, [b"x", b"y"], "c", 1.0) == {}, "b got nothing: it is to weigh a first"
 
 
-def test_a_claim_ends_by_time_or_death_and_its_owner_may_renew_it():
+def test_a_claim_ends_by_time_or_death():
     intents = Intents()
     intents.claim(0.0, [b"1"], "a", 1.0)
-    assert intents.claim(0.9, [b"1", b"2"], "a", 1.0) == {"a": 1}
-    assert intents.claim(1.5, [b"1", b"2"], "b", 1.0) == {"a": 2}
+    assert intents.claim(1.5, [b"1", b"2"], "a", 1.0) == {"a": Coming(1, 0.0)}, "its own, and late"
+    assert intents.claim(1.6, [b"2"], "b", 1.0) == {}, "that was no claim"
     intents.drop("a")
-    assert len(intents) == 0 and intents.claim(1.6, [b"1"], "b", 1.0) == {}
-    assert intents.claim(2.6, [b"1"], "c", 1.0) == {}
+    assert len(intents) == 1 and intents.claim(1.7, [b"1"], "c", 1.0) == {}
+    assert reached(intents.claim(1.6 + 2.0 + TOLD_S - 0.01, [b"2"], "d", 1.0)) == {"b": 1}
+    assert intents.claim(1.6 + 2.0 + TOLD_S, [b"2"], "d", 1.0) == {}
 
 
 def test_a_full_table_grants_without_noting():
     intents = Intents(capacity=2)
-    assert intents.claim(0.0, [b"1", b"2", b"3"], "a", 1.0) == {}
-    assert len(intents) == 2 and intents.claim(0.1, [b"3"], "b", 1.0) == {}
-    assert intents.claim(5.0, [b"4"], "b", 1.0) == {} and intents.claim(5.1, [b"4"], "c", 1.0) == {"b": 1}
+    assert intents.claim(0.0, [b"1", b"2", b"3"], "a", 0.0) == {}
+    assert len(intents) == 2 and intents.claim(0.1, [b"3"], "b", 0.0) == {}
+    assert intents.claim(5.0, [b"4"], "b", 0.0) == {} and reached(intents.claim(5.1, [b"4"], "c", 0.0)) == {"b": 1}
 
 
-def test_a_claim_without_time_to_live_is_refused():
-    with pytest.raises(ValueError, match="time to live"):
-        Intents().claim(0.0, [b"1"], "a", 0.0)
+def test_a_claim_that_was_ready_before_is_refused():
+    with pytest.raises(ValueError, match="ready"):
+        Intents().claim(0.0, [b"1"], "a", -1.0)
 
 
 @seed(1)
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1), names, chains, st.booleans()), max_size=30))
-def test_a_key_is_claimed_by_one_node_at_a_time_and_only_when_nobody_else_has_any(operations):
+@given(st.lists(st.tuples(st.floats(0, 2), names, chains, st.booleans()), max_size=30))
+def test_a_key_is_claimed_by_one_node_at_a_time_and_only_when_nobody_has_any(operations):
     intents, model, now = Intents(), {}, 0.0
     for wait, name, chain, dies in operations:
         now += wait
@@ -60,9 +66,9 @@ def test_a_key_is_claimed_by_one_node_at_a_time_and_only_when_nobody_else_has_an
             model = {key: claim for key, claim in model.items() if claim[0] != name}
             continue
         expected = {model[key][0]: depth for depth, key in enumerate(chain, 1) if key in model}
-        assert intents.claim(now, chain, name, 0.7) == expected
-        if expected.keys() <= {name}:
-            model |= dict.fromkeys(chain, (name, now + 0.7))
+        assert reached(intents.claim(now, chain, name, 0.7)) == expected
+        if not expected:
+            model |= dict.fromkeys(chain, (name, now + 2 * 0.7 + TOLD_S))
 
 
 @seed(2)
