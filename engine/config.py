@@ -50,6 +50,11 @@ class Config(CacheConfig):
         unit="ratio",
         least=1.0,
     )
+    prefix_intents: bool = flag(
+        True,
+        "scheduling",
+        "announce a new prefix that is about to be computed, so that a burst of it is computed once",
+    )
     rejection: str = flag(
         "none",
         "scheduling",

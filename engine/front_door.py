@@ -105,6 +105,8 @@ class FrontDoor:
             config.max_waiting_requests,
             rejections[config.rejection](),
             config.slo_scale,
+            node.rng,
+            config.prefix_intents,
         )
         self._acceptor = Acceptor(
             config.node_id,

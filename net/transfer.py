@@ -200,6 +200,10 @@ class TransferEngine:
         mean = self._peers[peer_id].traffic.bytes_per_s
         return found if rows or not mean else {path.transport: mean}
 
+    def bandwidths(self) -> dict[str, float]:
+        """`bandwidth` of every peer it is known of, all rails together."""
+        return {peer: sum(rails.values()) for peer in self._peers if (rails := self.bandwidth(peer))}
+
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
         retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are

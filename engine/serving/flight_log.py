@@ -16,7 +16,6 @@ from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
-from engine.serving.truth import compare
 from net.log_context import trace_headers
 from net.metrics import Metrics
 
@@ -63,7 +62,7 @@ class FlightLog:
     def placed(self, flight: Flight, placed: Placed) -> None:
         timeline, placement = flight.timeline, placed.placement
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
-        timeline.decisions.append(placed.explain())
+        timeline.decisions.append(placed.kept())
         timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
         self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
 
@@ -128,7 +127,7 @@ class FlightLog:
             self._recorder.ended(accepted, prompt, flight.num_output_tokens, flight.service_class)
         self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
-        for name, found in compare(summary).items():
+        for name, found in flight.timeline.truth(summary).items():
             self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
         for observe, value in (
             (self._metrics.observe_queue, summary["queue_ms"]),
