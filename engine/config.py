@@ -125,6 +125,12 @@ class Config(CacheConfig):
         most=255,
         auto=-1,
     )
+    rdma_plaintext: bool = flag(
+        False,
+        "transfer",
+        "with --cluster-key-file: let KV go by RDMA all the same, which neither encrypts nor authenticates it; off = "
+        "TCP, which does",
+    )
     topology_file: str | None = flag(
         None,
         "transfer",

@@ -61,6 +61,11 @@ def rdma_devices(config: Config) -> list[str]:
     return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
 
 
+def sealed_only(config: Config) -> bool:
+    """Whether bytes may leave this host only encrypted, which those of RDMA are not."""
+    return config.cluster_key_file is not None and not config.rdma_plaintext
+
+
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
     try:
@@ -68,7 +73,12 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {"devices": rdma_devices(config), "gid_index": gid_index, "overrides": overrides}
+    rdma = {
+        "devices": rdma_devices(config),
+        "gid_index": gid_index,
+        "overrides": overrides,
+        "sealed_only": sealed_only(config),
+    }
     return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
 
 
@@ -142,7 +152,7 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self.stalls.start()
-        if "rdma" in TRANSPORTS[config.transport]:
+        if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self.gossip.on_up(self._member_up)

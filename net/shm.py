@@ -17,6 +17,7 @@ from typing import Any
 
 from net.copying import INLINE_MAX, Copier, Copy
 from net.errors import PeerLost, TransferError
+from net.landed import Landed
 from net.lifeline import Lifeline, Listener, connect
 from net.links import Links
 from net.memory import Region
@@ -80,7 +81,14 @@ class Shm:
         return peer_id in self._attached
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
         """`is_open`, which comes first, has handled what the peer had to say."""
         attached = self._attached.get(peer_id)
@@ -93,7 +101,7 @@ class Shm:
         if region.closed:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
-        copy = Copy(op, local, region, spans)
+        copy = Copy(op, local, region, spans, landed)
         nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
         if nbytes <= INLINE_MAX:
             copy.run()  # nobody can interfere: this is one turn of the loop

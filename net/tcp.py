@@ -23,6 +23,7 @@ from typing import Any
 
 from net.connection import Connection, Receiver
 from net.errors import PeerLost
+from net.landed import Landed
 from net.links import Links
 from net.memory import Region
 from net.spans import Span
@@ -95,7 +96,14 @@ class Tcp:
         return bundle is not None and bundle.alive
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         if bundle is None:
@@ -103,7 +111,7 @@ class Tcp:
         if priority > BULK:
             urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
             bundle = urgent if urgent and urgent.alive else await self._bundle(peer_id, URGENT_PURPOSE)
-        await bundle.submit(op, local, remote, spans)
+        await bundle.submit(op, local, remote, spans, landed)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
