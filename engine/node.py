@@ -79,7 +79,8 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
         "overrides": overrides,
         "sealed_only": sealed_only(config),
     }
-    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
+    tcp = {"connections": config.tcp_connections, "busy_poll_us": config.tcp_busy_poll_us}
+    return {"rdma": rdma, "tcp": tcp}
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:

@@ -1,8 +1,8 @@
 """Regions of peers that are on a device: their node is asked to do the opposite, our WRITE is its READ into its device.
 
-    device.is{region}                          ──>  <── {device}
-    device.move{id, op, region, other} + spans ──>  <── {nbytes, transport}
-    device.stop{id}                            ──>  <── {}               nothing of it moves any more
+device.is{region}                          ──>  <── {device}
+device.move{id, op, region, other} + spans ──>  <── {nbytes, transport}
+device.stop{id}                            ──>  <── {}               nothing of it moves any more
 """
 
 from __future__ import annotations

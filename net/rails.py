@@ -95,12 +95,16 @@ def choose(
     """The index of the rail that would be done first with `nbytes` more, among the nearest that are up; None when none
     of those has room. distances: of each rail, the same for all when empty. window: bytes a rail may have in flight
     before it takes more."""
-    up = [i for i, rail in enumerate(rails) if rail.up]
-    if distances and up:
-        nearest = min(distances[i] for i in up)
-        up = [i for i in up if distances[i] == nearest]
-    ready = [i for i in up if room[i] > 0 and (window is None or rails[i].in_flight < window)]
-    return min(ready, key=lambda i: (rails[i].in_flight + nbytes) / rails[i].bytes_per_s, default=None)
+    nearest = min((distances[i] for i, rail in enumerate(rails) if rail.up), default=0) if distances else 0
+    best, best_s = None, float("inf")
+    for i, rail in enumerate(rails):
+        if not rail.up or room[i] <= 0 or (distances and distances[i] > nearest):
+            continue
+        if window is None or rail.in_flight < window:
+            seconds = (rail.in_flight + nbytes) / rail.bytes_per_s
+            if seconds < best_s:
+                best, best_s = i, seconds
+    return best
 
 
 def cut(offset: int, length: int, piece: int) -> list[tuple[int, int]]:

@@ -228,4 +228,3 @@ class DeviceTransferEngine(TransferEngine):
             super().unregister(STAGING)
             self._buffers.close()
         self._threads.shutdown(wait=True)
-

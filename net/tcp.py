@@ -26,12 +26,14 @@ from net.errors import PeerLost
 from net.landed import Landed
 from net.links import Links
 from net.memory import Region
+from net.polling import Polling
 from net.spans import Span
 from net.tcp_bundle import Bundle
 from net.tcp_rail import TcpRail
 from net.tcp_server import Cut, Served
 from net.transport import BULK, Op
 
+BUSY_POLL_US = 100
 BULK_PURPOSE, URGENT_PURPOSE = "data", "urgent data"
 
 
@@ -40,12 +42,16 @@ class Tcp:
 
     name = "tcp"
 
-    def __init__(self, links: Links, regions: Mapping[str, Region], connections: int = 2) -> None:
+    def __init__(
+        self, links: Links, regions: Mapping[str, Region], connections: int = 2, busy_poll_us: int = BUSY_POLL_US
+    ) -> None:
+        """busy_poll_us: how long the event loop may stay awake for bytes that are due; 0 = never (net/polling.py)."""
         if connections < 1:
             raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
         self._links = links
         self._regions = regions
         self._connections = connections
+        self._busy_poll_us = busy_poll_us
         self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
         self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
         self._served: set[Served] = set()
@@ -55,9 +61,12 @@ class Tcp:
             links.accept(purpose, self._accept, vital=False)
 
     def _accept(self, connection: Connection) -> Receiver:
+        if self._busy_poll_us:
+            connection.polling = Polling(self._busy_poll_us / 1e6)
         if connection.dialed:
             rail = self._dialed[connection] = TcpRail(connection)
             return rail
+        connection.expects = lambda: True  # the next request
         return Served(connection, self._regions, self._served, self._cut)
 
     def offer(self) -> dict[str, Any]:

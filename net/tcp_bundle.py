@@ -61,7 +61,7 @@ class Bundle:
 
     @property
     def is_open(self) -> bool:
-        return self.ended is None and any(rail is not None for rail in self._open)
+        return self.ended is None and self._open.count(None) < len(self._open)
 
     def connections(self) -> list[TcpRail]:
         return [rail for rail in self._open if rail is not None]

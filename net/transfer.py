@@ -40,9 +40,9 @@ from net.transfer_report import peer_row, rates
 from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Op, Transport, Unusable
 
 __all__ = [
-    *("BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine"),
-    *("TransferError", "transports"),
-]
+    "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
+    "TransferError", "transports",
+]  # fmt: skip
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
 """The registry of transports, best first."""

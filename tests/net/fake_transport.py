@@ -98,7 +98,8 @@ class Fake:
             for at in range(0, length, SLICE)
         ]
         self._fabric.rng.shuffle(pieces)
-        tasks = [asyncio.create_task(self._slice(peer_id, op, local, region, piece, priority, landed)) for piece in pieces]
+        moves = [self._slice(peer_id, op, local, region, piece, priority, landed) for piece in pieces]
+        tasks = [asyncio.create_task(move) for move in moves]
         mine = self._tasks.setdefault(peer_id, set())
         mine.update(tasks)
         try:
@@ -139,11 +140,11 @@ class Fake:
                     local.memory[here : here + length] = remote.memory[there : there + length]
                 else:
                     remote.memory[there : there + length] = local.memory[here : here + length]
+                if landed is not None:
+                    landed.add([piece])
                 await asyncio.sleep(0)
                 fabric.duplicated += 1
             fabric.duplicated -= 1
-            if landed is not None:
-                landed.add([piece])
             return
         raise TransferError(f"a slice was dropped {ATTEMPTS} times")
 

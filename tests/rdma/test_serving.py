@@ -1,4 +1,4 @@
-"""The whole way of a request by RDMA: KV pushed, and pulled, between two node processes; tokens as if there were one."""
+"""The whole way of a request by RDMA: KV pushed, or pulled, between two node processes; tokens as if there were one."""
 
 import json
 import os
