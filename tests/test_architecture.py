@@ -64,6 +64,7 @@ PURE = (
     "net.keyring",
     "net.sealed_packets",
     "net.sealed_stream",
+    "net.landed",
     "net.rails",
     "net.topology",
     "net.traffic",

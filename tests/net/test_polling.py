@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(polling.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(polling, "time", made)
     return made
 
 

@@ -68,7 +68,8 @@ def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> 
             [
                 *("--role", role, "--port", str(port), "--node-id", role, "--num-threads", "1"),
                 *("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-bytes", "8M"),
-                *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch", *flags),
+                *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch"),
+                *("--calibration-ms", "0", *flags),
             ]
         )
         code = 0
@@ -84,7 +85,7 @@ def ask(port: int, path: str, body: dict | None = None) -> dict:
 
 
 def until_ready(port: int, pid: int) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         if os.waitpid(pid, os.WNOHANG)[0]:
             raise SystemExit("a node ended before it was ready")
         try:

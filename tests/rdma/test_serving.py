@@ -20,14 +20,14 @@ def served(tmp_path_factory):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=1500,  # of the guest, whose clock runs fast where the host is busy; the lab has a limit of its own
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
 
-@pytest.mark.timeout(390)
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("how", ["push", "pull"])
 def test_kv_moved_by_rdma_gives_the_same_tokens(served, how):
     got = [answer["choices"][0]["token_ids"] for answer in served[how]["answers"]]
