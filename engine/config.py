@@ -108,6 +108,15 @@ class Config(CacheConfig):
         "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
         least=1,
     )
+    tcp_busy_poll_us: int = flag(
+        100,
+        "transfer",
+        "how long the event loop may stay awake for the next bytes of a TCP transfer instead of sleeping, as long as "
+        "that pays; 0 = it sleeps",
+        unit="us",
+        least=0,
+        most=10_000,
+    )
     kv_transfer: str = flag(
         "push",
         "transfer",
@@ -135,6 +144,12 @@ class Config(CacheConfig):
         least=0,
         most=255,
         auto=-1,
+    )
+    rdma_plaintext: bool = flag(
+        False,
+        "transfer",
+        "with --cluster-key-file: let KV go by RDMA all the same, which neither encrypts nor authenticates it; off = "
+        "TCP, which does",
     )
     topology_file: str | None = flag(
         None,

@@ -248,6 +248,11 @@ def _validated(config: Config) -> Config:
         raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
     if config.weights_from_store and config.tensor_parallel_size > 1:
         raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
+    if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
+        raise UsageError(
+            "--transport rdma moves KV unencrypted, --cluster-key-file is given: --transport auto (sealed TCP between "
+            "hosts), or --rdma-plaintext for a network you trust"
+        )
     if config.join is None:
         return replace(config, role=role)
     host, port = host_port(config.join)

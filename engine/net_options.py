@@ -20,6 +20,11 @@ def rdma_devices(config: Config) -> list[str]:
     return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
 
 
+def sealed_only(config: Config) -> bool:
+    """Whether bytes may leave this host only encrypted, which those of RDMA are not."""
+    return config.cluster_key_file is not None and not config.rdma_plaintext
+
+
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
     try:
@@ -27,8 +32,14 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {"devices": rdma_devices(config), "gid_index": gid_index, "overrides": overrides}
-    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
+    rdma = {
+        "devices": rdma_devices(config),
+        "gid_index": gid_index,
+        "overrides": overrides,
+        "sealed_only": sealed_only(config),
+    }
+    tcp = {"connections": config.tcp_connections, "busy_poll_us": config.tcp_busy_poll_us}
+    return {"rdma": rdma, "tcp": tcp}
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:

@@ -29,7 +29,7 @@ from engine.front_door import FrontDoor
 from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
-from engine.net_options import TRANSPORTS, open_cluster_key, transport_options
+from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
@@ -114,7 +114,7 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self.stalls.start()
-        if "rdma" in TRANSPORTS[config.transport]:
+        if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self.gossip.on_up(self._member_up)

@@ -65,6 +65,7 @@ PURE = (
     "net.keyring",
     "net.sealed_packets",
     "net.sealed_stream",
+    "net.landed",
     "net.rails",
     "net.topology",
     "net.traffic",

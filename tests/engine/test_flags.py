@@ -75,6 +75,7 @@ def test_accepted(argv, field, value):
         (["--join", "somewhere"], "is not HOST:PORT"),
         (["--join", "host:0"], "is not HOST:PORT"),
         (["--host", "0.0.0.0"], "name one of this machine"),
+        (["--transport", "rdma", "--cluster-key-file", "k"], "or --rdma-plaintext for a network you trust"),
     ],
 )
 def test_refused_in_one_line(argv, remedy):
