@@ -76,3 +76,11 @@ class Atomics(Protocol):
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
         """Add to the 64-bit word at `offset` (a multiple of 8) of the region `remote`; returns what it was. Raises
         TransferError, also when it may have happened, and PeerLost."""
+
+
+@runtime_checkable
+class Mapped(Protocol):
+    """A transport that has the memory of its peers in this process."""
+
+    async def mapped(self, peer_id: str, remote: str) -> Region:
+        """The peer's region, to be read. Raises TransferError, PeerLost."""
