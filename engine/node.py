@@ -27,6 +27,7 @@ from engine.checkpoint.progress import Progress
 from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
+from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
 from engine.phases import Phases
@@ -37,6 +38,7 @@ from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
+from net.prefault import Prefault
 from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.staging import DeviceTransferEngine
@@ -135,6 +137,7 @@ class Node:
         self.door = FrontDoor(self)
         self.unready: str | None = "starting"
         self._publishing: asyncio.Task[None] | None = None  # of weights
+        self._prefault: Prefault | None = None
 
     # --- life
 
@@ -175,6 +178,9 @@ class Node:
                 self._role_changes = RoleChanges(self.gossip, self.engine.load)
                 self._role_changes.start()
             self.phase("engine")
+        if config.prefault:
+            self._prefault = prefault(self.engine, self.share)
+            self._prefault.start()
         self.unready = None
         log.info("ready after %s", self._phases.line())
 
@@ -185,6 +191,8 @@ class Node:
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
         await self.door.close()
+        if self._prefault is not None:
+            await asyncio.to_thread(self._prefault.close)
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)
