@@ -35,7 +35,7 @@ from typing import Any
 # The standard library has a module named sched, and the console script finds that one first otherwise.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cache.claim import SsdError
+from cache.ssd.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
 from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor

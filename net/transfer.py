@@ -37,7 +37,7 @@ from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit
 from net.transfer_report import peer_row, rates
-from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Op, Transport, Unusable
+from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Mapped, Op, Transport, Unusable
 
 __all__ = [
     "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
@@ -170,6 +170,18 @@ class TransferEngine:
             raise Unusable(f"no path with atomics to {peer_id!r}")
         async with asyncio.timeout(timeout_s):
             return await transport.fetch_add(peer_id, remote, offset, add)
+
+    async def mapped(self, peer_id: str, remote: str) -> Region | None:
+        """The peer's region `remote` in this process's memory; None when the path to it is not shared memory, or when
+        there is a limit that reading it would pass by. Its owner changes it at any time, so only content that proves
+        itself can be used. Raises TransferError, PeerLost, PeerRefused, TimeoutError."""
+        if self._limit is not None:
+            return None
+        path = self.path_of(peer_id) or await self.open(peer_id)
+        if path is LOCAL:
+            return self._region(remote)
+        transport = self._transports[path.transport]
+        return await transport.mapped(peer_id, remote) if isinstance(transport, Mapped) else None
 
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
         """For the owner of memory, once `on_lost` has named the peer: return when no byte of that peer's earlier
