@@ -25,6 +25,7 @@ from rich.console import Console
 
 from scripts import ablate, cache_policies
 from scripts.benchlib.results import commit
+from scripts.lab.ablation import Goal
 from scripts.lab.ablations import ABLATIONS
 from scripts.lab.plot import draw
 from scripts.lab.tables import goal_table, section
@@ -58,10 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(f"--only: no ablation called {', '.join(sorted(unknown))}; there are {', '.join(ABLATIONS)}")
     requests, seeds = (QUICK_REQUESTS, 1) if args.quick else (args.requests, args.seeds)
     args.out.mkdir(parents=True, exist_ok=True)
-    begun, parts = time.monotonic(), []
     args.requests, args.seeds = requests, seeds
-    console = Console(stderr=True)
-    goals = []
+    head = f"# Figures of the Mooncake papers, reproduced\n\nCommit {commit()}; {seeds} seeds per case; simulated.\n"
+    begun, console = time.monotonic(), Console(stderr=True)
+    report = args.out / "report.md"
+    parts: list[str] = []
+    goals: list[Goal] = []
+    if not args.quick and not args.only:
+        console.print("cache policies ...")
+        parts.append(policies_section())
     for outcome in ablate.run_all(names, args, console):
         name = outcome.ablation.name
         goals += ablate.reached(outcome)
@@ -69,14 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         draw(outcome, plot)
         parts.append(section(outcome, plot.name))
         ablate.write_json(outcome, args.out / f"{name}.json", seeds)
-    if goals:
-        parts.insert(0, "## What was to be reached\n\n" + goal_table(goals) + "\n")
-    if not args.quick and not args.only:
-        console.print("cache policies ...")
-        parts.insert(0, policies_section())
-    head = f"# Figures of the Mooncake papers, reproduced\n\nCommit {commit()}; {seeds} seeds per case; simulated.\n\n"
-    report = args.out / "report.md"
-    report.write_text(head + "\n".join(parts))
+        reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
+        report.write_text("\n".join([head, *reached, *parts]))  # as far as it has come
     console.print(f"{report} in {time.monotonic() - begun:.0f} s")
     return 0
 

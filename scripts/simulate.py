@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from scripts.lab.generators import GENERATORS
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
+from sim.links import KINDS
 from sim.predictors import predictors
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
@@ -43,6 +44,7 @@ CHOICES = {
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
     "batching": tuple(batching_policies),
+    "links": KINDS,
 }
 OWN = {"placement"}  # takes several
 
@@ -65,6 +67,9 @@ def parser() -> ArgumentParser:
             kind = type(field.default)
             help_text = f"see sim/config.py (default: {field.default})"
             flag = "--" + field.name.replace("_", "-")
+            if kind is bool:
+                made.add_argument(flag, action=BooleanOptionalAction, default=field.default, help=help_text)
+                continue
             made.add_argument(flag, type=kind, default=field.default, choices=CHOICES.get(field.name), help=help_text)
     return made
 

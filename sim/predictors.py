@@ -56,7 +56,7 @@ predictors: dict[str, Callable[[Cluster], Predictor]] = {
 
 def equip(cluster: Cluster) -> None:
     """Give a learned placement the predictor and the guard that the configuration names. Raises ValueError."""
-    policy, config = cluster.policy, cluster.config
+    policy, config = cluster.placing.policy, cluster.config
     if not isinstance(policy, LearnedPlacement):
         return
     if config.predictor not in predictors:

@@ -95,7 +95,7 @@ class Back:
 
 def guard(cluster: Cluster) -> dict[str, float]:
     """What a learned placement did: how far it went from the rule at most, and how often."""
-    policy = cluster.policy
+    policy = cluster.placing.policy
     if not isinstance(policy, LearnedPlacement):
         return {}
     return {

@@ -52,8 +52,8 @@ def test_learned_placement_serves_everything_and_keeps_its_guard(predictor):
     )  # fmt: skip
     cluster = ran(config, rows(150, 20.0))
     check(cluster)
-    assert cluster.policy.decided == 150
-    assert cluster.policy.worst <= config.guard_slack * (1 + 1e-9)
+    assert cluster.placing.policy.decided >= 150, "once more where a prefix is being computed already"
+    assert cluster.placing.policy.worst <= config.guard_slack * (1 + 1e-9)
 
 
 def test_what_is_learned_is_who_is_slow():
@@ -62,7 +62,7 @@ def test_what_is_learned_is_who_is_slow():
         cache_blocks=0,
     )  # fmt: skip
     cluster = ran(config, [TraceRow(25 * i, 6000, 5, list(range(i * 12, i * 12 + 12))) for i in range(400)])
-    factors = [cluster.policy.predictor.factor(f"prefill-{i}") for i in range(3)]
+    factors = [cluster.placing.policy.predictor.factor(f"prefill-{i}") for i in range(3)]
     assert factors[0] > 1.5 > 1.2 > max(factors[1:])
 
 

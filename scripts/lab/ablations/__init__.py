@@ -14,6 +14,7 @@ from scripts.lab.ablations.overload import OVERLOAD
 from scripts.lab.ablations.pool import POOL
 from scripts.lab.ablations.ratio import RATIO
 from scripts.lab.ablations.regret import REGRET
+from scripts.lab.ablations.roles import ROLES
 from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
 from scripts.lab.ablations.speculative import SPECULATIVE
@@ -37,6 +38,7 @@ ABLATIONS: dict[str, Ablation] = {
         MIXED,
         SHIFTS,
         FAILURE,
+        ROLES,
     )
 }
 
