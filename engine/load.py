@@ -9,7 +9,7 @@ from engine.config import Config
 from engine.costs import StepCosts
 from engine.request import Request, RequestState
 from sched.classes import CLASSES
-from sched.load_word import DRAINING, ROLE_BITS, LoadWord
+from sched.load_word import CHANGING, DRAINING, ROLE_BITS, LoadWord
 from sched.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
 from sched.role_change import BOTH
@@ -54,6 +54,7 @@ class EngineLoad:
             decode_step_s=self.step_s(running + 1),
             residual=self._costs.residual,
             flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
+            | CHANGING * (not self.does)
             | DRAINING * self.draining,
         )
 

@@ -47,7 +47,7 @@ class RoleChanges:
             ]
             does = self._controller.step(asyncio.get_running_loop().time(), nodes)
             if does is not None:
-                log.info("from now on: %s", " and ".join(sorted(does)))
+                log.info("from now on: %s", " and ".join(sorted(does)) or "nothing new, what is here is finished first")
                 self._load.does = does
 
 
@@ -58,7 +58,7 @@ def seen(member: Member, record: NodeRecord) -> Seen:
     return Seen(
         node_id=member.node_id,
         can=can,
-        does=does or can,
+        does=does if record.flags else can,
         work_s=record.work_s,
         running_soon=record.running_soon,
         max_running=record.max_running,

@@ -16,7 +16,7 @@ ALL = sum(ROLE_BITS.values())
 
 
 def record(work_s: float) -> NodeRecord:
-    return NodeRecord(work_s=work_s, running_soon=1, max_running=10, blocks_soon=5, blocks_total=10, flags=ALL)
+    return NodeRecord(work_s=work_s, running_soon=1, max_running=10, blocks_soon=1, blocks_total=10, flags=ALL)
 
 
 def test_a_record_tells_what_a_node_can_and_does():

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sched.role_change import BOTH, DWELL, HOLD_S, REST, RoleController, Seen, loads, wanted
+from sched.role_change import BOTH, DRAIN, DWELL, HOLD_S, REST, RoleController, Seen, loads, wanted
 
 REST_S, DWELL_S = REST * HOLD_S, DWELL * HOLD_S
 PREFILL, DECODE = frozenset({"prefill"}), frozenset({"decode"})
@@ -47,10 +47,43 @@ def test_a_short_burst_changes_nothing():
 
 def test_who_gave_up_a_role_takes_it_back_when_it_is_needed_or_all_is_calm():
     narrow = [node("a", PREFILL), node("b", DECODE, can=DECODE, running=10), node("c", PREFILL, can=PREFILL)]
-    assert wanted(narrow) == ("a", BOTH)
+    assert wanted(narrow) == ("a", DECODE)
     assert wanted([node("a", PREFILL), node("b")]) == ("a", BOTH)
     changes, _, _ = run(narrow, DWELL_S)
-    assert [(name, does) for _, name, does in changes] == [("a", BOTH)]
+    assert [(name, does) for _, name, does in changes] == [("a", frozenset()), ("a", DECODE)]
+
+
+def test_a_node_finishes_what_it_gives_up_before_it_begins_with_the_other_stage():
+    decoding = replace(node("a", DECODE, running=5), home=DECODE)
+    nodes = [decoding, node("b", DECODE, can=DECODE), node("c", PREFILL, work_s=9.0, can=PREFILL)]
+    controller = RoleController("a")
+    told = {second: does for second in range(30) if (does := controller.step(second, nodes)) is not None}
+    assert list(told.values()) == [frozenset()] and min(told) >= HOLD_S
+    nodes[0] = replace(decoding, does=frozenset())
+    assert controller.step(31, nodes) is None, "five requests still decode there"
+    nodes[0] = replace(nodes[0], running_soon=1)
+    assert controller.step(32, nodes) == PREFILL
+    stuck = RoleController("a")
+    layouts = [decoding, *nodes[1:]]
+    times = []
+    for second in range(200):
+        if (does := stuck.step(second, layouts)) is not None:
+            times.append((second, does))
+            layouts[0] = replace(decoding, does=does)
+    assert [does for _, does in times] == [frozenset(), PREFILL]
+    assert times[1][0] - times[0][0] == DRAIN * HOLD_S, "it does not wait for ever"
+
+
+def test_a_stage_that_can_spare_nobody_gives_nobody():
+    nodes = [node("a", DECODE, running=6), node("b", DECODE, running=6), node("c", PREFILL, work_s=99.0)]
+    assert wanted(nodes) is None, "one decode node could not bear 12 of 10"
+    assert wanted([*nodes[1:]]) is None, "nor may a stage lose its last node"
+
+
+def test_kv_counts_where_it_is_scarcer_than_seats():
+    full = [replace(one, blocks_soon=90, blocks_total=100) for one in (node("a", DECODE), node("b", DECODE))]
+    assert loads([*full, node("c", PREFILL)]).decode == 0.9
+    assert wanted([*full, node("c", PREFILL), node("d", PREFILL)])[1] == DECODE
 
 
 def test_nodes_of_one_role_never_change():
@@ -76,4 +109,4 @@ def test_no_stage_loses_its_last_node_and_only_capable_nodes_change(drawn):
     for role in BOTH:
         had = any(role in one.does for one in nodes)
         assert any(role in one.does for one in after) or not had
-    assert all(one.does <= one.can and one.does for one in after)
+    assert all(one.does <= one.can and (one.does or one.can == BOTH) for one in after)
