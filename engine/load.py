@@ -18,12 +18,18 @@ SOON_S = 1.0
 """How far ahead the record's predictions look."""
 
 
+def first_role(config: Config) -> frozenset[str]:
+    """What a node takes when it starts."""
+    can = BOTH & set(config.roles)
+    return can if can < BOTH or config.first_role == "both" else frozenset({config.first_role})
+
+
 class EngineLoad:
     """Reads the batcher's books."""
 
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
         self.lengths = OutputLengths()
-        self.does = BOTH & set(config.roles)  # what it takes new requests for (engine/role_changes.py)
+        self.does = first_role(config)  # what it takes new requests for (engine/role_changes.py)
         self.draining = False
         self._config = config
         self._batcher = batcher

@@ -1,4 +1,4 @@
-"""When a node that can prefill and decode should do only one of the two, or both again. Pure.
+"""When a node that can prefill and decode, and does one of them, should do the other. Pure.
 
 Every node runs the same rules on the same gossiped records, so all agree without asking, up to the age of the records:
 
@@ -7,7 +7,8 @@ Every node runs the same rules on the same gossiped records, so all agree withou
                        KV blocks they will hold over those that there are
 
 If one stage's load exceeds the other's by BAND and is itself above BUSY for `hold_s`, and the other can spare a node,
-one changes, named by rendezvous hashing: of those that do only the other stage, else of those that do both. A node
+one of those that do only the other changes over, named by rendezvous hashing. Nodes that do both stay as they are:
+they have nothing to gain (scripts/lab/ablations/roles.py). A node
 takes nothing new for what it gives up and finishes what it has, so no request is dropped; only then, or after DRAIN
 times `hold_s`, it begins with the other stage, since the two in one step are slow. If no stage is busy any more, nodes
 go back to what they were started for. A stage never loses its last node; one change per REST times `hold_s` in the
@@ -57,14 +58,15 @@ class Loads:
 
 
 def loads(nodes: Sequence[Seen]) -> Loads:
-    """Of both stages; queued work counts wherever it is, capacity only where the stage takes new requests."""
+    """Of both stages; queued work counts wherever it is, capacity only where the stage takes new requests: infinite
+    where nobody does."""
     prefills = sum("prefill" in node.does for node in nodes)
     seats = sum(node.max_running for node in nodes if "decode" in node.does)
     blocks = sum(node.blocks_total for node in nodes if "decode" in node.does)
     work_s, running = sum(node.work_s for node in nodes), sum(node.running_soon for node in nodes)
     held = sum(node.blocks_soon for node in nodes)
-    decode = max(running / max(1, seats), held / blocks if blocks else 0.0)
-    return Loads(work_s / max(1, prefills) / WAIT_S, decode)
+    decode = max(running / seats if seats else math.inf, held / blocks if blocks else 0.0)
+    return Loads(work_s / prefills / WAIT_S if prefills else math.inf, decode)
 
 
 def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, frozenset[str]] | None:
@@ -76,12 +78,10 @@ def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, f
         high, low = getattr(now, short), getattr(now, other)
         if high > BUSY and high > low + BAND:
             count = sum(other in node.does for node in nodes)
-            if count < 2 or low * count / (count - 1) > BUSY:
+            givers = [node.node_id for node in able if node.does == {other}]
+            if not givers or count < 2 or low * count / (count - 1) > max(BUSY, high / 2):
                 return None
-            givers = [node for node in able if other in node.does]
-            narrow = [node.node_id for node in givers if short not in node.does]
-            names = narrow or [node.node_id for node in givers]
-            return (_named(names), frozenset({short})) if names else None
+            return _named(givers), frozenset({short})
     if max(now.prefill, now.decode) < CALM:
         astray = {node.node_id: node.home for node in able if _may_go_home(node, nodes)}
         if astray:
