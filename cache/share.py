@@ -10,6 +10,7 @@ transfer engine reads or writes them. What a peer may touch is a lease, numbered
     store.read     keys -> small blocks themselves, in one message
     store.write    small blocks -> stored, in one message
     store.bad      keys of blocks that arrived damaged by store.read
+    store.used     keys of blocks that a process of this host read without asking (cache/same_host.py)
     store.remove   keys -> nobody finds them here any more
     store.flush    what was committed here so far is on SSD, and synced, when the answer comes
 
@@ -67,6 +68,7 @@ class Share:
             ("store.read", self._read),
             ("store.write", self._write),
             ("store.bad", self._bad),
+            ("store.used", self._used),
             ("store.remove", self._remove),
             ("store.flush", self._flush),
         ):
@@ -260,6 +262,11 @@ class Share:
 
     async def _bad(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         await self._inspect(split_keys(data))
+
+    async def _used(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        keys = split_keys(data)
+        self._local.used(keys)
+        self._warm(_now(), keys)
 
     async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         await self._local.flush()

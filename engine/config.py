@@ -50,6 +50,11 @@ class Config(CacheConfig):
         unit="ratio",
         least=1.0,
     )
+    prefix_intents: bool = flag(
+        True,
+        "scheduling",
+        "announce a new prefix that is about to be computed, so that a burst of it is computed once",
+    )
     rejection: str = flag(
         "none",
         "scheduling",
@@ -106,6 +111,15 @@ class Config(CacheConfig):
         "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
         least=1,
     )
+    tcp_busy_poll_us: int = flag(
+        100,
+        "transfer",
+        "how long the event loop may stay awake for the next bytes of a TCP transfer instead of sleeping, as long as "
+        "that pays; 0 = it sleeps",
+        unit="us",
+        least=0,
+        most=10_000,
+    )
     kv_transfer: str = flag(
         "push",
         "transfer",
@@ -134,6 +148,12 @@ class Config(CacheConfig):
         most=255,
         auto=-1,
     )
+    rdma_plaintext: bool = flag(
+        False,
+        "transfer",
+        "with --cluster-key-file: let KV go by RDMA all the same, which neither encrypts nor authenticates it; off = "
+        "TCP, which does",
+    )
     topology_file: str | None = flag(
         None,
         "transfer",
@@ -149,11 +169,18 @@ class Config(CacheConfig):
         "times, lengths, and numbers for blocks of 512 tokens; no text",
         unit="file",
     )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "api",
+        "send the timeline of every request this node accepted to this OpenTelemetry collector (OTLP over HTTP, "
+        "http://HOST:4318) as one trace over its nodes, the client's if it sends traceparent; needs the extra otlp",
+        unit="url",
+    )
     api_key_file: str | None = flag(
         None,
         "api",
-        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; "
-        "none = only that",
+        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key, or without "
+        "it the first of these; none = only that",
         unit="file",
     )
     allowed_origins: str | None = flag(

@@ -12,6 +12,7 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.packet_guard import PacketGuard
+from sched.cells import Rows
 from sched.digest import key64
 from sched.events import (
     Datagram,
@@ -150,6 +151,19 @@ class Gossip:
     def records(self) -> dict[str, NodeRecord]:
         """Load by node id as of now; a member whose first record has not arrived yet is missing."""
         return self.core.records(asyncio.get_running_loop().time())
+
+    def record(self, node_id: str) -> NodeRecord | None:
+        """Load of one node as of now."""
+        return self.core.record(asyncio.get_running_loop().time(), node_id)
+
+    @property
+    def table(self) -> tuple[list[str], Rows]:
+        """The same of the own cell as arrays, by node key; see ClusterView.table."""
+        return self.core.table(asyncio.get_running_loop().time())
+
+    def elsewhere(self, rng: Rng) -> list[Member]:
+        """Members of other cells to ask for their load too: see sched/placements/elsewhere.py."""
+        return self.core.elsewhere(asyncio.get_running_loop().time(), rng)
 
     @property
     def counters(self) -> dict[str, int]:

@@ -58,7 +58,7 @@ class LocalCluster:
     run_dir    existing directory for NAME.log and NAME.out
     program    command of a node; tests give a stand-in
     port       HTTP port of the first node, the next ones count up; 0 = any free ports
-    api_key    given to every node and used by our own calls
+    api_key    used by our own calls, and given to every node unless `flags` name keys
     network    where the nodes run; None: here
     """
 
@@ -96,6 +96,10 @@ class LocalCluster:
         """In the order of the plan; nodes added later follow."""
         order = {name: i for i, (name, _) in enumerate(self.plan)}
         return sorted(self._nodes.values(), key=lambda node: order.get(node.name, len(order)))
+
+    @property
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes if node.alive]
 
     def __getitem__(self, name: str) -> Node:
         return self._nodes[name]
@@ -183,9 +187,9 @@ class LocalCluster:
         return node.process.wait(self.stop_timeout_s)
 
     def check(self) -> None:
-        """Raises NodeDied if a node ended that nobody stopped."""
+        """Raises NodeDied if a node ended that nobody stopped; one that has left is no loss, unless it was the last."""
         for node in self._nodes.values():
-            if not node.alive and not node.expected_dead:
+            if not node.alive and not node.expected_dead and not (node.left and self.living):
                 tail = "\n".join(f"    {line}" for line in node.last_lines())
                 raise NodeDied(
                     f"{node.name} ended with exit code {node.process.returncode}; end of {node.log}:\n{tail}"
@@ -229,7 +233,8 @@ class LocalCluster:
         argv += ["--port", str(port)]
         argv += ["--host", self.network.host(name)] if self.network else []
         argv += ["--join", join.removeprefix("http://")] if join else []
-        argv += ["--api-key", self.api_key] if self.api_key else []
+        named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in self.flags)
+        argv += ["--api-key", self.api_key] if self.api_key and not named else []
         by_role = [flag for has in (*Config(role=role).roles, name) for flag in self.role_flags.get(has, ())]
         extra = [*self.flags, *by_role, *flags]
         argv += [flag.replace("{node}", name) for flag in extra]

@@ -34,11 +34,12 @@ from scripts.lab.generate import chats
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
+from sim.links import KINDS
 from sim.models import PRESETS
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
 
-CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none")}
+CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none"), "links": KINDS}
 GENERATORS: dict[str, Callable[[int, int], list[TraceRow]]] = {
     "chats": lambda seed, count: chats(seed, count).rows,
     "agents": agents,

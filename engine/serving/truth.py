@@ -19,10 +19,8 @@ from typing import Any
 FLOOR_S = 0.001
 
 
-def compare(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Per estimate of the last decision {"estimated_s", "measured_s", "error"}, those that could be measured; `summary`
-    is Timeline.summary."""
-    estimates = summary["placement"].get("estimates", {})
+def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Per estimate {"estimated_s", "measured_s", "error"}, those that could be measured; `summary` is a Timeline's."""
     found = {}
     for name, measured in measurements(summary).items():
         if measured is not None and name in estimates:

@@ -15,7 +15,9 @@ from engine.serving.explain import main, table
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
 from engine.serving.timeline import Timeline
+from sched.member import Member
 from sched.placements.view import View
+from sched.record import NodeRecord
 from tests.engine.test_placing import DEMAND, MeasuredLinks, node
 
 
@@ -31,9 +33,8 @@ def record_timeline() -> Timeline:
     for attempt, names in enumerate((("a", "b"), ("b",))):
         view = View(0.0, [node(name, 0.5 * i) for i, name in enumerate(names)], MeasuredLinks(), 256)
         decision = accepted(policy.place(0.0, DEMAND, view, view.none))
-        timeline.decisions.append(
-            Placed(decision, [ProbeAnswer(node("b"), 16, 0.001, None, None, 0)], 2, 0.003).explain()
-        )
+        answer = ProbeAnswer(Member("b", ("h", 1)), NodeRecord().pack(), 0.0, None, 16, 0.001, None, None, 0)
+        timeline.decisions.append(Placed(decision, [answer], 2, 0.003))
         timeline.nodes |= {"acceptor": "acc", "prefill": decision.prefill, "decode": decision.decode}
         timeline.add(10.1 + attempt, "acc", "placed", attempt=attempt)
     timeline.add(11.11, "b", "waiting")
