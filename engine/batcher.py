@@ -108,7 +108,8 @@ class Batcher:
         if not self.blocks.prefix_caching:
             return []
         room = limit - sum(r.state is RequestState.LOADING for r in self.waiting)
-        unknown = [r for r in self.waiting if r.state is RequestState.WAITING and not r.looked_up]
+        waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
+        unknown = [r for r in waiting if not r.looked_up and not r.scores_prompt]
         chosen = self._order.order(now, unknown)[: max(0, room)]
         for request in chosen:
             request.looked_up = True
@@ -166,7 +167,8 @@ class Batcher:
 
     def _prefill(self, now: float, decodes: Sequence[ScheduledRow]) -> list[ScheduledRow]:
         """Chunks of the next prompts beside `decodes`. A waiting one that cannot start keeps those behind it from
-        starting: they would take the blocks or the seat that it waits for."""
+        starting: they would take the blocks or the seat that it waits for. One whose next block another prompt of the
+        step is about to compute lets it: a burst of one prefix is computed once."""
         queue = self._order.order(now, self.seats.prompts())
         budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
         rows: list[ScheduledRow] = []
@@ -178,6 +180,8 @@ class Batcher:
             if waits and (blocked or not self.seats.may_start(request)):
                 blocked = True
                 continue
+            if waits and any(self.blocks.computes_next(request, row.request) for row in rows):
+                continue  # a step later it takes that block from the cache
             count = self._chunk(request, budget, whole=bool(rows))
             if not count:
                 break

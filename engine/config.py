@@ -50,6 +50,11 @@ class Config(CacheConfig):
         unit="ratio",
         least=1.0,
     )
+    prefix_intents: bool = flag(
+        True,
+        "scheduling",
+        "announce a new prefix that is about to be computed, so that a burst of it is computed once",
+    )
     rejection: str = flag(
         "none",
         "scheduling",
@@ -69,6 +74,12 @@ class Config(CacheConfig):
         False,
         "scheduling",
         "let nodes that prefill and decode give up one of the two for a while when the other stage is short of nodes",
+    )
+    role_change_hold_ms: int = flag(
+        15_000,
+        "scheduling",
+        "how long a stage must be short before --role-changes acts; two of these between two changes, eight per node",
+        least=1,
     )
     queue_order: str = flag(
         "edf",
@@ -155,11 +166,18 @@ class Config(CacheConfig):
         "times, lengths, and numbers for blocks of 512 tokens; no text",
         unit="file",
     )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "api",
+        "send the timeline of every request this node accepted to this OpenTelemetry collector (OTLP over HTTP, "
+        "http://HOST:4318) as one trace over its nodes, the client's if it sends traceparent; needs the extra otlp",
+        unit="url",
+    )
     api_key_file: str | None = flag(
         None,
         "api",
-        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; "
-        "none = only that",
+        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key, or without "
+        "it the first of these; none = only that",
         unit="file",
     )
     allowed_origins: str | None = flag(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cache.block import BlockKey
 from engine.batcher import Batcher
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.request import Request, RequestState
 from sched.classes import CLASSES
+from sched.intents import claimed_depths
 from sched.load_word import DRAINING, ROLE_BITS, LoadWord
 from sched.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
@@ -16,6 +18,10 @@ from sched.role_change import BOTH
 
 SOON_S = 1.0
 """How far ahead the record's predictions look."""
+
+
+COMPARED = 64
+"""Prompts of the queue that are looked at for prefixes that they share."""
 
 
 class EngineLoad:
@@ -94,4 +100,26 @@ class EngineLoad:
         fixed = self._config.batching_policy == "mixed"
         most = self._config.max_num_batched_tokens
         chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
-        return sum(self._costs.prefill_left(r, chunk) for r in queued)
+        return sum(
+            self._costs.prefill_left(r, chunk, known) for r, known in zip(queued, self._shared(queued), strict=True)
+        )
+
+    def prefill_s(self, request: Request) -> float:
+        """What a prompt that is not in the queue yet would add to its work."""
+        known = self._shared([*self._queued(), request])[-1]
+        held = len(self._batcher.blocks.match(request)) * self._config.block_size
+        return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
+
+    def _shared(self, queued: list[Request]) -> list[int]:
+        """For each of them the leading tokens that those before it compute (Batcher._prefill), found at a few blocks of
+        each prompt, to a sixth."""
+        found, seen, size = [], set[BlockKey](), self._config.block_size
+        for number, request in enumerate(queued):
+            known = 0
+            if number < COMPARED and self._batcher.blocks.prefix_caching:
+                keys = request.block_keys(size)
+                depths = claimed_depths(request.num_computed // size, (request.num_tokens - 1) // size)
+                known = next((depth * size for depth in reversed(depths) if keys[depth - 1] in seen), 0)
+                seen.update(keys[depth - 1] for depth in depths)
+            found.append(known)
+        return found

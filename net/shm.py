@@ -120,6 +120,12 @@ class Shm:
         if stopped or attached.lifeline.ended:
             raise PeerLost(f"lost {peer_id!r} during a transfer: {self._links.why_lost(peer_id)}")
 
+    async def mapped(self, peer_id: str, remote: str) -> Region:
+        attached = self._attached.get(peer_id)
+        if attached is None:
+            raise PeerLost(f"the shared memory of {peer_id!r} is gone")
+        return await attached.region(remote)
+
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         return []
 

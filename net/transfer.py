@@ -37,7 +37,7 @@ from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit
 from net.transfer_report import peer_row, rates
-from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Op, Transport, Unusable
+from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Mapped, Op, Transport, Unusable
 
 __all__ = [
     "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
@@ -171,6 +171,18 @@ class TransferEngine:
         async with asyncio.timeout(timeout_s):
             return await transport.fetch_add(peer_id, remote, offset, add)
 
+    async def mapped(self, peer_id: str, remote: str) -> Region | None:
+        """The peer's region `remote` in this process's memory; None when the path to it is not shared memory, or when
+        there is a limit that reading it would pass by. Its owner changes it at any time, so only content that proves
+        itself can be used. Raises TransferError, PeerLost, PeerRefused, TimeoutError."""
+        if self._limit is not None:
+            return None
+        path = self.path_of(peer_id) or await self.open(peer_id)
+        if path is LOCAL:
+            return self._region(remote)
+        transport = self._transports[path.transport]
+        return await transport.mapped(peer_id, remote) if isinstance(transport, Mapped) else None
+
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
         """For the owner of memory, once `on_lost` has named the peer: return when no byte of that peer's earlier
         WRITEs can land here any more. Raises TimeoutError: then the slots stay held."""
@@ -213,6 +225,10 @@ class TransferEngine:
             return {}
         most = None if self._limit is None else self._limit.bytes_per_s
         return rates(peer, path, self._rails(peer_id, path), most)
+
+    def bandwidths(self) -> dict[str, float]:
+        """`bandwidth` of every peer it is known of, all rails together."""
+        return {peer: sum(rails.values()) for peer in self._peers if (rails := self.bandwidth(peer))}
 
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,

@@ -98,3 +98,11 @@ class Notifier(Protocol):
 
     async def notify(self, peer_id: str, content: bytes) -> None:
         """Tell the peer, behind everything that was complete before. Raises TransferError, PeerLost."""
+
+
+@runtime_checkable
+class Mapped(Protocol):
+    """A transport that has the memory of its peers in this process."""
+
+    async def mapped(self, peer_id: str, remote: str) -> Region:
+        """The peer's region, to be read. Raises TransferError, PeerLost."""

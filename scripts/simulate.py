@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -34,11 +34,12 @@ from scripts.lab.generate import chats
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
+from sim.links import KINDS
 from sim.models import PRESETS
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
 
-CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none")}
+CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none"), "links": KINDS}
 GENERATORS: dict[str, Callable[[int, int], list[TraceRow]]] = {
     "chats": lambda seed, count: chats(seed, count).rows,
     "agents": agents,
@@ -62,6 +63,9 @@ def parser() -> ArgumentParser:
             kind = type(field.default)
             help_text = f"see sim/config.py (default: {field.default})"
             flag = "--" + field.name.replace("_", "-")
+            if kind is bool:
+                made.add_argument(flag, action=BooleanOptionalAction, default=field.default, help=help_text)
+                continue
             made.add_argument(flag, type=kind, default=field.default, choices=CHOICES.get(field.name), help=help_text)
     return made
 

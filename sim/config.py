@@ -29,6 +29,11 @@ class SimConfig:
     delivery_s: float = 0.03  # until a record is everywhere
     digest_s: float = 1.0  # until others know what a node holds
     probe_s: float = 0.5e-3  # a question to a node and its answer
+    cell_nodes: int = 0  # most nodes of a cell, see sched/cells.py; 0 = one cell
+    cell_s: float = 2.0  # until a change of a cell's load is known in the others
+    entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only
+    intents: bool = True  # prefixes that are being computed are announced, see sched/intents.py
+    links: str = "exact"  # what is known of transfers, see sim/links.py
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000
     rejection: str = "none"
@@ -39,6 +44,8 @@ class SimConfig:
     detect_s: float = 1.0  # until a crash or a slow node is known
     retry_s: float = 0.2  # between two tries of a request that met a dead node
     gossip_loss: float = 0.0  # share of the records that a round does not bring
+    role_changes: bool = False  # all nodes can prefill and decode, and change (sim/roles.py)
+    role_hold_s: float = 15.0  # how long another layout must be wanted before a node changes
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class Node:
         return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
 
     @property
+    def num_promised(self) -> int:
+        """Requests that decode here or will."""
+        return len(self._promises)
+
+    @property
     def free_tokens(self) -> int:
         return self.model.kv_tokens - self.promised_tokens
 
@@ -117,6 +122,11 @@ class Node:
         self.coming[job] = None
         self.queued_s += job.prefill_s
         self._events.changed(self)
+
+    def found(self, job: Job, tokens: int, left_s: float) -> None:
+        """Of a prompt in the queue so many tokens are here after all; what is left takes `left_s`."""
+        self.queued_s = max(0.0, self.queued_s + left_s - job.prefill_s)
+        job.computed, job.prefill_s = tokens, left_s
 
     def ready(self, job: Job) -> None:
         if job in self.coming:
@@ -209,11 +219,11 @@ class Node:
 
     def _chunk(self, now: float) -> None:
         job = self._order.order(now, self.queue)[0]
-        tokens = min(job.num_uncomputed, max(1, self._chunk_tokens - len(self.batch)))
-        self._order.served(job, tokens)
         if math.isnan(job.begun):
             job.begun = now
             self._events.prefill_begun(self, job)
+        tokens = min(job.num_uncomputed, max(1, self._chunk_tokens - len(self.batch)))
+        self._order.served(job, tokens)
         if self.batch:
             context = sum(running.context for running in self.batch)
             seconds = self.model.mixed_s(tokens, job.computed, len(self.batch), context)

@@ -12,7 +12,7 @@ from engine.doctor.rdma import DEVICES
 from net.channel import Channel, PeerRefused
 from net.cluster_key import ClusterKey
 from net.errors import PeerLost, RemoteError, TransferError
-from net.http.client import ClusterError, fetch_cluster
+from net.http.client import IDENTITY, ClusterError, fetch_cluster
 from net.rdma.transport import PLAINTEXT
 from net.transfer import TransferEngine, transports
 
@@ -68,13 +68,13 @@ async def to_peer(
     """Connect to the node whose HTTP API is at `address`, and to the others of its cluster, as a node of the cluster
     would, without joining, and open each transport. Ends with the path that each of them would take. Raises
     ClusterError when no node answers at `address`."""
-    cluster = await fetch_cluster(address, api_key, ANSWER_S)
+    cluster = await fetch_cluster(address, api_key, ANSWER_S, cluster_key)
     out, path = await _to_node(cluster, options, cluster_key)
     others = [one for one in cluster["members"] if one["status"] == "alive" and one["node_id"] != cluster["node_id"]]
     for member in others[:OTHERS_MAX]:
         where = member["http"].removeprefix("http://")
         try:
-            other = await fetch_cluster(where, api_key, ANSWER_S)
+            other = await fetch_cluster(where, api_key, ANSWER_S, cluster_key)
             out.append((await _to_node(other, options, cluster_key))[1])
         except ClusterError as error:
             why = str(error).removeprefix(f"--join {where}: ")
@@ -107,7 +107,7 @@ async def _try(
     name: str, cluster: dict[str, Any], options: dict[str, Any], cluster_key: ClusterKey | None
 ) -> tuple[Tried, dict[str, Any] | None, float | None]:
     """(what came of it, the peer's offer, the round trip of a message)"""
-    identity = {key: cluster[key] for key in ("model", "root", "block_size", "dtype")}
+    identity = {key: cluster[key] for key in IDENTITY}
     channel = Channel(f"doctor-{secrets.token_hex(4)}", identity, lambda theirs: None, cluster_key)
     given = {name: options[name]} if name in options else {}
     transfer = TransferEngine(channel, (name,), given)
@@ -123,7 +123,9 @@ async def _try(
         except (TransferError, TimeoutError) as error:
             return Tried(name, False, str(error).partition(f"{name}: ")[2] or str(error)), offer, took
         return Tried(name, True, path.reason), offer, took
-    except (PeerLost, PeerRefused, RemoteError, OSError, TimeoutError) as error:
+    except PeerRefused as error:
+        return Tried(name, False, f"the peer refuses: {error}"), None, None
+    except (PeerLost, RemoteError, OSError, TimeoutError) as error:
         return Tried(name, False, f"the control port does not answer: {error or type(error).__name__}"), None, None
     finally:
         await transfer.close()

@@ -192,13 +192,14 @@ async def test_the_transports_to_a_peer_are_tried(monkeypatch):
         region = Region.shared("kv", 4096)
         transfer.register(region)
 
-        async def cluster(address, key, timeout_s):
+        async def cluster(address, key, timeout_s, cluster_key):
             if address == "127.0.0.1:2":
                 raise ClusterError("--join 127.0.0.1:2: no node answers")
             host, port = channel.links.address
             return {"node_id": "node-1", "control": [host, port], "model": "m", "root": "same"} | {
                 "block_size": 16,
                 "dtype": "float32",
+                "pool_dtype": "float32",
                 "members": [
                     {"node_id": "node-1", "status": "alive", "http": "http://127.0.0.1:1"},
                     {"node_id": "node-2", "status": "alive", "http": "http://127.0.0.1:2"},

@@ -156,3 +156,8 @@ def test_choices_are_the_entries_of_the_registries():
     assert choices["eviction"] == set(policies)
     assert choices["placement"] == set(placements)
     assert choices["rejection"] == set(rejections)
+
+
+def test_a_mistyped_command_is_recognised():
+    with pytest.raises(UsageError, match=r"unexpected argument 'expain'; did you mean explain\?"):
+        parse(["expain", "x"], commands=("doctor", "explain"))
