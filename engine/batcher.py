@@ -108,7 +108,8 @@ class Batcher:
         if not self.blocks.prefix_caching:
             return []
         room = limit - sum(r.state is RequestState.LOADING for r in self.waiting)
-        unknown = [r for r in self.waiting if r.state is RequestState.WAITING and not r.looked_up]
+        waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
+        unknown = [r for r in waiting if not r.looked_up and not r.scores_prompt]
         chosen = self._order.order(now, unknown)[: max(0, room)]
         for request in chosen:
             request.looked_up = True

@@ -39,7 +39,9 @@ class BlockBook:
         """Take references on the longest prefix in this pool, or on what has joined it since the last call; returns the
         request's blocks. Only before its first step."""
         held = len(request.block_ids)
-        if self.prefix_caching and request.num_named == held:  # what is still arriving has no names
+        if (
+            self.prefix_caching and not request.scores_prompt and request.num_named == held
+        ):  # what is still arriving has no names
             keys = request.block_keys(self.block_size)
             if more := self.pool.match(keys[held : (request.num_tokens - 1) // self.block_size]):
                 self.pool.acquire(more)
@@ -48,10 +50,14 @@ class BlockBook:
                 request.num_computed = request.num_named * self.block_size
         return len(request.block_ids)
 
+    def _reuses(self, request: Request) -> bool:
+        """A prompt whose own log probabilities are asked for is computed whole."""
+        return self.prefix_caching and not request.scores_prompt
+
     def computes_next(self, request: Request, other: Request) -> bool:
         """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next."""
         position = len(request.block_ids)
-        if not self.prefix_caching or position >= (request.num_tokens - 1) // self.block_size:
+        if not self._reuses(request) or position >= (request.num_tokens - 1) // self.block_size:
             return False
         if not other.num_computed // self.block_size <= position < other.num_tokens // self.block_size:
             return False

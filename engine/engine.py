@@ -93,7 +93,7 @@ class Engine:
             self.network,
             config.prefix_fetch,
             metrics,
-            Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self._is_busy),
+            Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy),
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
             least_s=RailNews(transfer).fetch_s,
@@ -126,7 +126,8 @@ class Engine:
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
 
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Requests run."""
         return bool(self.batcher.running)
 
     def _speculator(self) -> Speculator | None:

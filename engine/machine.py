@@ -39,16 +39,26 @@ def survey(look_for_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("
     """Read the facts. `look_for_gpu` imports torch; `proc` and `cgroup` are arguments for the tests."""
     quota = _cpu_quota(_read(cgroup / "cpu.max"))
     cpus = len(os.sched_getaffinity(0))
+    return Machine(
+        num_cpus=max(1, min(cpus, quota or cpus)),
+        free_bytes=free_bytes(proc, cgroup),
+        bfloat16=bool(BF16_FLAGS & set(_cpu_flags(_read(proc / "cpuinfo")))),
+        gpu=_gpu() if look_for_gpu else None,
+    )
+
+
+def total_bytes() -> int:
+    """RAM of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """RAM that can be taken now without swapping and within the cgroup's limit."""
     free = _meminfo_free(_read(proc / "meminfo"))
     limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
         free = min(free, max(0, int(limit) - int(used)))
-    return Machine(
-        num_cpus=max(1, min(cpus, quota or cpus)),
-        free_bytes=free,
-        bfloat16=bool(BF16_FLAGS & set(_cpu_flags(_read(proc / "cpuinfo")))),
-        gpu=_gpu() if look_for_gpu else None,
-    )
+    return free
 
 
 def _gpu() -> Gpu | None:

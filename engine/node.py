@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
@@ -27,21 +26,21 @@ from engine.checkpoint.progress import Progress
 from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
+from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
+from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
 from net.channel import Channel, PeerRefused
-from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
-from net.rdma import places
+from net.prefault import Prefault
 from net.rdma.verbs import prepare as rdma_prepare
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
-from net.transfer import transports
 from sched.member import Member, presets
 from sched.role_change import BOTH
 from sched.state import NodeRecord
@@ -52,34 +51,6 @@ if TYPE_CHECKING:
     from engine.loading import LoadedModel
 
 log = logging.getLogger("mooncake.node")
-
-TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
-
-
-def rdma_devices(config: Config) -> list[str]:
-    """Empty: all there are."""
-    return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-
-
-def transport_options(config: Config) -> dict[str, dict[str, Any]]:
-    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
-    try:
-        overrides = places.overrides(config.topology_file)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {"devices": rdma_devices(config), "gid_index": gid_index, "overrides": overrides}
-    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
-
-
-def open_cluster_key(config: Config) -> ClusterKey | None:
-    """Raises UsageError."""
-    if config.cluster_key_file is None:
-        return None
-    try:
-        return ClusterKey(Path(config.cluster_key_file))
-    except KeyFileError as error:
-        raise UsageError(str(error)) from None
 
 
 class Node:
@@ -104,8 +75,8 @@ class Node:
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self.stalls = StallMonitor(self.metrics.observe_stall)
-        key = open_cluster_key(config)
-        self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
+        self.cluster_key = open_cluster_key(config)
+        self.channel = Channel(config.node_id, self.identity(), self._check_peer, self.cluster_key)
         self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
@@ -130,12 +101,13 @@ class Node:
         self._phases = phases
         self._http_socket = http_socket
         self.rng = random.Random()
-        self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, key)
+        self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, self.cluster_key)
         self._gossiping = False
         self.leaving = Leaving(self)
         self.door = FrontDoor(self)
         self.unready: str | None = "starting"
         self._publishing: asyncio.Task[None] | None = None  # of weights
+        self._prefault: Prefault | None = None
 
     # --- life
 
@@ -143,7 +115,7 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self.stalls.start()
-        if "rdma" in TRANSPORTS[config.transport]:
+        if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self.gossip.on_up(self._member_up)
@@ -173,9 +145,12 @@ class Node:
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
             if config.role_changes and self.engine.load.does >= BOTH:
-                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+                self._role_changes = RoleChanges(self.gossip, self.engine.load, config.role_change_hold_ms / 1000)
                 self._role_changes.start()
             self.phase("engine")
+        if config.prefault:
+            self._prefault = prefault(self.engine, self.share)
+            self._prefault.start()
         self.unready = None
         log.info("ready after %s", self._phases.line())
 
@@ -186,6 +161,8 @@ class Node:
     async def stop(self) -> None:
         """Leave the cluster and give everything back, in reverse order."""
         await self.door.close()
+        if self._prefault is not None:
+            await asyncio.to_thread(self._prefault.close)
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)

@@ -23,6 +23,7 @@ from sched.events import (
     Joined,
     Leave,
     MemberDown,
+    MemberSuspected,
     MemberUp,
     Refused,
     SendPacket,
@@ -65,6 +66,7 @@ class Gossip:
         self._joining: asyncio.Future[None] | None = None
         self._on_up: list[Callable[[Member], None]] = []
         self._on_down: list[Callable[[Member, str], None]] = []
+        self._on_suspected: list[Callable[[str], None]] = []
 
     # --- life
 
@@ -185,6 +187,10 @@ class Gossip:
         """Called in the loop with the reason for every node that died, left or was restarted."""
         self._on_down.append(callback)
 
+    def on_suspected(self, callback: Callable[[str], None]) -> None:
+        """Called in the loop with the id of a node that may be dead, before that is known."""
+        self._on_suspected.append(callback)
+
     def suspect(self, node_id: str) -> None:
         """A connection to this node broke: let it prove that it lives. Unknown nodes are ignored."""
         self._handle(Suspect(node_id))
@@ -233,6 +239,8 @@ class Gossip:
             case MemberDown(member, reason):
                 log.info("%s is down: %s", member.node_id, reason)
                 self._call(self._on_down, member, reason)
+            case MemberSuspected(node_id):
+                self._call(self._on_suspected, node_id)
             case Joined():
                 self._joined(None)
             case Refused(node_id, reason) if node_id == self._me.node_id:

@@ -39,7 +39,10 @@ class Region:
         try:
             os.ftruncate(memfd, nbytes)
             fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(name, mmap.mmap(memfd, nbytes), memfd)
+            mapping = mmap.mmap(memfd, nbytes)
+            with suppress(OSError):  # huge pages are refused where Linux does not offer them for memfds (doctor tells)
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            return cls(name, mapping, memfd)
         except BaseException:
             os.close(memfd)
             raise

@@ -24,6 +24,7 @@ from sim.models import PRESETS, StepModel, with_bandwidth
 from sim.network import Network
 from sim.node import Node
 from sim.placing import Placing
+from sim.roles import Roles
 from sim.trace import TraceRow
 
 
@@ -56,6 +57,7 @@ class Cluster:
         self.caches = [self._cache(node) for node in self.nodes]
         self._left = 0
         self.failures = Failures(self)
+        self.roles = Roles(self)
 
     # --- a run
 
@@ -68,11 +70,17 @@ class Cluster:
             self.loop.at(at, self._arrive, job)
         self._left = len(self.jobs)
         self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
+        self.roles.schedule(min((job.arrival for job in self.jobs), default=0.0))
         if not self.placing.policy.asks_everybody:
             self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
         while self._left and self.loop.step():
             if self.loop.events % 1000 == 0:
                 yield len(self.jobs) - self._left
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are neither answered nor refused."""
+        return self._left
 
     # --- placement
 
@@ -262,7 +270,8 @@ class Cluster:
             self.placing.exact.tell(self.loop.now, node.index, block, here)
             self.placing.told.tell(self.loop.now, node.index, block, here)
 
-        capacity = self.config.cache_blocks if "prefill" in node.roles else 0
+        prefills = "prefill" in node.roles or self.config.role_changes
+        capacity = self.config.cache_blocks if prefills else 0
         return Cache(policies[self.config.eviction](), capacity, changed)
 
     def _candidate(self, node: Node) -> Candidate:

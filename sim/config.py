@@ -44,6 +44,8 @@ class SimConfig:
     detect_s: float = 1.0  # until a crash or a slow node is known
     retry_s: float = 0.2  # between two tries of a request that met a dead node
     gossip_loss: float = 0.0  # share of the records that a round does not bring
+    role_changes: bool = False  # all nodes can prefill and decode, and change (sim/roles.py)
+    role_hold_s: float = 15.0  # how long another layout must be wanted before a node changes
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:

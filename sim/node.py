@@ -101,6 +101,11 @@ class Node:
         return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
 
     @property
+    def num_promised(self) -> int:
+        """Requests that decode here or will."""
+        return len(self._promises)
+
+    @property
     def free_tokens(self) -> int:
         return self.model.kv_tokens - self.promised_tokens
 

@@ -39,6 +39,7 @@ def figures(cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float 
         "pool_fetches": sum(job.source == "pool" for job in placed),
         "bytes_moved": cluster.network.bytes_moved,
         "retries": sum(job.retries for job in jobs),
+        "role_changes": len(cluster.roles.changes),
         "estimate_mape": _mape(placed),
         "busy": {node.name: node.busy_s / span if span else 0.0 for node in cluster.nodes},
         "wasted_prefill_tokens": sum(

@@ -159,6 +159,11 @@ class Placer:
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
 
+    def suspects(self, node_id: str) -> bool:
+        """Whether gossip holds the node for dead or soon to be."""
+        member = self._gossip.core.membership.get(node_id)
+        return member is None or member.status is not Status.ALIVE
+
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
         if placed.claim is not None:
@@ -175,8 +180,8 @@ class Placer:
         )
 
     def _keys(self, request: Request) -> list[BlockKey]:
-        """Keys of the prefix worth having: the last token is always computed."""
-        if not self._prefix_caching:
+        """Keys of the prefix worth having: the last token is always computed, and all of them for their logits."""
+        if not self._prefix_caching or request.scores_prompt:
             return []
         size = self._geometry.block_size
         return request.block_keys(size)[: (request.num_tokens - 1) // size]

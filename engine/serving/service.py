@@ -26,7 +26,7 @@ from engine.kv.push import Push
 from engine.request import Request
 from engine.serving import messages
 from engine.serving.items import extra, item
-from engine.serving.messages import unpack_request
+from engine.serving.messages import pack_prompt_logprobs, unpack_request
 from engine.serving.orphans import NOBODY, Orphans
 from engine.serving.own_load import OwnLoad
 from engine.serving.rail_news import RailNews
@@ -249,6 +249,8 @@ class EngineService:
                 if transfer is not None:
                     self._spawn(self._stop_transfer(request.request_id, transfer))
                 continue
+            if request.prompt_logprobs and emission.token_id is not None and request.num_output_tokens == 1:
+                self._channel.post(acceptor, messages.PROMPT_LOGPROBS, *pack_prompt_logprobs(request))
             items[acceptor].append(item(emission, self._node_id, time.monotonic()))
             if reason == "handover" and transfer is not None:
                 self._leaving[request.request_id] = transfer

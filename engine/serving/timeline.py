@@ -31,6 +31,7 @@ class Timeline:
     clocks: dict[str, Any] = field(
         default_factory=dict
     )  # node -> offset_s and error_s of its clock (engine/serving/clocks.py)
+    trace: Mapping[str, str] = field(default_factory=dict)  # traceparent and tracestate of the client
     output_tokens: int = 0
     cached_tokens: int = 0
 
@@ -60,9 +61,15 @@ class Timeline:
     def _sorted(self) -> list[dict[str, Any]]:
         return sorted(self.events, key=lambda event: event["t"])
 
+    def _aligned(self) -> list[dict[str, Any]]:
+        """In order on the acceptor's clock, as far as the nodes' clocks are known."""
+        offsets = {node: clock["offset_s"] for node, clock in self.clocks.items()}
+        events = [event | {"t": event["t"] - offsets.get(event["node"], 0.0)} for event in self.events]
+        return sorted(events, key=lambda event: event["t"])
+
     def summary(self) -> dict[str, Any]:
         """Where the time went, in milliseconds; None where the request has not come that far."""
-        events = self._sorted()
+        events = self._aligned()
         prefill = self.nodes.get("prefill")
         received, begun = _first(events, "accepted"), _first(events, "running", prefill)
         queued, first = _first(events, "waiting", prefill), _first(events, "first_token")

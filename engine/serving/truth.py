@@ -31,6 +31,9 @@ def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> dict[
 
 
 def measurements(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Nothing of a request that was placed again after its first token: its times are of several decisions."""
+    if (summary["decision_to_token_ms"] or 0.0) < 0:
+        return {}
     tokens, decode_ms = summary["output_tokens"], summary["decode_ms"]
     return {
         "wait_s": _seconds(summary["queue_ms"]),

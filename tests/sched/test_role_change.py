@@ -6,8 +6,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sched.role_change import BOTH, DWELL_S, HOLD_S, REST_S, RoleController, Seen, loads, wanted
+from sched.role_change import BOTH, DWELL, HOLD_S, REST, RoleController, Seen, loads, wanted
 
+REST_S, DWELL_S = REST * HOLD_S, DWELL * HOLD_S
 PREFILL, DECODE = frozenset({"prefill"}), frozenset({"decode"})
 
 

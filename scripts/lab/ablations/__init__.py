@@ -12,6 +12,7 @@ from scripts.lab.ablations.overload import OVERLOAD
 from scripts.lab.ablations.pool import POOL
 from scripts.lab.ablations.ratio import RATIO
 from scripts.lab.ablations.regret import REGRET
+from scripts.lab.ablations.roles import ROLES
 from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
 
@@ -30,5 +31,6 @@ ABLATIONS: dict[str, Ablation] = {
         ORDERS,
         SHIFTS,
         FAILURE,
+        ROLES,
     )
 }
