@@ -89,7 +89,7 @@ class Worker:
         self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
         self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
-        self._waited = False  # it had to wait for a prefix: its time teaches nothing
+        self._waited = False  # it had to wait for a prefix
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (nice,))
         self._loads: set[asyncio.Task[None]] = set()
@@ -225,7 +225,8 @@ class Worker:
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: the end of requests that cannot go on."""
         begin, end = self._ran
-        if not self._waited:
+        # Steps that waited for a prefix, or had the logits of a prompt to compute, teach nothing about others.
+        if not self._waited and not any(row.request.scores_prompt for row in step.rows):
             self.costs.observe(step, end - begin)
         if self._recorder is not None:
             self._recorder.add(step, begin, end, self._idle, self._waited)

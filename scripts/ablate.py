@@ -5,6 +5,7 @@
   scripts/ablate.py scheduling                        # FAST'25 Fig. 5
   scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
   scripts/ablate.py pool --requests 2000              # a short run
+  scripts/ablate.py goals                             # every ablation that a goal hangs on: goal, ours, met or not
   scripts/ablate.py overlap --live --seconds 20       # on nodes of the embedded model, started here
   scripts/ablate.py scheduling --live --url a=http://127.0.0.1:8000 --url b=http://127.0.0.1:8100
 
@@ -19,10 +20,11 @@ import os
 import sys
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
@@ -32,18 +34,20 @@ from rich.progress import Progress
 from scripts.benchlib.client import Unreachable
 from scripts.benchlib.results import write_result
 from scripts.cluster import NodeDied, StartTimeout
-from scripts.lab.ablation import Outcome, run
-from scripts.lab.ablations import ABLATIONS
+from scripts.lab.ablation import Goal, Outcome, run
+from scripts.lab.ablations import ABLATIONS, WITH_GOALS
 from scripts.lab.live import run as live
 from scripts.lab.live.case import LiveOutcome
 from scripts.lab.live.table import LIVE, why_not
 from scripts.lab.plot import draw
-from scripts.lab.tables import section
+from scripts.lab.tables import goal_table, section
+
+GOALS = "goals"
 
 
 def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    made.add_argument("name", nargs="?", choices=list(ABLATIONS | LIVE), metavar="NAME", help="see --list")
+    made.add_argument("name", nargs="?", choices=[*(ABLATIONS | LIVE), GOALS], metavar="NAME", help="see --list")
     made.add_argument("--list", action="store_true", help="names and questions")
     add_flags(made)
     made.add_argument("--json", type=Path, metavar="FILE", help="every figure of every seed, with the configuration")
@@ -71,11 +75,27 @@ def add_flags(made: ArgumentParser) -> None:
     made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
 
 
+def run_all(names: Sequence[str], args: Namespace, console: Console) -> Iterator[Outcome]:
+    """One after the other, under one bar."""
+    with Progress(console=console) as bar:
+        total = sum(len(ABLATIONS[name].cases(args.requests)) for name in names) * args.seeds
+        task = bar.add_task("", total=total)
+        for name in names:
+            bar.update(task, description=name)
+            yield run(ABLATIONS[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task))
+
+
+def reached(outcome: Outcome) -> list[Goal]:
+    """The goals it answers."""
+    return [] if outcome.ablation.goals is None else outcome.ablation.goals(outcome.values)
+
+
 def write_json(outcome: Outcome, path: Path, seeds: int) -> None:
     rows = [
         {
             "case": case.label,
             "config": case.config.as_dict(),
+            "model": None if case.model is None else asdict(case.model),
             "speed": case.workload.speed,
             "values": {name: asdict(value) for name, value in outcome.values[case.label].items()},
             "seeds": outcome.raw[case.label],
@@ -83,7 +103,13 @@ def write_json(outcome: Outcome, path: Path, seeds: int) -> None:
         for case in outcome.cases
     ]
     ablation = outcome.ablation
-    config = {"ablation": ablation.name, "definition": ablation.definition, "trace": outcome.source, "seeds": seeds}
+    config: dict[str, Any] = {
+        "ablation": ablation.name,
+        "definition": ablation.definition,
+        "trace": outcome.source,
+        "seeds": seeds,
+    }
+    config["goals"] = [asdict(goal) for goal in reached(outcome)]
     write_result(config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows, path)
 
 
@@ -125,6 +151,7 @@ def list_all() -> None:
     for name, one in LIVE.items():
         if name not in ABLATIONS:
             print(f"{name:<14} {one.question} Only --live.")
+    print(f"{GOALS:<14} What was to be reached, and is it? ({', '.join(WITH_GOALS)})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error("--url is for --live")
     if args.live and args.name not in LIVE:
         made.error(why_not(args.name))
-    if not args.live and args.name not in ABLATIONS:
+    if not args.live and args.name not in [*ABLATIONS, GOALS]:
         made.error(f"{args.name} has no simulated form: add --live")
     if args.live:
         try:
@@ -154,15 +181,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.plot:
             draw(found.shown(), args.plot)
         return 0
-    ablation = ABLATIONS[args.name]
-    with Progress(console=console) as bar:
-        task = bar.add_task(args.name, total=len(ablation.cases(args.requests)) * args.seeds)
-        outcome = run(ablation, args.requests, args.seeds, args.workers, lambda: bar.advance(task))
-    print(section(outcome))
-    if args.json:
-        write_json(outcome, args.json, args.seeds)
-    if args.plot:
-        draw(outcome, args.plot)
+    names = WITH_GOALS if args.name == GOALS else [args.name]
+    if len(names) > 1 and (args.json or args.plot):
+        made.error("goals are of several ablations: take --json and --plot with one of them, or scripts/reproduce.py")
+    goals = []
+    for outcome in run_all(names, args, console):
+        goals += reached(outcome)
+        print(section(outcome))
+        if args.json:
+            write_json(outcome, args.json, args.seeds)
+        if args.plot:
+            draw(outcome, args.plot)
+    if args.name == GOALS:
+        print(goal_table(goals))
     return 0
 
 

@@ -13,6 +13,8 @@ node.py      a prefill, decode or mixed node: its queue, its batch, its KV memor
 contention.py nodes that share a machine
 segment.py   decode steps between two changes of a batch
 faults.py    crashes and slow nodes, from text or by seed; failures.py puts them to work
+refusals.py  who is turned away under load
+predictors.py  what a learned placement is told
 plan.py      nodes of a load by formula
 making.py    the parts of a cluster from its configuration
 cluster.py   arrivals, placement on fresh or old views, transfers, the pool

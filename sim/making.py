@@ -69,10 +69,11 @@ def cache(cluster: Cluster, node: Node) -> Cache:
     """Of the node's own memory."""
 
     def changed(block: int, here: bool) -> None:
-        cluster.exact.tell(cluster.loop.now, node.index, block, here)
-        cluster.told.tell(cluster.loop.now, node.index, block, here)
+        cluster.placing.exact.tell(cluster.loop.now, node.index, block, here)
+        cluster.placing.told.tell(cluster.loop.now, node.index, block, here)
 
-    capacity = cluster.config.cache_blocks if "prefill" in node.roles else 0
+    prefills = "prefill" in node.roles or cluster.config.role_changes
+    capacity = cluster.config.cache_blocks if prefills else 0
     return Cache(policies[cluster.config.eviction](), capacity, changed)
 
 

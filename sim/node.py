@@ -85,8 +85,24 @@ class Node:
         return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
 
     @property
+    def num_promised(self) -> int:
+        """Requests that decode here or will."""
+        return len(self._promises)
+
+    @property
     def free_tokens(self) -> int:
         return self.model.kv_tokens - self.promised_tokens
+
+    @property
+    def promised(self) -> int:
+        """Requests placed here to decode, those that run included."""
+        return len(self._promises)
+
+    def made(self) -> list[int]:
+        """Tokens of each running request by now."""
+        segment = self._segment
+        steps = 0 if segment is None else segment.steps_until(self._loop.now - segment.begun) - 1
+        return [job.decoded + steps for job in self.batch]
 
     def step_s(self) -> float:
         """A decode step if one more request joined it."""
@@ -101,6 +117,11 @@ class Node:
         self.coming[job] = None
         self.queued_s += job.prefill_s
         self._events.changed(self)
+
+    def found(self, job: Job, tokens: int, left_s: float) -> None:
+        """Of a prompt in the queue so many tokens are here after all; what is left takes `left_s`."""
+        self.queued_s = max(0.0, self.queued_s + left_s - job.prefill_s)
+        job.computed, job.prefill_s = tokens, left_s
 
     def ready(self, job: Job) -> None:
         if job in self.coming:
@@ -196,12 +217,9 @@ class Node:
         """A step with prompts in it."""
         queue = self._order.order(now, self.queue)
         context = sum(running.context for running in self.batch)
-        for job, tokens in self._share(queue, context):
+        for job, tokens in self._share(now, queue, context):
             self._order.served(job, tokens)
             self._computing.append((job, tokens, job.retries))
-            if math.isnan(job.begun):
-                job.begun = now
-                self._events.prefill_begun(self, job)
         chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
         if self.batch and not self._policy.decodes_wait:
             seconds = self.model.mixed_s(chunks, len(self.batch), context)
@@ -210,18 +228,26 @@ class Node:
         self._version += 1
         self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
 
-    def _share(self, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
-        """Who gets how many tokens of the next step; the batch attends to `context`."""
+    def _share(self, now: float, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
+        """Who gets how many tokens of the next step; the batch attends to `context`. A prompt that begins may find
+        more of itself computed than when it came."""
+        self._started(now, queue[0])
         beside = 0 if self._policy.decodes_wait else len(self.batch)
         left = max(1, self._chunk_tokens - beside)
         left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
         shares = []
         for job in queue[: self._prompts]:
+            self._started(now, job)
             shares.append((job, min(job.num_uncomputed, left)))
             left -= shares[-1][1]
             if not left:
                 break
         return shares
+
+    def _started(self, now: float, job: Job) -> None:
+        if math.isnan(job.begun):
+            job.begun = now
+            self._events.prefill_begun(self, job)
 
     def _chunked(self, version: int, begun: float) -> None:
         if version != self._version or not self._computing:
@@ -248,6 +274,7 @@ class Node:
             job.prefilled, job.decoded = self._loop.now, 1
             if job.resumed:
                 job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
+                job.gaps.append((1, job.prefilled - job.broken))
             else:
                 job.first_token = job.prefilled
             self._events.prefilled(self, job)
@@ -267,10 +294,14 @@ class Node:
         """`steps` tokens for every running request, the first after first_s, the last took last_s."""
         done = []
         first_s = last_s if first_s is None else first_s
+        mean_s = (self._loop.now - begun) / steps
         for job in self.batch:
             # The gap behind the first token holds the hand-over.
             gap = begun + first_s - job.prefilled if job.decoded == 1 else self._held_s + first_s
             job.longest_gap = max(job.longest_gap, gap)
+            job.gaps.append((1, gap))
+            if steps > 1:
+                job.gaps.append((steps - 1, mean_s))
             job.decoded += steps
             job.longest_gap = max(job.longest_gap, last_s)
             if job.decoded >= job.output_tokens:
