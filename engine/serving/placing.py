@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -160,10 +159,10 @@ class Placer:
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
 
-    def learn(self, explained: Mapping[str, Any], ttft_s: float) -> None:
-        """A placement (Placed.explain) led to a first token so long after the decision."""
+    def learn(self, prefill: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """A decision for node `prefill`, with these estimates, led to a first token so long after it."""
         if isinstance(self._policy, LearningPolicy):
-            self._policy.observed(explained["prefill"], explained["estimates"], ttft_s)
+            self._policy.observed(prefill, estimates, ttft_s)
 
     def suspects(self, node_id: str) -> bool:
         """Whether gossip holds the node for dead or soon to be."""
