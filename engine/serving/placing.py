@@ -103,10 +103,17 @@ class Placer:
         decision = accepted(choice.decide())
         if new:
             self._admit(decision, request.service_class, view)
-        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
-            decision = await self._joined(decision, choice, question, known, answers)
         claimed = {node: answer.claimed for node, answer in answers.items()}
-        decision, claim, given_up = await self._claims.secure(decision, choice.decide, choice.view, now, claimed)
+        decision, claim, given_up = await self._claims.secure(decision, choice.decide, view, now, claimed)
+        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
+            joined = await self._joined(decision, choice, question, known, answers)
+            if joined is not decision:
+                claimed = {node: answer.claimed for node, answer in answers.items()}
+                if claim is not None:
+                    await self._words.release(claim)
+                    claimed[claim.peer] = claim.previous + claim.amount
+                secured = await self._claims.secure(joined, choice.decide, choice.view, now, claimed)
+                decision, claim, given_up = *secured[:2], given_up + secured[2]
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up)
         self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
