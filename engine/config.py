@@ -30,10 +30,12 @@ class Config(CacheConfig):
         "mooncake",
         "scheduling",
         "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
-        "mooncake-central-greedy = over all nodes, as the paper's Conductor; or your own: FILE.py:NAME",
+        "mooncake-central-greedy = over all nodes, as the paper's Conductor; mooncake-learned = mooncake corrected by "
+        "measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
         (
             "mooncake",
             "mooncake-central-greedy",
+            "mooncake-learned",
             "dynamo-cost",
             "power-of-two",
             "local-cache",

@@ -83,6 +83,7 @@ class Node:
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
+        self.metrics.watch_load_words(self.words.counters)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id,
