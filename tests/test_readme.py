@@ -25,6 +25,7 @@ ELSEWHERE = {
 }  # mooncake's own help, and ruff's
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
 SCRIPTS |= {"--kills", "--flips", "--minutes", "--disk", "--rounds", "--sizes", "--arena-mb"}  # of the store
+SCRIPTS |= {"--requests", "--seeds"}  # of the lab
 SCRIPTS |= {"--test", "--live", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
 SCRIPTS |= {"--seeds", "--requests"}  # of the lab
 
