@@ -121,7 +121,7 @@ def carry_out(run: Run, target: Target) -> tuple[bool, str]:
     with log.open("w") as stderr:
         try:
             done = subprocess.run(
-                run.argv, cwd=target.scratch, env=environment(target), stdout=subprocess.PIPE, stderr=stderr,
+                run.argv, cwd=target.scratch, env=environment(run, target), stdout=subprocess.PIPE, stderr=stderr,
                 stdin=subprocess.DEVNULL, text=True, timeout=RUN_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -135,12 +135,21 @@ def carry_out(run: Run, target: Target) -> tuple[bool, str]:
     return True, found
 
 
-def environment(target: Target) -> dict[str, str]:
+def environment(run: Run, target: Target) -> dict[str, str]:
     """Ours without what would lead a client to our packages, to a hub or through a proxy."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     kept.pop("PYTHONPATH", None)
-    home = {"HF_HOME": str(target.scratch / "hf"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return kept | home | {"OPENAI_API_KEY": "none", "TOKENIZERS_PARALLELISM": "false", "NO_COLOR": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if run.offline else {}
+    return (
+        kept
+        | offline
+        | {
+            "HF_HOME": str(target.scratch / "hf"),
+            "OPENAI_API_KEY": "none",
+            "TOKENIZERS_PARALLELISM": "false",
+            "NO_COLOR": "1",
+        }
+    )
 
 
 def _end(log: Path) -> str:
