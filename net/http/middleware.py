@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from net import log_context
-from net.http.errors import ApiError, from_exception
+from net.http.errors import ApiError, from_exception, no_route
 from net.http.keys import ApiKeys
 from net.http.limits import client_key
 from net.http.page import ASSETS
@@ -37,6 +37,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     log_context.request_id.set(request_id)  # a connection's requests follow one another, each sets its own
     try:
         return await handler(request)
+    except web.HTTPNotFound:
+        return no_route(request.path).response()
     except Exception as error:
         return from_exception(error, request_id).response()
 
