@@ -62,6 +62,7 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     asked = [flag for flag in CLIENTS if getattr(args, flag) is not None]
+    versions = {flag: version_of(getattr(args, flag), CLIENTS[flag][0]) for flag in asked}  # before the cluster starts
     with tempfile.TemporaryDirectory(prefix="stock-clients-") as folder:
         scratch = Path(folder)
         tokenizer = scratch / "tokenizer"
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             url = cluster["decode-0"].url
             name = rest.get(f"{url}/v1/models")["data"][0]["id"]
             target = Target(url, name, tokenizer, scratch)
-            outcomes = [outcome for flag in asked for outcome in attend(flag, getattr(args, flag), target)]
+            outcomes = [outcome for flag in asked for outcome in attend(flag, getattr(args, flag), versions[flag], target)]
             cluster.check()
     show(outcomes)
     if args.json is not None:
@@ -92,10 +93,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     return args
 
 
-def attend(flag: str, python: str, target: Target) -> Iterator[Outcome]:
+def attend(flag: str, python: str, version: str, target: Target) -> Iterator[Outcome]:
     """Every run of one client."""
     package, runs_of = CLIENTS[flag]
-    version = version_of(python, package)
     for run in runs_of(python, target):
         begin = time.monotonic()
         passed, note = carry_out(run, target)
@@ -107,7 +107,11 @@ def attend(flag: str, python: str, target: Target) -> Iterator[Outcome]:
 
 
 def version_of(python: str, package: str) -> str:
-    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    """Of the distribution, or of its build for CPUs. Raises SystemExit."""
+    code = (
+        "import importlib.metadata as m; names = [d.metadata['Name'].lower() for d in m.distributions()]; "
+        f"print(m.version(next(name for name in ({package!r}, {package + '-cpu'!r}) if name in names)))"
+    )
     try:
         found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
