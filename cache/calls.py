@@ -109,6 +109,11 @@ class Calls:
         """Small blocks in one message: slots, checksums, lengths, tiers, more, hot; and the blocks."""
         return await self._exchange(home, "store.read", {"leading": leading}, [join_keys(keys)])
 
+    def used(self, home: str, keys: Sequence[BlockKey]) -> None:
+        """They were read without asking (cache/same_host.py)."""
+        with suppress(ConnectionError):
+            self._channel.post(home, "store.used", {}, [join_keys(keys)])
+
     def report(self, home: str, keys: Sequence[BlockKey]) -> None:
         """What was read did not match its checksums."""
         with suppress(ConnectionError):

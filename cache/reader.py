@@ -18,6 +18,7 @@ from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
 from cache.protocol import ELSEWHERE, Deadlines
 from cache.routing import ReadWalk, Router
+from cache.same_host import SameHost
 from net.transfer import Op, TransferEngine
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Reader:
         self,
         calls: Calls,
         transfer: TransferEngine,
+        same_host: SameHost,
         router: Router,
         deadlines: Deadlines,
         counts: Counter[str],
@@ -37,6 +39,7 @@ class Reader:
     ) -> None:
         self._calls = calls
         self._transfer = transfer
+        self._same_host = same_host
         self._router = router
         self._deadlines = deadlines
         self._counts = counts
@@ -50,6 +53,11 @@ class Reader:
         async def ask(home: str, positions: list[int]) -> None:
             try:
                 self._calls.check(home)
+                seen = self._seen(home, keys, positions)
+                have.update(seen)
+                walk.found_all(seen)
+                if not (positions := [position for position in positions if position not in seen]):
+                    return
                 asked = [keys[position] for position in positions]
                 answers = await self._calls.has(home, asked, leading=leading and walk.single)
             except HOME_ERRORS as error:
@@ -67,6 +75,14 @@ class Reader:
         while groups := walk.wave(leading):
             await at_each(groups, ask)
         return have
+
+    def _seen(self, home: str, keys: Sequence[BlockKey], positions: list[int]) -> set[int]:
+        """Positions that a home of this host is seen to have."""
+        view = self._same_host.view(home)
+        if view is None:
+            return set()
+        found = self._same_host.have(view, [keys[position] for position in positions])
+        return {position for position, here in zip(positions, found, strict=True) if here}
 
     async def fetch(self, job: Job, window: int, *, leading: bool) -> None:
         """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned at once at one home."""
@@ -88,6 +104,7 @@ class Reader:
     async def _take(
         self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
     ) -> None:
+        positions = await self._take_here(job, walk, home, positions)
         if job.in_messages:
             window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
         while positions:
@@ -109,6 +126,25 @@ class Reader:
             if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply["more"]):
                 return
             positions = positions[len(answers) :]
+
+    async def _take_here(self, job: Job, walk: ReadWalk, home: str, positions: list[int]) -> list[int]:
+        """What a home of this host has in its DRAM, without asking it; returns the positions that are left."""
+        view = self._same_host.view(home)
+        if view is None:
+            return positions
+        nbytes, begin = len(positions) * job.block_bytes, _now()
+        self._router.started(home, nbytes)
+        try:
+            arrived = await self._same_host.read(view, home, job, positions)
+        except BaseException:
+            self._router.failed(home, nbytes)
+            raise
+        self._router.ended(home, nbytes, 0.0, _now() - begin if len(arrived) == len(positions) else 0.0)
+        walk.found_all(arrived)
+        if len(arrived) == len(positions):
+            return []
+        here = set(arrived)
+        return [position for position in positions if position not in here]
 
     async def _ask(
         self, job: Job, walk: ReadWalk, home: str, batch: list[int], leading: bool

@@ -34,6 +34,7 @@ from cache.protocol import Deadlines
 from cache.reader import Reader
 from cache.results import GetResult, NoRoom, Unreachable
 from cache.routing import Router
+from cache.same_host import SameHost
 from cache.share import Share
 from cache.staging import Staging
 from cache.tiers import LocalStore
@@ -85,7 +86,10 @@ class Store:
         self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
         self._calls = calls = Calls(channel, self._deadlines)
         self.router = Router(node_id, replicas)
-        self._reader = Reader(calls, transfer, self.router, self._deadlines, self._counts, self._failed)
+        self._same_host = SameHost(transfer, calls)
+        self._reader = Reader(
+            calls, transfer, self._same_host, self.router, self._deadlines, self._counts, self._failed
+        )
         self._writer = Writer(calls, transfer, self.router, self._deadlines, self._failed)
         self._staging = Staging(block_bytes)
         self._staged = False
@@ -94,6 +98,8 @@ class Store:
             channel.handle("store.stats", self._stats)
         if local is not None and self._share is not None and local.arena is not None:
             self.attach(local.arena.region)
+            if local.index_region is not None:
+                self._transfer.register(local.index_region)
             self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, repair_limit)
 
     def attach(self, region: Region) -> None:
@@ -327,6 +333,7 @@ class Store:
 
     async def close(self) -> None:
         """Give leases back, then close the local store. Close transfer engine and channel first."""
+        await self._same_host.close()
         if self._keeper is not None:
             await self._keeper.close()
         if self._share is not None and self.local is not None:

@@ -6,7 +6,7 @@ SSD has room. The SSD tier is inclusive: a block found only there is promoted in
 keep its copy below from aging.
 
 Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so eviction can't touch
-it. One thread writes to LMDB and deletes there, in order; reads have threads of their own; the event loop never waits
+it. One thread writes to SSD and deletes there, in order; reads have threads of their own; the event loop never waits
 for the disk.
 """
 
@@ -24,8 +24,10 @@ from cache.arena import Arena, checksum
 from cache.block import BlockKey
 from cache.policy import PLAIN, EvictionPolicy, Facts
 from cache.pool import BlockPool, OutOfBlocks
+from cache.shared_index import INDEX_REGION, SharedIndex, index_bytes
 from cache.ssd import SsdTier
 from cache.write_behind import Row, WriteBehind
+from net.memory import Region
 
 T = TypeVar("T")
 
@@ -81,6 +83,11 @@ class LocalStore:
         if ssd is not None and arena is not None:
             most = max(1, BATCH_BYTES // arena.slot_bytes)
             self._behind = WriteBehind(most, partial(self._write, ssd, arena), lambda slot: self._pool.unhold([slot]))
+        self.index_region: Region | None = None  # for readers of this host; the caller registers it
+        if arena is not None and arena.region.memfd is not None:
+            self.index_region = Region.shared(INDEX_REGION, index_bytes(num_slots))
+            self._index = SharedIndex(self.index_region, arena.name, arena.slot_bytes)
+            self._pool.watch(self._show)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
         self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
@@ -110,6 +117,14 @@ class LocalStore:
         known = set(above)
         return above + [key for key in self.ssd.all_keys() if key not in known]
 
+    def _show(self, key: BlockKey, here: bool) -> None:
+        """Keep the index of what lies in DRAM. Its checksum and length are set before a block gets its name."""
+        slot = self._pool.lookup(key) if here else None
+        if slot is None:
+            self._index.drop(key)
+        else:
+            self._index.put(key, slot, self._lengths[slot], self._checksums[slot])
+
     # --- reading
 
     async def pin(self, keys: Sequence[BlockKey]) -> list[Pin]:
@@ -125,14 +140,19 @@ class LocalStore:
             if slot is None:
                 return None
             slots.append(slot)
+        self.used(keys)
+        sums, lengths = self._checksums, self._lengths
+        return [Pin(slot, sums[slot], "dram", lengths[slot]) for slot in slots]
+
+    def used(self, keys: Sequence[BlockKey]) -> None:
+        """Hits of readers that saw the index."""
+        slots = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
         self._pool.touch(slots)
         for key in keys:
             self._admission.wanted(key)
             if self.ssd is not None:
                 self.ssd.touch(key)
-        self._counts["hits"] += len(slots)
-        sums, lengths = self._checksums, self._lengths
-        return [Pin(slot, sums[slot], "dram", lengths[slot]) for slot in slots]
+        self._counts["hits"] += len(keys)
 
     async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
         """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
@@ -347,3 +367,5 @@ class LocalStore:
             await asyncio.to_thread(self.ssd.close)
         self._readers.shutdown(wait=True)
         self._executor.shutdown(wait=True)
+        if self.index_region is not None:
+            self.index_region.close()

@@ -84,13 +84,19 @@ class CacheConfig(ModelConfig):
         ("wait", "timeout", "best-effort"),
     )
     prefetch_timeout_ms: int = flag(200, "cache", "longest wait with --prefetch timeout", least=1)
-    ssd_path: str | None = flag(None, "cache", "directory of the LMDB tier, one per node; none = no SSD tier")
-    ssd_bytes: int = flag(4 << 30, "cache", "size of the LMDB tier", least=1 << 20)
+    ssd_path: str | None = flag(None, "cache", "directory of the SSD tier, one per node; none = no SSD tier")
+    ssd_bytes: int = flag(4 << 30, "cache", "size of the SSD tier on disk", least=1 << 20)
+    ssd_backend: str = flag(
+        "lmdb",
+        "cache",
+        "what the SSD tier is kept in: an LMDB file, or one preallocated file past the page cache",
+        ("lmdb", "file"),
+    )
     value_bytes: int = flag(1 << 20, "cache", "with --model none: the largest value, and a slot of the store", least=64)
     ssd_sync_ms: int = flag(
         1000,
         "cache",
-        "the LMDB tier is synced so often, which bounds what a power failure loses; 0 = at each write",
+        "the SSD tier is synced so often, which bounds what a power failure loses; 0 = at each write",
         least=0,
     )
     replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)

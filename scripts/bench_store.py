@@ -2,7 +2,7 @@
 """bench_store: the pooled store beside upstream's and beside the limits of this machine, in one run.
 
     bench_store.py [--quick] [--json PATH] [--peer-python PATH]      memory: put and get of blocks, one and 32 per call
-    bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier, beside direct reads and writes there
+    bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier in both backends, beside direct access
 
 Contenders in memory, each two processes on this host: memcpy (one thread of libc) and sockets (blocking, plain
 Python) are the limits; store-shm and store-tcp are cache.store; mooncake-store is upstream's (its master, one holder,
@@ -124,21 +124,23 @@ def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
 
 def disk(args: Namespace) -> int:
     """The SSD tier: shares of the disk's limit in the same run, and acknowledged values after kill -9."""
-    from transferbench.disk import direct, small_node, tier
+    from transferbench.disk import backends, direct, small_node, tier
 
     blocks, values = (128, 40) if args.quick else (1024, 400)
     args.disk.mkdir(parents=True, exist_ok=True)
-    limit, ours = direct(args.disk, blocks), tier(args.disk, blocks)
     rows: list[dict[str, Any]] = []
-    for name, speed in ours.items():
-        top = limit["write" if name.startswith("put") else "read"]
-        rows.append({"what": name, "gbs": speed, "limit_gbs": top, "ratio": speed / top})
-        print(f"{name:20} {speed:5.2f} GB/s   {speed / top:5.2f} of direct {top:.2f}")
-    kept = small_node(args.disk, values, 2 << 20, (256 << 20) * values // 400)
-    print(", ".join(f"{name} {value}" for name, value in kept.items()))
+    kept: list[dict[str, Any]] = []
+    for backend in backends:
+        limit = direct(args.disk, blocks)  # again for each: hosts drift
+        for name, speed in tier(args.disk, blocks, backend).items():
+            top = limit["write" if name.startswith("put") else "read"]
+            rows.append({"backend": backend, "what": name, "gbs": speed, "limit_gbs": top, "ratio": speed / top})
+            print(f"{backend:5} {name:20} {speed:5.2f} GB/s   {speed / top:5.2f} of direct {top:.2f}")
+        kept.append(small_node(args.disk, values, 2 << 20, (256 << 20) * values // 400, backend))
+        print(", ".join(f"{name} {value}" for name, value in kept[-1].items()))
     if args.json is not None:
-        write_result({"argv": sys.argv[1:], "blocks": blocks}, [*rows, kept], args.json)
-    return 0 if kept["readable"] == kept["readable_after_kill_9"] == values else 1
+        write_result({"argv": sys.argv[1:], "blocks": blocks}, [*rows, *kept], args.json)
+    return 0 if all(one["readable"] == one["readable_after_kill_9"] == values for one in kept) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,10 +3,10 @@
 
     soak_store.py --minutes 30            mixed load on three nodes: wrong bytes, and what grows: memory, slots, fds
     soak_store.py --kills 100             kill -9 at random points of writing, each followed by reading everything back
-    soak_store.py --flips 100             bits flipped anywhere in the LMDB file of a store that is down
+    soak_store.py --flips 100             bits flipped anywhere in the files of an SSD tier that is down
 
 A wrong byte is a failure always; after kill -9 so is a value that was acknowledged as flushed and is missing, unless
-newer ones had evicted it.
+newer ones had evicted it. --backend file: the same for the other SSD backend.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cache.arena import checksum
-from cache.ssd import SsdTier
+from cache.ssd import SsdTier, backends
 
 SLOT = 20_000  # bytes: several pages, and not a whole number of them
 MAP = 4 << 20
 BATCH = 3  # values written together; so many may have been evicted for those that were not written any more
-READABLE = 3  # starts after which a damaged tier serves again at the latest
+READABLE = 2  # starts after which a damaged tier serves again at the latest
 
 
 def content(i: int) -> bytes:
@@ -44,10 +44,10 @@ def key_of(i: int) -> bytes:
     return i.to_bytes(16, "big")
 
 
-def life(directory: str, first: int) -> None:
+def life(directory: str, first: int, backend: str) -> None:
     """One life of a tier, in a process of its own: say what is readable, then write from `first` on until killed, and
     say what has been written."""
-    tier = SsdTier(directory, SLOT, MAP, b"soak")
+    tier = SsdTier(directory, SLOT, MAP, b"soak", backend=backend)
     into = bytearray(SLOT)
     here, wrong = [], 0
     for key in sorted(tier.all_keys()):  # which keeps them in the order of their age
@@ -69,9 +69,10 @@ def life(directory: str, first: int) -> None:
 class Life:
     """That process, seen from outside."""
 
-    def __init__(self, directory: Path, first: int) -> None:
-        command = [sys.executable, __file__, "--life", str(directory), str(first)]
+    def __init__(self, directory: Path, first: int, backend: str) -> None:
+        command = [sys.executable, __file__, "--life", str(directory), str(first), backend]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.died = False  # by itself, before `kill`
 
     def report(self) -> dict[str, Any] | None:
         """What was readable at its start; None when it died of what it read."""
@@ -84,6 +85,7 @@ class Life:
         assert self.process.stdout is not None
         first = self.process.stdout.readline()
         time.sleep(after_s)
+        self.died = self.process.poll() is not None
         self.process.send_signal(signal.SIGKILL)
         lines = [first, *self.process.stdout.read().splitlines(keepends=True)]
         self.process.wait()
@@ -91,13 +93,13 @@ class Life:
         return max([int(line) for line in lines if line.endswith("\n")], default=0)
 
 
-def kills(times: int, directory: Path, seed: int) -> dict[str, int]:
+def kills(times: int, directory: Path, seed: int, backend: str) -> dict[str, int]:
     """Counts over all lives: values read back, wrong bytes, flushed values that were missing."""
     rng = random.Random(seed)
     counts = {"lives": 0, "read": 0, "wrong": 0, "lost": 0}
     written = 0
     for _ in range(times + 1):
-        one = Life(directory, written)
+        one = Life(directory, written, backend)
         report = one.report()
         if report is None:
             one.kill(0)
@@ -114,27 +116,36 @@ def kills(times: int, directory: Path, seed: int) -> dict[str, int]:
     return counts
 
 
-def flips(times: int, directory: Path, seed: int) -> dict[str, int]:
-    """Flip 1 to 64 bits anywhere in the file of a tier that is down, start it, count. `deaths`: starts that ended the
-    process; `stuck`: damages after which it did not serve within READABLE starts."""
+def damage(directory: Path, rng: random.Random) -> None:
+    """1 to 64 bits, half of them in LMDB's first pages or in the table, which are small and matter most."""
+    blocks, small = directory / "data.mdb", 16 * 4096
+    if not blocks.exists():
+        blocks = directory / "slots" if rng.random() < 0.5 else directory / "table"
+    size = blocks.stat().st_size
+    with blocks.open("r+b") as file:
+        for _ in range(rng.randint(1, 64)):
+            at = rng.randrange(size if rng.random() < 0.5 else min(small, size))
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+
+
+def flips(times: int, directory: Path, seed: int, backend: str) -> dict[str, int]:
+    """Damage a tier that is down, start it, count. `deaths`: starts that ended the process, or lives that died of it
+    later; `stuck`: damages after which it did not serve within READABLE starts."""
     rng = random.Random(seed)
     counts = {"flips": 0, "read": 0, "wrong": 0, "deaths": 0, "stuck": 0}
     written = 0
-    one = Life(directory, 0)
+    one = Life(directory, 0, backend)
     one.report()
     for _ in range(times):
         written = max(written, one.kill(rng.random() * 0.02))
-        path = directory / "data.mdb"
-        with path.open("r+b") as file:
-            for _ in range(rng.randint(1, 64)):
-                at = rng.randrange(path.stat().st_size if rng.random() < 0.5 else 16 * 4096)  # the meta pages, too
-                file.seek(at)
-                byte = file.read(1)[0]
-                file.seek(at)
-                file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+        counts["deaths"] += one.died
+        damage(directory, rng)
         counts["flips"] += 1
         for _ in range(READABLE):
-            one = Life(directory, written)
+            one = Life(directory, written, backend)
             report = one.report()
             if report is not None:
                 counts["read"] += len(report["here"])
@@ -157,8 +168,9 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--rate", type=float, default=50.0, help="calls per second of the mixed load")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH")
+    parser.add_argument("--backend", choices=sorted(backends), default="lmdb", help="of the SSD tier")
     parser.add_argument(
-        "--life", nargs=2, metavar=("DIR", "FIRST"), help="a process of --kills; for this script itself"
+        "--life", nargs=3, metavar=("DIR", "FIRST", "BACKEND"), help="a process of --kills; for this script itself"
     )
     return parser.parse_args(arguments)
 
@@ -166,7 +178,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     if args.life:
-        life(args.life[0], int(args.life[1]))
+        life(args.life[0], int(args.life[1]), args.life[2])
         return 0
     print(f"seed {args.seed}", flush=True)
     rows: list[dict[str, Any]] = []
@@ -174,9 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, harm, times in (("kills", kills, args.kills), ("flips", flips, args.flips)):
         if times:
             with tempfile.TemporaryDirectory(prefix="soak-store-", dir=os.environ.get("TMPDIR")) as home:
-                counts = harm(times, Path(home) / "ssd", args.seed)
+                counts = harm(times, Path(home) / "ssd", args.seed, args.backend)
             print(f"{name}: {counts}", flush=True)
-            rows.append({"what": name, **counts})
+            rows.append({"what": name, "backend": args.backend, **counts})
             bad += counts["wrong"] + counts.get("lost", 0) + counts.get("stuck", 0)
     if args.minutes:
         from soakstore.load import soak  # heavier, and not needed by a life

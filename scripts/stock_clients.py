@@ -109,8 +109,9 @@ def attend(flag: str, python: str, version: str, target: Target) -> Iterator[Out
 def version_of(python: str, package: str) -> str:
     """Of the distribution, or of its build for CPUs. Raises SystemExit."""
     code = (
-        "import importlib.metadata as m; names = [d.metadata['Name'].lower() for d in m.distributions()]; "
-        f"print(m.version(next(name for name in ({package!r}, {package + '-cpu'!r}) if name in names)))"
+        "import importlib.metadata as m; "
+        "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}; "
+        f"print(found.get({package!r}) or found[{package + '-cpu'!r}])"
     )
     try:
         found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)

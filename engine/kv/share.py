@@ -1,4 +1,4 @@
-"""This node's share of the pooled store: a DRAM arena, and an LMDB tier below it where a path was given."""
+"""This node's share of the pooled store: a DRAM arena, and an SSD tier below it where a path was given."""
 
 from __future__ import annotations
 
@@ -22,5 +22,6 @@ def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> Local
     ssd = None
     if config.ssd_path is not None:
         path, below = Path(config.ssd_path), eviction(config)
-        ssd = SsdTier(path, geometry.pool_bytes, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms)
+        size, backend = geometry.pool_bytes, config.ssd_backend
+        ssd = SsdTier(path, size, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms, backend=backend)
     return LocalStore(arena, ssd, *policies)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from engine.model.layers_cpu import all_in_one
 from engine.model.model_config import ModelConfig
 from engine.model.moe import Experts
 from engine.model.ops import Linear, Ops, Tail, TorchOps
@@ -112,6 +113,7 @@ class Model:
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
+        self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
         if weights:
             raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
@@ -221,6 +223,35 @@ class Model:
             x = x * self.embedding_scale
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        if self.layers_at_once is not None and on_layer is None and before_layer is None:
+            layers = self.layers_at_once
+            attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
+            x, projected = self.tails[-1](attended[wanted], x[wanted])
+        else:
+            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, step, on_layer, before_layer)
+        normed = projected if self.alone else projected[wanted]  # by the norm before the head
+        if scores is not None:
+            for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
+                part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
+                scores.take(begin, self._logits(part))
+        return self._logits(normed[: len(rows)])
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        """[R, vocab_size] float32 of [R, H] behind the last norm."""
+        logits = self.ranks.gather(self.head.logits(normed))[:, : self.config.vocab_size]
+        return soft_cap(logits, self.config.logit_soft_cap)
+
+    def _layer_by_layer(
+        self,
+        x: Tensor,
+        projected: Tensor,
+        kv_pool: Tensor,
+        wanted: Tensor,
+        step: Step,
+        on_layer: Callable[[int], None] | None,
+        before_layer: Callable[[int], None] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, H] and the first layer's `projected` -> both after the last layer, alone only of rows `wanted`."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
         for index, (layer, tail, kv) in enumerate(zip(self.layers, self.tails, pools, strict=True)):
             if before_layer is not None:
@@ -233,17 +264,7 @@ class Model:
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # the sums over the ranks say that all have written
-        normed = projected if self.alone else projected[wanted]  # by the norm before the head
-        if scores is not None:
-            for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
-                part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
-                scores.take(begin, self._logits(part))
-        return self._logits(normed[: len(rows)])
-
-    def _logits(self, normed: Tensor) -> Tensor:
-        """[R, vocab_size] float32 of [R, H] behind the last norm."""
-        logits = self.ranks.gather(self.head.logits(normed))[:, : self.config.vocab_size]
-        return soft_cap(logits, self.config.logit_soft_cap)
+        return x, projected
 
     def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
         """Attention [T, num_heads * head_size] of what layer.qkv gave; this step's k and v go into the pool."""

@@ -19,8 +19,10 @@ from engine.request import SamplingParams
 from engine.serving.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redirected
 from engine.serving.flight import Flight, OutputText, drawn_seed
 from engine.serving.flight_log import FlightLog
+from engine.serving.otlp import SpanExport
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
+from engine.serving.silence import Silent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
 from engine.text.tokenizer import Tokenizer
@@ -50,14 +52,16 @@ class Acceptor:
         timeout_s: float,
         metrics: Metrics,
         recorder: TraceRecorder | None = None,
+        export: SpanExport | None = None,
     ) -> None:
         self._node_id = node_id
         self._tokenizer = tokenizer
         self._root = root
         self._max_model_len = max_model_len
         self._timeout_s = timeout_s
-        self._log = FlightLog(node_id, metrics, placer, recorder)
+        self._log = FlightLog(node_id, metrics, placer, recorder, export)
         self._attempts = Attempts(channel, placer, self._log)
+        self.node_suspected = self._attempts.node_suspected
         self._closing = False
 
     # --- a request, from prompt to last token
@@ -134,7 +138,7 @@ class Acceptor:
                 flight.avoid.add(flight.timeline.nodes["prefill"])
                 flight.attempt += 1
                 flight.redirects += 1
-            except (AttemptFailed, PeerLost) as error:
+            except (AttemptFailed, PeerLost, Silent) as error:
                 self._give_up_attempt(flight, str(error))
 
     def _give_up_attempt(self, flight: Flight, reason: str) -> None:

@@ -18,6 +18,7 @@ from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs, unpack_prompt_logprobs
 from engine.serving.placing import Placer
+from engine.serving.silence import Silence
 from net.channel import Channel, RemoteError
 from net.http.frontend import Output, Overloaded, Unavailable
 
@@ -48,6 +49,8 @@ class Attempts:
         self._log = log
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._adoption = Adoption(channel)
+        self._silence = Silence(channel, placer.suspects, self._flights.values, _fail)
+        self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.handle(messages.PROMPT_LOGPROBS, self._on_prompt_logprobs)
         channel.on_lost(self.node_lost)
@@ -68,7 +71,7 @@ class Attempts:
 
     async def start(self, flight: Flight) -> None:
         """Place the request and start it: blocks on the decode node first, then the prefill that fills them. Raises
-        Overloaded, Unavailable, AttemptFailed, Redirected."""
+        Overloaded, Unavailable, AttemptFailed, Redirected, Silent."""
         request = Request(
             request_id=flight.attempt_id,
             token_ids=flight.token_ids,
@@ -92,7 +95,7 @@ class Attempts:
         try:
             if placement.decode != placement.prefill:
                 reserve = body | {"prefill_node": placement.prefill}
-                reply, _ = await self._channel.call(placement.decode, messages.RESERVE, reserve, data, left)
+                reply = await self._silence.ask(flight, placement.decode, messages.RESERVE, reserve, data, left)
                 target = {
                     "node": placement.decode,
                     "region": reply["region"],
@@ -100,9 +103,8 @@ class Attempts:
                     "first_missing": reply["first_missing"],
                 }
                 self._log.reserved(flight, placement.decode)
-            await self._channel.call(
-                placement.prefill, messages.PREFILL, body | {"target": target, "promise": promise}, data, left
-            )
+            body |= {"target": target, "promise": promise}
+            await self._silence.ask(flight, placement.prefill, messages.PREFILL, body, data, left)
         except RemoteError as error:
             if error.code == "redirect":
                 raise Redirected(str(error)) from None
@@ -169,8 +171,7 @@ class Attempts:
         """Fail the attempts that need `node`."""
         for flight in self._flights.values():
             if node in flight.watched:
-                note = {"events": [], "cached_tokens": 0, "error": f"node {node} was lost"}
-                flight.items.put_nowait([-1, None, None, "failed", note])
+                _fail(flight, f"node {node} was lost")
 
     # --- ends
 
@@ -185,3 +186,8 @@ class Attempts:
         """This node goes: their clients are told."""
         for flight in self._flights.values():
             flight.items.put_nowait(CLOSING)
+
+
+def _fail(flight: Flight, reason: str) -> None:
+    """End its attempt, behind what has arrived."""
+    flight.items.put_nowait([-1, None, None, "failed", {"events": [], "cached_tokens": 0, "error": reason}])

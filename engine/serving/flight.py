@@ -38,6 +38,8 @@ class Flight:
     items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
+    asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits
+    unheard: str = ""  # why nobody should wait for it any more
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ..., where asked for
 
     @property

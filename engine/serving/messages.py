@@ -14,6 +14,7 @@ from engine.request import Request, SamplingParams, TokenLogprobs
 
 # acceptor -> engine nodes
 PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
+INTEND = "engine.intend"  # to the home of a prompt's first block: this node is to compute these blocks
 RESERVE = "engine.reserve"  # to the decode node: take blocks for this request
 PREFILL = "engine.prefill"  # to the prefill node: compute it, push its KV to these blocks
 ABORT = "engine.abort"

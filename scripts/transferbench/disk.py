@@ -19,8 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout
 
 from cache.arena import checksum
 from cache.client import Store
-from cache.ssd import SsdTier
+from cache.ssd import SsdTier, backends
 from net.sockets import listen
+
+__all__ = ["backends", "direct", "small_node", "tier"]
 
 BLOCK = 1 << 20
 READY_S = 60.0
@@ -59,26 +61,31 @@ def direct(directory: Path, blocks: int) -> dict[str, float]:
         path.unlink()
 
 
-def drop_cache(path: Path) -> None:
-    """The file's clean pages leave the page cache; nobody may have it mapped."""
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+def drop_cache(home: Path) -> None:
+    """The clean pages of its files leave the page cache; nobody may have them mapped."""
+    for path in home.iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
 
 
-def tier(directory: Path, blocks: int) -> dict[str, float]:
-    """cache.ssd with the same blocks: put and sync, put over evicted blocks, cold get with one and two threads, hot."""
+def tier(directory: Path, blocks: int, backend: str) -> dict[str, float]:
+    """cache.ssd with the same blocks: put and sync, put over evicted blocks, cold get with one and two threads, from
+    the page cache where the backend has use for it."""
     home = directory / "tier"
     map_bytes = int(blocks * (BLOCK + 8192) / 0.8) + (8 << 20)
     content = [random.Random(i).randbytes(BLOCK) for i in range(16)]
     sums = [checksum(one) for one in content]
-    into = [memoryview(mmap.mmap(-1, BLOCK)) for _ in range(2)]
+    into = [memoryview(mmap.mmap(-1, BLOCK)) for _ in range(2)]  # like the slots of an arena, at a page's start
+    sources = [memoryview(mmap.mmap(-1, BLOCK)) for _ in content]
+    for source, one_content in zip(sources, content, strict=True):
+        source[:] = one_content
     out: dict[str, float] = {}
-    one = SsdTier(home, BLOCK, map_bytes, b"bench")
+    one = SsdTier(home, BLOCK, map_bytes, b"bench", backend=backend)
 
     def put(first: int) -> None:
         for i in range(first, first + blocks):
-            assert one.put(i.to_bytes(16, "big"), content[i % 16], sums[i % 16])
+            assert one.put(i.to_bytes(16, "big"), sources[i % 16], sums[i % 16])
         one.sync()
 
     out["put"] = speed(blocks * BLOCK, lambda: put(0))
@@ -92,8 +99,8 @@ def tier(directory: Path, blocks: int) -> dict[str, float]:
 
     for name, threads in (("get_cold", 1), ("get_cold_2_threads", 2)):
         one.close()
-        drop_cache(home / "data.mdb")
-        one = SsdTier(home, BLOCK, map_bytes, b"bench")
+        drop_cache(home)
+        one = SsdTier(home, BLOCK, map_bytes, b"bench", backend=backend)
         with ThreadPoolExecutor(threads) as pool:
             parts = [order[i::threads] for i in range(threads)]
 
@@ -101,11 +108,12 @@ def tier(directory: Path, blocks: int) -> dict[str, float]:
                 list(pool.map(get, parts, into))
 
             out[name] = speed(len(order) * BLOCK, cold)
-    warm = order[:64]
-    with open(home / "data.mdb", "rb", buffering=0) as file:  # into the page cache
-        while file.read(16 << 20):
-            pass
-    out["get_hot"] = speed(len(warm) * BLOCK, lambda: get(warm, into[0]))
+    if backend == "lmdb":
+        warm = order[:64]
+        with open(home / "data.mdb", "rb", buffering=0) as file:  # into the page cache
+            while file.read(16 << 20):
+                pass
+        out["get_hot"] = speed(len(warm) * BLOCK, lambda: get(warm, into[0]))
     one.close()
     for path in home.iterdir():
         path.unlink()
@@ -141,10 +149,11 @@ class StoreNode:
             self.process.stdout.close()
 
 
-def small_node(directory: Path, values: int, value_bytes: int, dram_bytes: int) -> dict[str, Any]:
+def small_node(directory: Path, values: int, value_bytes: int, dram_bytes: int, backend: str) -> dict[str, Any]:
     """Values that are acknowledged by a node whose memory holds a part of them: how many are readable, and how many
     after kill -9 and a start on the same directory."""
     flags = ["--value-bytes", str(value_bytes), "--dram-bytes", str(dram_bytes), "--ssd-path", str(directory / "node")]
+    flags += ["--ssd-backend", backend]
     node = StoreNode(*flags, "--ssd-bytes", str(int(values * value_bytes * 1.4) + (16 << 20)))
     keys = [i.to_bytes(16, "big") for i in range(values)]
 
@@ -164,6 +173,7 @@ def small_node(directory: Path, values: int, value_bytes: int, dram_bytes: int) 
         node.kill()
         node.start()
         return {
+            "backend": backend,
             "values": values,
             "value_bytes": value_bytes,
             "dram_bytes": dram_bytes,

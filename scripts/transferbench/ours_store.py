@@ -71,7 +71,8 @@ class Home:
                 await end
         channel = Channel("home", {})
         transfer = TransferEngine(channel, [self._transport])
-        region = Region.shared("dram", self._nbytes // body["size"] * body["size"])
+        room = self._nbytes * 9 // 8  # for the blocks of the call before the measured ones, too
+        region = Region.shared("dram", room // body["size"] * body["size"])
         local = LocalStore(Slots(region, body["size"]), None)
         store = Store("home", channel, transfer, local, lambda: HOME, block_bytes=body["size"])
         self._open = [transfer, channel, store, region]

@@ -105,6 +105,15 @@ class FakeTransfer:
     def register(self, region):
         self.regions[region.name] = region
 
+    def path_of(self, peer_id):
+        return None
+
+    def may_be_one_sided(self, peer_id):
+        return False
+
+    async def mapped(self, peer_id, remote):
+        return None
+
     async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
         self.started.set()
         await asyncio.sleep(0)

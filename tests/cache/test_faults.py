@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache.homes import equal_members, homes
+from cache.ssd import backends
 from cache.store import Store
 from net.channel import Channel
 from net.transfer import TransferEngine
@@ -105,21 +106,22 @@ async def test_a_home_killed_with_9_in_the_middle(order, replicas):
         await pool.stop()
 
 
-def test_kill_9_at_random_points_of_writing(tmp_path):
+@pytest.mark.parametrize("backend", sorted(backends))
+def test_kill_9_at_random_points_of_writing(tmp_path, backend):
     """scripts/soak_store.py --kills 100 is the long form."""
     seed = random.SystemRandom().randrange(1 << 32)
-    counts = kills(4, tmp_path / "ssd", seed)
+    counts = kills(4, tmp_path / "ssd", seed, backend)
     assert (counts["lives"], counts["wrong"], counts["lost"]) == (5, 0, 0), f"seed {seed}: {counts}"
     assert counts["read"] > 0
 
 
-def test_flipped_bits_are_never_wrong_bytes(tmp_path):
-    """scripts/soak_store.py --flips 100 is the long form. A tree damaged behind its root may end the process at each
-    look at a key (README, Limits): such a tier is `stuck`, which is no wrong byte."""
+@pytest.mark.parametrize("backend", sorted(backends))
+def test_flipped_bits_are_never_wrong_bytes_and_never_the_end(tmp_path, backend):
+    """scripts/soak_store.py --flips 100 is the long form."""
     seed = random.SystemRandom().randrange(1 << 32)
-    counts = flips(4, tmp_path / "ssd", seed)
-    assert counts["wrong"] == 0, f"seed {seed}: {counts}"
-    assert counts["flips"] == 4 or counts["stuck"], f"seed {seed}: {counts}"
+    counts = flips(4, tmp_path / "ssd", seed, backend)
+    wanted = {"flips": 4, "wrong": 0, "deaths": 0, "stuck": 0}
+    assert counts | wanted == counts, f"seed {seed}: {counts}"
 
 
 DISK = """
@@ -127,21 +129,21 @@ import sys
 from cache.ssd import SsdError, SsdTier
 from tests.cache.test_ssd import put, read, block_of, SLOT, ROOT
 try:
-    tier = SsdTier(sys.argv[1] + "/ssd", SLOT, 1 << 20, ROOT)
+    tier = SsdTier(sys.argv[1] + "/ssd", SLOT, 1 << 20, ROOT, backend=sys.argv[2])
     assert put(tier, 1) and read(tier, 1) == block_of(1)
     tier.close()
     print("fits")
-    tier = SsdTier(sys.argv[1] + "/more", SLOT, 1 << 20, ROOT)
+    tier = SsdTier(sys.argv[1] + "/more", SLOT, 1 << 20, ROOT, backend=sys.argv[2])
 except SsdError as error:
     print(error)
 """
 
 
-def on_own_disk(options: str, tmp_path: Path) -> str:
+def on_own_disk(options: str, tmp_path: Path, backend: str) -> str:
     """What DISK prints on a file system of its own, mounted in a namespace of its own."""
     where = tmp_path / "disk"
     where.mkdir()
-    script = f'mount -t tmpfs -o {options} none {where} && exec "$0" -c "$1" {where}'
+    script = f'mount -t tmpfs -o {options} none {where} && exec "$0" -c "$1" {where} {backend}'
     done = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script, sys.executable, DISK],
         cwd=PROJECT,
@@ -152,12 +154,14 @@ def on_own_disk(options: str, tmp_path: Path) -> str:
     return done.stdout
 
 
-def test_a_full_disk_is_said_at_the_start(tmp_path):
-    first, second = on_own_disk("size=1536k", tmp_path).splitlines()
+@pytest.mark.parametrize("backend", sorted(backends))
+def test_a_full_disk_is_said_at_the_start(tmp_path, backend):
+    first, second = on_own_disk("size=1536k", tmp_path, backend).splitlines()
     assert first == "fits"
     assert "bytes of room and --ssd-bytes wants" in second
 
 
-def test_a_read_only_disk_is_said_at_the_start(tmp_path):
-    assert "Read-only file system" in on_own_disk("ro", tmp_path)
+@pytest.mark.parametrize("backend", sorted(backends))
+def test_a_read_only_disk_is_said_at_the_start(tmp_path, backend):
+    assert "Read-only file system" in on_own_disk("ro", tmp_path, backend)
     assert list((tmp_path / "disk").iterdir()) == []

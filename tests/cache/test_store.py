@@ -13,7 +13,7 @@ from cache.arena import Arena, checksum
 from cache.homes import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import GetResult
-from cache.ssd import SsdTier
+from cache.ssd import SsdTier, backends
 from cache.store import Store
 from cache.tiers import LocalStore
 from net.errors import RemoteError, TransferError
@@ -43,14 +43,14 @@ class Cluster:
         self.regions = []
         self.members = []
 
-    async def add(self, node_id, slots=64, directory=None, deadlines=PATIENT, kv_blocks=64, **options):
+    async def add(self, node_id, slots=64, directory=None, backend="lmdb", deadlines=PATIENT, kv_blocks=64, **options):
         """`slots` 0: a node without a share."""
         options = {"message_block_bytes": 0} | options | {"block_bytes": SLOT, "deadlines": deadlines}
         channel, transfer = self.hub.node(node_id)
         local = None
         if slots:
             arena = Region.shared(f"{node_id}-dram", slots * SLOT)
-            ssd = SsdTier(directory, SLOT, 1 << 20, ROOT) if directory is not None else None
+            ssd = SsdTier(directory, SLOT, 1 << 20, ROOT, backend=backend) if directory is not None else None
             local = LocalStore(Arena(arena, SLOT), ssd)
             self.regions.append(arena)
             self.members.append(node_id)
@@ -379,9 +379,10 @@ async def test_windows_bound_what_is_leased_at_once():
         assert (await get(a, range(40))).blocks == 40
 
 
-async def test_more_blocks_than_dram_come_through_it_from_ssd(tmp_path):
+@pytest.mark.parametrize("backend", sorted(backends))
+async def test_more_blocks_than_dram_come_through_it_from_ssd(tmp_path, backend):
     async with cluster_of("client", slots=0) as cluster:
-        client, b = cluster.stores["client"], await cluster.add("b", slots=4, directory=tmp_path)
+        client, b = cluster.stores["client"], await cluster.add("b", slots=4, directory=tmp_path, backend=backend)
         assert await put(client, range(40)) == 40
         result = await get(client, range(40))
         assert result.blocks == 40
@@ -390,24 +391,27 @@ async def test_more_blocks_than_dram_come_through_it_from_ssd(tmp_path):
         await b.local.drain()
 
 
-async def test_acknowledged_is_readable(tmp_path):
+@pytest.mark.parametrize("backend", sorted(backends))
+async def test_acknowledged_is_readable(tmp_path, backend):
     """Upstream lost more than half of 400 values here (reference/transfer.md, section 8); the SSD tier has room."""
     async with cluster_of("client", slots=0) as cluster:
         client = cluster.stores["client"]
         for node in "abc":
-            await cluster.add(node, slots=8, directory=tmp_path / node)
+            await cluster.add(node, slots=8, directory=tmp_path / node, backend=backend)
         stored = [i for i in range(400) if await put(client, [i])]
         assert len(stored) == 400
         assert [i for i in stored if (await get(client, [i])).blocks == 0] == []
 
 
-async def test_a_restarted_node_finds_its_blocks_again(tmp_path):
+@pytest.mark.parametrize("backend", sorted(backends))
+async def test_a_restarted_node_finds_its_blocks_again(tmp_path, backend):
     async with cluster_of() as cluster:
-        client, b = await cluster.add("client", slots=0), await cluster.add("b", directory=tmp_path)
+        client = await cluster.add("client", slots=0)
+        b = await cluster.add("b", directory=tmp_path, backend=backend)
         await put(client, range(20))
         await b.close()
         cluster.members.clear()
-        await cluster.add("b", directory=tmp_path)
+        await cluster.add("b", directory=tmp_path, backend=backend)
         result = await get(client, range(20))
         assert (result.blocks, result.tiers) == (20, {"ssd": 20})
 

@@ -1,4 +1,4 @@
-"""LocalStore: DRAM over SSD, on a real region and a real LMDB file."""
+"""LocalStore: DRAM over SSD, on a real region and real files, in both backends."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.arena import Arena, checksum
-from cache.ssd import SsdTier
+from cache.ssd import SsdTier, backends
 from cache.tiers import LocalStore, NoSpace, Pin
 from net.memory import Region
 
@@ -61,14 +61,19 @@ def assert_idle(store: LocalStore) -> None:
     assert store.stats()["dram"]["held"] == store.stats()["dram"]["reserved"] == 0
 
 
+@pytest.fixture(params=sorted(backends), scope="module")
+def backend(request):
+    return request.param
+
+
 @pytest.fixture
-async def make(tmp_path):
+async def make(tmp_path, backend):
     """Makes stores of `slots` DRAM slots, with an SSD tier unless map_bytes is 0; checks and closes them."""
     made = []
 
     async def make_store(slots=4, map_bytes=1 << 20, directory=tmp_path / "ssd"):
         region = Region.shared("dram", slots * SLOT)
-        ssd = SsdTier(directory, SLOT, map_bytes, ROOT) if map_bytes else None
+        ssd = SsdTier(directory, SLOT, map_bytes, ROOT, backend=backend) if map_bytes else None
         made.append((region, LocalStore(Arena(region, SLOT), ssd)))
         return made[-1][1]
 
@@ -334,16 +339,16 @@ async def test_an_ssd_tier_needs_dram(tmp_path):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), with_ssd=st.booleans(), slots=st.integers(1, 4))
-def test_random_use_from_many_tasks_keeps_the_books(tmp_path_factory, seed, with_ssd, slots):
+@given(seed=st.integers(0, 2**32), backend=st.sampled_from([None, *sorted(backends)]), slots=st.integers(1, 4))
+def test_random_use_from_many_tasks_keeps_the_books(tmp_path_factory, seed, backend, slots):
     """Readers, writers, and tasks cancelled at random: never wrong bytes, nothing leaks."""
-    asyncio.run(random_use(tmp_path_factory.mktemp("tiers"), seed, with_ssd, slots))
+    asyncio.run(random_use(tmp_path_factory.mktemp("tiers"), seed, backend, slots))
 
 
-async def random_use(directory, seed, with_ssd, slots):
+async def random_use(directory, seed, backend, slots):
     rng = random.Random(seed)
     region = Region.private("dram", slots * SLOT)
-    ssd = SsdTier(directory, SLOT, 256 << 10, ROOT) if with_ssd else None
+    ssd = SsdTier(directory, SLOT, 256 << 10, ROOT, backend=backend) if backend else None
     store = LocalStore(Arena(region, SLOT), ssd)
 
     async def one(i):

@@ -96,6 +96,8 @@ def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, transfo
         tiers = fetched(cluster, prompts["chapter"], expected["chapter"])
         assert tiers == {"ssd": (len(prompts["chapter"]) - 1) // 16}
         settled(cluster)
+    stored = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stored and not [path for path in stored if path.stat().st_mode & 0o077], "KV is for its own user"
 
 
 def check_scores(url: str, prompt: list[int], transformers_model: Any) -> None:

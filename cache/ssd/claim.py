@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-ATTEMPTS_MAX = 2  # processes that died while they opened a tier: the next one takes it for poisoned
+ATTEMPTS_MAX = 1  # processes that died while they opened a tier: the next one takes it for poisoned
 RECORD_BYTES = 192  # fixed, so that one write replaces the record
 
 
@@ -50,7 +50,8 @@ class Claim:
         record = self._read()
         self.known = bool(record)  # a tier was here before
         self.trusted = bool(record.get("clean")) or record.get("boot") == boot_id()  # and its pages are whole
-        self.attempts = int(record.get("attempts", 0))  # to open it that did not come to an end
+        attempts = record.get("attempts")
+        self.attempts = attempts if isinstance(attempts, int) else 0  # to open it that did not come to an end
         self.deadly = self.attempts >= ATTEMPTS_MAX
 
     def begin(self) -> None:

@@ -1,0 +1,18 @@
+"""The SSD tier: blocks on disk under a byte budget, found again after a restart.
+
+tier.py          SsdTier: which blocks are here, who goes next, checksums, syncs, what to do when the disk fails
+medium.py        what a tier asks of what it is kept in
+lmdb_medium.py   one LMDB file (--ssd-backend lmdb, the default)
+lmdb_pages.py    that file read page by page without LMDB: whether LMDB can be let near it
+slot_medium.py   one preallocated file of slots, past the page cache (--ssd-backend file)
+place.py         the directory: whose it is, which files may be there, what is dropped or refused
+claim.py         one process's hold on it
+direct.py        reads and writes past the page cache
+"""
+
+from __future__ import annotations
+
+from cache.ssd.claim import SsdError
+from cache.ssd.tier import SsdTier, backends
+
+__all__ = ["SsdError", "SsdTier", "backends"]

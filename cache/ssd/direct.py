@@ -1,0 +1,97 @@
+"""Reads and writes past the page cache.
+
+Memory, offset and length of an O_DIRECT transfer are multiples of a page. Blocks whose memory is so go straight between
+their slot and the disk; others take one copy through an aligned buffer of the thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from cache.arena import Buffer
+
+PAGE = mmap.PAGESIZE
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of a page."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def address_of(memory: Buffer) -> int:
+    """Where it lies in this process."""
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+class DirectFile:
+    """`path`, opened for reading, or for both. Any thread may use it. Raises OSError."""
+
+    def __init__(self, path: Path, *, writable: bool = False) -> None:
+        mode = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+        self.fd = os.open(path, mode)
+        try:
+            self.direct_fd = os.open(path, mode | os.O_DIRECT)
+        except OSError:  # a file system without direct access, like some versions of tmpfs
+            self.direct_fd = -1
+        self._buffers = threading.local()
+
+    def read(self, offset: int, nbytes: int, into: memoryview, *, cached: bool = False) -> None:
+        """Fill the first `nbytes` of `into`; what is behind them may be overwritten, too. `cached`: through the page
+        cache."""
+        if cached or self.direct_fd < 0:
+            self._read(self.fd, into[:nbytes], offset)
+            return
+        start = offset - offset % PAGE
+        size = aligned(offset + nbytes) - start
+        if start == offset and size <= len(into) and address_of(into) % PAGE == 0:
+            self._read(self.direct_fd, into[:size], start)
+            return
+        buffer = self._buffer(size)
+        self._read(self.direct_fd, buffer, start)
+        first = offset - start
+        np.frombuffer(into, np.uint8)[:nbytes] = np.frombuffer(buffer, np.uint8)[first : first + nbytes]
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """From a page's start on; the rest of the last page is undefined afterwards."""
+        if self.direct_fd < 0:
+            self._write(self.fd, memoryview(data), offset)
+            return
+        size = aligned(len(data))
+        if size == len(data) and address_of(data) % PAGE == 0:
+            self._write(self.direct_fd, memoryview(data), offset)
+            return
+        buffer = self._buffer(size)
+        np.frombuffer(buffer, np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        self._write(self.direct_fd, buffer, offset)
+
+    def _read(self, fd: int, into: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(into):
+            count = os.preadv(fd, [into[done:]], offset + done)
+            if not count:
+                raise OSError(f"the file ends at {offset + done}")
+            done += count
+
+    def _write(self, fd: int, data: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], offset + done)
+
+    def _buffer(self, nbytes: int) -> memoryview:
+        """Page-aligned memory of this thread."""
+        buffer: memoryview | None = getattr(self._buffers, "memory", None)
+        if buffer is None or len(buffer) < nbytes:
+            buffer = self._buffers.memory = memoryview(mmap.mmap(-1, nbytes))
+        return buffer[:nbytes]
+
+    def close(self) -> None:
+        """Idempotent. No other thread uses the file any more."""
+        for fd in (self.fd, self.direct_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self.direct_fd = -1

@@ -1,0 +1,286 @@
+"""LmdbMedium: blocks in one LMDB file of fixed size.
+
+A block is two records written in one transaction: its bytes, in pages of their own, as they lie in the arena (one copy,
+made by LMDB without the GIL), and an index entry (checksum, length, sequence number of the write). Writes go to the
+mapping without sync. Where in the file a value lies is known from its write or from the start, so reads ask LMDB
+nothing: they are read calls at that offset, from the page cache where all of it is there, else past it.
+
+LMDB sees the file only after every page of its trees has been checked (cache/ssd/lmdb_pages.py), and gives back a
+value's pages only after their header has been. What fails a check is dropped as a whole: it was a cache.
+
+Room is made before the file is full: LMDB reuses freed pages two transactions later, and large blocks need runs. Small
+blocks share a transaction, large ones gain nothing from that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import lmdb
+
+from cache.arena import Buffer
+from cache.block import KEY_BYTES, BlockKey
+from cache.ssd.claim import SsdError
+from cache.ssd.direct import PAGE, DirectFile, address_of
+from cache.ssd.lmdb_pages import Pages, Run, check_value
+from cache.ssd.medium import Damaged, Entry, Found, Full, New
+from cache.ssd.place import Place
+
+log = logging.getLogger(__name__)
+
+FILL = 0.8  # share of the map that blocks may take
+SMALL_BYTES = 256 << 10  # blocks written in one transaction have so many bytes together
+SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
+TREE_BYTES = 512  # of both trees, per block: generous
+VALUE_MIN = PAGE // 2  # shorter values would lie among others in a leaf, and move with it: they are filled up
+ROW = Struct("<QQQ")  # index entry: checksum, length, sequence
+BROKEN = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, lmdb.BadTxnError)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LmdbMedium:
+    """`directory`/data.mdb of `nbytes`, with two databases:
+
+    blocks  key -> the block's bytes
+    index   key -> what is known of the block
+
+    Raises SsdError whose message names the remedy.
+    """
+
+    def __init__(self, directory: Path, slot_bytes: int, nbytes: int, root: bytes) -> None:
+        self.slot_bytes = slot_bytes
+        self.nbytes = nbytes - nbytes % PAGE
+        self.capacity = _capacity(slot_bytes, self.nbytes)
+        if self.capacity < 1:
+            raise SsdError(f"--ssd-bytes {nbytes} is too small for blocks of {slot_bytes} bytes: raise it")
+        self.batch = max(1, min(64, SMALL_BYTES // slot_bytes, self.capacity // 8))
+        self.path = directory / "data.mdb"
+        self._sequence = 0
+        self._left: tuple[list[Found], list[Found]] = [], []
+        self._retired: list[_Values] = []
+        self._place = Place(
+            directory, "lmdb", ("data.mdb",), self.nbytes, root=root, slot_bytes=slot_bytes, lasting=False
+        )
+        try:
+            self._look()
+            self._open()
+            self._place.opened()
+        except BaseException:
+            self._place.close(clean=False)
+            raise
+
+    def adopt(self) -> tuple[list[Found], list[Found]]:
+        left, self._left = self._left, ([], [])
+        return left
+
+    # --- blocks
+
+    def write(self, rows: Sequence[New], erase: Sequence[Found]) -> list[Entry]:
+        self._check(erase)
+        with self._transaction() as txn:
+            for key, _ in erase:
+                self._delete(txn, key)
+            places = []
+            for key, memory, block_checksum in rows:
+                txn.put(key, _filled_up(memory), db=self._blocks)
+                places.append(self._values.offset_of(txn.get(key, db=self._blocks)))
+                txn.put(key, ROW.pack(block_checksum, len(memory), self._sequence), db=self._index)
+                self._sequence += 1
+        return [Entry(place, found, len(memory)) for place, (_, memory, found) in zip(places, rows, strict=True)]
+
+    def erase(self, rows: Sequence[Found]) -> None:
+        self._check(rows)
+        with self._transaction() as txn:
+            for key, _ in rows:
+                self._delete(txn, key)
+
+    def read(self, entry: Entry, into: memoryview) -> None:
+        self._values.read(entry.place, entry.length, into)
+
+    def sync(self) -> None:
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise OSError(str(error)) from error
+
+    def _delete(self, txn: Any, key: BlockKey) -> None:
+        txn.delete(key, db=self._blocks)
+        txn.delete(key, db=self._index)
+
+    def _check(self, rows: Sequence[Found]) -> None:
+        """LMDB will believe the headers of the pages that it gives back."""
+        for _, entry in rows:
+            if entry.place >= 0:
+                page = entry.place // PAGE
+                check_value(self._values.file.fd, Run(page, max(entry.length, VALUE_MIN)))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """Raises Full, Damaged, OSError."""
+        try:
+            with self._env.begin(write=True, buffers=True) as txn:
+                yield txn
+        except lmdb.MapFullError as error:
+            raise Full(str(error)) from error
+        except BROKEN as error:
+            raise Damaged(str(error)) from error
+        except lmdb.Error as error:
+            raise OSError(str(error)) from error
+
+    # --- life
+
+    def renew(self) -> None:
+        self._env.close()
+        self._retire()
+        self._place.drop()
+        self._place.opening()
+        self._open()
+        self._place.opened()
+
+    def close(self) -> None:
+        clean = False
+        try:
+            self._env.sync(True)
+            self._env.close()
+            clean = True
+        except lmdb.Error as error:
+            log.warning("%s: the last sync failed (%s)", self.path, error)
+        finally:
+            for values in (self._values, *self._retired):
+                values.close()
+            self._place.close(clean=clean)
+
+    def _look(self) -> None:
+        """Read what is there; drop it unless LMDB can be trusted with it. The list of its readers is always dropped:
+        nobody else has the file open, and one that was killed would pin freed pages for ever."""
+        (self.path.parent / "lock.mdb").unlink(missing_ok=True)
+        if self.path.exists():
+            try:
+                self._read_pages()
+            except (Damaged, OSError) as error:
+                log.warning("%s is damaged (%s): starting it empty", self.path, error)
+                self._place.drop()
+
+    def _read_pages(self) -> None:
+        """What earlier lives wrote, oldest first. The blocks themselves are not touched."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pages = Pages(fd)
+            values, rows = pages.database("blocks"), pages.database("index")
+            pages.finish()
+        finally:
+            os.close(fd)
+        runs = {key: value for key, value, _ in values if isinstance(value, Run) and len(key) == KEY_BYTES}
+        if len(runs) < len(values):
+            raise Damaged("a block that is none")
+        good: list[tuple[int, Found]] = []
+        bad: list[Found] = []
+        for key, row, _ in rows:
+            run = runs.pop(key, None)
+            found, length, sequence = ROW.unpack(row) if isinstance(row, bytes) and len(row) == ROW.size else (0, 0, 0)
+            self._sequence = max(self._sequence, sequence + 1 if sequence < 1 << 48 else 0)
+            if run is not None and 0 < length <= self.slot_bytes and max(length, VALUE_MIN) == run.nbytes:
+                good.append((sequence, (key, Entry(run.offset, found, length))))
+            else:
+                bad.append((key, _entry(run)))
+        bad += [(key, _entry(run)) for key, run in runs.items()]
+        self._left = [row for _, row in sorted(good)], bad
+
+    def _open(self) -> None:
+        fresh = not self.path.exists()
+        self._place.opening()
+        try:
+            self._env = self._open_map()
+            self._values = _Values(self.path)
+        except BaseException as error:
+            if fresh:
+                self._place.drop()  # an attempt that failed leaves no large file behind
+            if isinstance(error, lmdb.Error):
+                raise SsdError(f"cannot open {self.path} ({error}): give another --ssd-path or --ssd-bytes") from error
+            raise
+
+    def _open_map(self) -> Any:
+        env = lmdb.open(
+            str(self.path.parent), map_size=self.nbytes, max_dbs=2, writemap=True, sync=False, map_async=True
+        )
+        try:
+            self._place.set_aside(self.path, self.nbytes)  # LMDB has made a file of that size with nothing behind it
+            self._blocks, self._index = (env.open_db(name) for name in (b"blocks", b"index"))
+            for number in (0, 1):  # the second reads the list of free pages
+                with env.begin(write=True) as txn:
+                    txn.put(b"opened", b"%d %d" % (os.getpid(), number))
+        except BaseException:
+            env.close()
+            raise
+        return env
+
+    def _retire(self) -> None:
+        """Reads under way keep the file open, but it takes no room any more."""
+        with open(self.path, "r+b") as file:
+            file.truncate(0)
+        self._retired.append(self._values)
+
+
+class _Values:
+    """Reading values at their offsets, from the page cache where all of one is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._base = map_address(path)
+        self.file = DirectFile(path)
+
+    def offset_of(self, view: Buffer) -> int:
+        """In the file, of a view of the map."""
+        return address_of(view) - self._base
+
+    def read(self, offset: int, nbytes: int, into: memoryview) -> None:
+        self.file.read(offset, nbytes, into, cached=resident(self._base + offset, nbytes))
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _entry(run: Run | None) -> Entry:
+    """Of a block that is to be erased."""
+    return Entry(-1, 0, 0) if run is None else Entry(run.offset, 0, run.nbytes)
+
+
+def _filled_up(memory: Buffer) -> Buffer:
+    return memory if len(memory) >= VALUE_MIN else bytes(memory).ljust(VALUE_MIN, b"\0")
+
+
+def _capacity(slot_bytes: int, nbytes: int) -> int:
+    """How many blocks fit safely: each takes a run of pages behind a 16-byte header."""
+    cost = -(-(max(slot_bytes, VALUE_MIN) + 16) // PAGE) * PAGE + TREE_BYTES
+    usable = nbytes - 16 * PAGE
+    return min(int(FILL * usable) // cost, usable // cost - SPARE_BLOCKS)
+
+
+def resident(address: int, nbytes: int) -> bool:
+    """Whether all pages of this part of a map are in memory. (A read with RWF_NOWAIT would say so, too, and start to
+    read ahead what the direct read then reads again.)"""
+    start = address - address % PAGE
+    pages = (ctypes.c_ubyte * -(-(address + nbytes - start) // PAGE))()
+    if _libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), pages):
+        return False
+    return all(page & 1 for page in pages)
+
+
+def map_address(path: Path) -> int:
+    """Where this process has the start of the file mapped. Raises SsdError when the kernel does not say."""
+    inode, name = path.stat().st_ino, str(path.resolve())  # the device's number is another on overlay file systems
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError as error:
+        raise SsdError(f"--ssd-path needs /proc/self/maps ({error.strerror})") from error
+    for line in lines:
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and int(words[4]) == inode and words[5] == name and int(words[2], 16) == 0:
+            return int(words[0].partition("-")[0], 16)
+    raise SsdError(f"{path} is not mapped here: give another --ssd-path")

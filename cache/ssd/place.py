@@ -1,0 +1,173 @@
+"""Place: the directory of an SSD tier: whose it is, which files may be there, and what is dropped or refused.
+
+What belongs to somebody else (other files, another model, another backend) is refused and left alone. What is ours but
+cannot be trusted is dropped: it was a cache. All files get their full size on disk before they are used, so a full disk
+shows at the start and not later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+from xxhash import xxh3_64_hexdigest
+
+from cache.ssd.claim import Claim, SsdError
+
+log = logging.getLogger(__name__)
+
+VERSION = 2
+RECORD = "tier"
+"""The file that says what the directory holds: version, backend, root, slot size, and a checksum over these."""
+
+FILES = ("data.mdb", "lock.mdb", "slots", "table")
+"""Of all media: the first two are LMDB's."""
+
+
+class Place:
+    """`directory` for this process alone. `files` are the medium's, the one with the blocks first, which take `nbytes`
+    together; `lasting`: they may be used even if the machine went down while they were written. Raises SsdError whose
+    message names the remedy."""
+
+    def __init__(
+        self,
+        directory: Path,
+        backend: str,
+        files: Sequence[str],
+        nbytes: int,
+        *,
+        root: bytes,
+        slot_bytes: int,
+        lasting: bool,
+    ) -> None:
+        self.directory = directory
+        self.nbytes = nbytes
+        self._record = {"version": VERSION, "backend": backend, "root": root.hex(), "slot_bytes": slot_bytes}
+        self._files = [directory / name for name in files]
+        self._claim = Claim(directory)
+        try:
+            self._judge(lasting)
+            self._check_room()
+            self.empty = not self._files[0].exists()  # nothing is kept from an earlier life
+            self._write_record()
+        except BaseException:
+            self._claim.close()
+            raise
+
+    def opening(self) -> None:
+        """From here to `opened` the process may die of what it reads. Raises SsdError."""
+        self._claim.begin()
+
+    def opened(self) -> None:
+        """It did not. Raises SsdError."""
+        self._claim.opened()
+
+    def close(self, *, clean: bool) -> None:
+        """Give the directory back; `clean`: everything in it is on disk."""
+        try:
+            if clean:
+                self._claim.end()
+        finally:
+            self._claim.close()
+
+    def drop(self) -> None:
+        """Delete the blocks here."""
+        for name in FILES:
+            (self.directory / name).unlink(missing_ok=True)
+
+    def set_aside(self, path: Path, nbytes: int) -> None:
+        """Every byte of the file gets its place on disk; what is already there stays. Raises SsdError."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise SsdError(f"cannot write to {path} ({error.strerror}): give another --ssd-path") from error
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            raise SsdError(
+                f"cannot set {nbytes} bytes aside in {self.directory} ({error.strerror}): lower --ssd-bytes"
+            ) from error
+        finally:
+            os.close(fd)
+
+    # --- what is there
+
+    def _judge(self, lasting: bool) -> None:
+        there = any((self.directory / name).exists() for name in FILES)
+        found = self._read_record()
+        if there and found is None and not self._claim.known:
+            raise SsdError(f"{self.directory} holds a database that is not ours: give another --ssd-path")
+        if not there:
+            return
+        if found is None:
+            log.warning("%s: its record is damaged or of an older version: starting it empty", self.directory)
+            self.drop()
+        elif found != self._record:
+            self._refuse(found)
+        elif self._claim.deadly:
+            log.warning("%s: %d processes died opening it: starting it empty", self.directory, self._claim.attempts)
+            self.drop()
+        elif not self._claim.trusted and not lasting:
+            log.warning("%s was open when the machine went down: starting it empty", self.directory)
+            self.drop()
+
+    def _refuse(self, found: dict[str, object]) -> None:
+        if found.get("backend") != self._record["backend"]:
+            raise SsdError(
+                f"{self.directory} holds a tier of --ssd-backend {found.get('backend')}: "
+                "give that, or another --ssd-path, or delete the directory"
+            )
+        raise SsdError(
+            f"{self.directory} holds KV of another model or layout ({found}, here it is {self._record}): "
+            "give this node its own --ssd-path, or delete the directory"
+        )
+
+    def _read_record(self) -> dict[str, object] | None:
+        """None when it cannot be relied on."""
+        try:
+            found = orjson.loads((self.directory / RECORD).read_bytes())
+            told = found.pop("checksum")
+        except (OSError, orjson.JSONDecodeError, AttributeError, KeyError):
+            return None
+        return dict(found) if told == _checksum(found) else None
+
+    def _write_record(self) -> None:
+        path = self.directory / RECORD
+        if self._read_record() == self._record:
+            return
+        record = orjson.dumps(self._record | {"checksum": _checksum(self._record)})
+        beside = path.with_suffix(".new")
+        try:
+            with open(beside, "wb") as file:
+                file.write(record)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError as error:
+            raise SsdError(f"cannot write to {self.directory} ({error.strerror}): give one with room") from error
+
+    def _check_room(self) -> None:
+        size, on_disk = 0, 0
+        for path in self._files:
+            if path.exists():
+                status = path.stat()
+                size, on_disk = size + status.st_size, on_disk + status.st_blocks * 512
+        if size > self.nbytes:
+            raise SsdError(
+                f"{self.directory} has {size} bytes and --ssd-bytes allows {self.nbytes}: "
+                "raise it, or delete the directory to start smaller"
+            )
+        disk = os.statvfs(self.directory)
+        room = disk.f_bavail * disk.f_frsize
+        if self.nbytes - on_disk > room:
+            raise SsdError(
+                f"{self.directory} has {room} bytes of room and --ssd-bytes wants {self.nbytes - on_disk}: "
+                "lower it, or give another --ssd-path"
+            )
+
+
+def _checksum(record: dict[str, object]) -> str:
+    return xxh3_64_hexdigest(orjson.dumps(record, option=orjson.OPT_SORT_KEYS))
