@@ -41,9 +41,11 @@ from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.drain import main as drain
 from engine.flags import UsageError, as_dict, parse, show
+from engine.front_door import api_key
 from engine.logs import configure as configure_logs
 from engine.machine import survey
 from engine.model.model_error import ModelError
+from engine.net_options import open_cluster_key
 from engine.node import Node
 from engine.node_report import ready_line
 from engine.phases import Phases
@@ -60,6 +62,12 @@ SPIN_COUNT = "10000"
 300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms became 560 ms beside one busy
 process. Sleeping at once (OMP_WAIT_POLICY=PASSIVE, what several engines on one host want) makes them 22 ms."""
 
+COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
+"""Beside running a node: `mooncake.py NAME ...`."""
+
+PRIVATE = 0o077
+"""Mask of the files a node makes: pooled KV on disk and recorded traces are its own user's to read."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one node until SIGINT or SIGTERM. Returns the exit code; 1 = it could not go on, 2 = something the user must
@@ -72,16 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         arguments = sys.argv[1:] if argv is None else argv
-        if arguments[:1] == ["doctor"]:
-            return doctor(arguments[1:])
-        if arguments[:1] == ["explain"]:
-            return explain(arguments[1:])
-        if arguments[:1] == ["drain"]:
-            return drain(arguments[1:])
-        if arguments[:1] == ["top"]:
-            return top(arguments[1:])
-        config = parse(arguments)
+        if arguments and arguments[0] in COMMANDS:
+            return COMMANDS[arguments[0]](arguments[1:])
+        config = parse(arguments, commands=COMMANDS)
         configure_logs(config.log_level, config.log_format)
+        os.umask(PRIVATE)
         phases = Phases(BEGUN)
         phases.end("imports", time.monotonic())
         if config.model == NO_MODEL:
@@ -96,7 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def serve(config: Config, source: ModelSource, draft: ModelSource | None, phases: Phases) -> int:
     """Resolve, join, serve."""
-    cluster = None if config.join is None else await fetch_cluster(config.join, config.api_key)
+    cluster = None
+    if config.join is not None:
+        cluster = await fetch_cluster(config.join, api_key(config), cluster_key=open_cluster_key(config))
     source = adopt(source, cluster)
     # 'auto' stays on the CPU until serving on a GPU has been seen to work.
     machine = survey(look_for_gpu=config.device == "cuda")

@@ -122,18 +122,16 @@ class Keeper:
             self._away_since.pop(home, None)
             if home not in self._debts and now >= self._rest_until.get(home, 0.0):
                 self._debts[home] = deque(self._share.hints.due(home, SCAN_KEYS))
-        for key, extra in list(self._share.wanted.items()):
-            del self._share.wanted[key]
-            self._spread(key, extra, members)
-        self._share.hot = {key: count for key, count in self._share.hot.items() if self._local.contains(key)}
+        for key, extra in self._share.hot.take_wanted().items():
+            self._spread(now, key, extra, members)
+        self._share.hot.cool(now, self._router.replicas, self._local.contains)
 
-    def _spread(self, key: BlockKey, extra: int, members: Members) -> None:
+    def _spread(self, now: float, key: BlockKey, extra: int, members: Members) -> None:
         """More replicas of a hot block, if this is its first home."""
         count = min(len(members), self._router.replicas + extra)
         wide = ranking(key, members, count)
-        if not wide or wide[0] != self._me or self._share.hot.get(key, 0) >= count:
+        if not wide or wide[0] != self._me or not self._share.hot.spread(now, key, count):
             return
-        self._share.hot[key] = count
         for home in wide[1:]:
             self._debts.setdefault(home, deque()).append(key)
 

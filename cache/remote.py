@@ -19,14 +19,13 @@ from cache.store import Store
 from net.channel import Channel
 from net.cluster_key import ClusterKey
 from net.errors import PeerLost, PeerRefused, RemoteError
-from net.http.client import fetch_cluster
+from net.http.client import IDENTITY, fetch_cluster
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 ANSWER_S = 5.0
-IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")  # what nodes compare before they talk
 
 
 class Remote:
@@ -53,7 +52,7 @@ class Remote:
         """`address`: HOST:PORT of any node's HTTP API. Raises ClusterError when no node answers there, KeyFileError,
         PeerRefused, PeerLost."""
         key = None if cluster_key_file is None else ClusterKey(Path(cluster_key_file))
-        cluster = await fetch_cluster(address, api_key)
+        cluster = await fetch_cluster(address, api_key, cluster_key=key)
         channel = Channel(f"client-{secrets.token_hex(4)}", {name: cluster[name] for name in IDENTITY}, cluster_key=key)
         transfer = TransferEngine(channel, transports)
         try:

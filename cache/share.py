@@ -27,7 +27,7 @@ from typing import Any
 
 from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
-from cache.heat import Heat
+from cache.heat import HotBlocks
 from cache.leases import Leases
 from cache.policy import Facts
 from cache.protocol import ABSENT, ELSEWHERE, PRESENT, Deadlines, split_keys
@@ -56,9 +56,7 @@ class Share:
         self._leases = Leases(node_id, channel, transfer, local, deadlines)
         self._inspections: set[asyncio.Task[None]] = set()
         self.hints = Hints()
-        self.heat = Heat()
-        self.wanted: dict[BlockKey, int] = {}  # hot blocks -> replicas beyond the usual that they should get
-        self.hot: dict[BlockKey, int] = {}  # hot blocks -> replicas that there are: readers are told
+        self.hot = HotBlocks()
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._removed = Recent(PASSED_ON_MAX, REMOVED_S)
         for kind, handler in (
@@ -128,9 +126,9 @@ class Share:
     def _warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """Count the reads; (position, replicas) of those that others have, too."""
         for key in keys:
-            if extra := self.heat.read(now, key):
-                self.wanted[key] = extra
-        return [(i, self.hot[key]) for i, key in enumerate(keys) if key in self.hot] if self.hot else []
+            self.hot.read(now, key)
+        told = self.hot.replicas
+        return [(i, told[key]) for i, key in enumerate(keys) if key in told] if told else []
 
     async def _read(self, peer: str, body: dict[str, Any], data: memoryview) -> tuple[dict[str, Any], list[Buffer]]:
         """Like store.pin, with the blocks behind the reply instead of a lease. `slots` has a 0 for each of them."""

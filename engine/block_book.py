@@ -36,13 +36,32 @@ class BlockBook:
         return self.pool.match(keys[: (request.num_tokens - 1) // self.block_size])
 
     def adopt_prefix(self, request: Request) -> int:
-        """Take references on the longest prefix in this pool; returns its blocks. Idempotent while unscheduled."""
-        if not request.block_ids and self.prefix_caching:
-            request.block_ids = self.match(request)
-            self.pool.acquire(request.block_ids)
-            request.num_computed = len(request.block_ids) * self.block_size
-            request.num_named = len(request.block_ids)
+        """Take references on the longest prefix in this pool, or on what has joined it since the last call; returns the
+        request's blocks. Only before its first step."""
+        held = len(request.block_ids)
+        if (
+            self.prefix_caching and not request.scores_prompt and request.num_named == held
+        ):  # what is still arriving has no names
+            keys = request.block_keys(self.block_size)
+            if more := self.pool.match(keys[held : (request.num_tokens - 1) // self.block_size]):
+                self.pool.acquire(more)
+                request.block_ids = request.block_ids + more
+                request.num_named = len(request.block_ids)
+                request.num_computed = request.num_named * self.block_size
         return len(request.block_ids)
+
+    def _reuses(self, request: Request) -> bool:
+        """A prompt whose own log probabilities are asked for is computed whole."""
+        return self.prefix_caching and not request.scores_prompt
+
+    def computes_next(self, request: Request, other: Request) -> bool:
+        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next."""
+        position = len(request.block_ids)
+        if not self._reuses(request) or position >= (request.num_tokens - 1) // self.block_size:
+            return False
+        if not other.num_computed // self.block_size <= position < other.num_tokens // self.block_size:
+            return False
+        return request.block_keys(self.block_size)[position] == other.block_keys(self.block_size)[position]
 
     def adopt_loaded(self, request: Request, block_ids: Sequence[int]) -> None:
         """Append blocks that hold the next part of the prefix; the request takes over their references."""

@@ -30,10 +30,12 @@ class Config(CacheConfig):
         "mooncake",
         "scheduling",
         "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
-        "mooncake-central-greedy = over all nodes, as the paper's Conductor; or your own: FILE.py:NAME",
+        "mooncake-central-greedy = over all nodes, as the paper's Conductor; mooncake-learned = mooncake corrected by "
+        "measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
         (
             "mooncake",
             "mooncake-central-greedy",
+            "mooncake-learned",
             "dynamo-cost",
             "power-of-two",
             "local-cache",
@@ -50,6 +52,11 @@ class Config(CacheConfig):
         unit="ratio",
         least=1.0,
     )
+    prefix_intents: bool = flag(
+        True,
+        "scheduling",
+        "announce a new prefix that is about to be computed, so that a burst of it is computed once",
+    )
     rejection: str = flag(
         "none",
         "scheduling",
@@ -65,10 +72,19 @@ class Config(CacheConfig):
         "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
         least=0,
     )
-    role_changes: bool = flag(
-        False,
+    first_role: str = flag(
+        "both",
         "scheduling",
-        "let nodes that prefill and decode give up one of the two for a while when the other stage is short of nodes",
+        "what a node that prefills and decodes takes: both; or it begins with one and changes over when the other "
+        "stage is short of nodes",
+        ("both", "prefill", "decode"),
+    )
+    role_change_hold_ms: int = flag(
+        15_000,
+        "scheduling",
+        "how long a stage must be short before a node of --first-role changes over; two of these between two changes, "
+        "eight per node",
+        least=1,
     )
     queue_order: str = flag(
         "edf",
@@ -96,6 +112,15 @@ class Config(CacheConfig):
         "transfer",
         "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
         least=1,
+    )
+    tcp_busy_poll_us: int = flag(
+        100,
+        "transfer",
+        "how long the event loop may stay awake for the next bytes of a TCP transfer instead of sleeping, as long as "
+        "that pays; 0 = it sleeps",
+        unit="us",
+        least=0,
+        most=10_000,
     )
     kv_transfer: str = flag(
         "push",
@@ -125,6 +150,12 @@ class Config(CacheConfig):
         most=255,
         auto=-1,
     )
+    rdma_plaintext: bool = flag(
+        False,
+        "transfer",
+        "with --cluster-key-file: let KV go by RDMA all the same, which neither encrypts nor authenticates it; off = "
+        "TCP, which does",
+    )
     topology_file: str | None = flag(
         None,
         "transfer",
@@ -140,11 +171,18 @@ class Config(CacheConfig):
         "times, lengths, and numbers for blocks of 512 tokens; no text",
         unit="file",
     )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "api",
+        "send the timeline of every request this node accepted to this OpenTelemetry collector (OTLP over HTTP, "
+        "http://HOST:4318) as one trace over its nodes, the client's if it sends traceparent; needs the extra otlp",
+        unit="url",
+    )
     api_key_file: str | None = flag(
         None,
         "api",
-        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key; "
-        "none = only that",
+        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key, or without "
+        "it the first of these; none = only that",
         unit="file",
     )
     allowed_origins: str | None = flag(

@@ -63,9 +63,10 @@ class StepCosts:
         factor, step, row, token = self.verify.coefficients
         return VerifyCost(factor * self.decode.estimate(rows, context), step, row, token)
 
-    def prefill_left(self, request: Request, chunk_tokens: int) -> float:
-        """Seconds of prefill that `request` still needs on this node."""
-        left = request.num_tokens - request.num_computed
+    def prefill_left(self, request: Request, chunk_tokens: int, known: int = 0) -> float:
+        """Seconds of prefill that `request` still needs on this node; `known` tokens will be there when it starts."""
+        done = max(request.num_computed, known)
+        left = request.num_tokens - done
         if left <= 1:
             return 0.0
-        return self.prefill.estimate(left, request.num_computed, chunks=-(-left // chunk_tokens))
+        return self.prefill.estimate(left, done, chunks=-(-left // chunk_tokens))

@@ -23,8 +23,10 @@ from engine.kv.reuse import PrefixLoader, Publisher
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
 from engine.serving.own_load import OwnLoad
+from engine.serving.rail_news import RailNews
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
+from engine.step_recorder import step_recorder
 from engine.worker import Worker
 from net.channel import Channel
 from net.load_words import LoadWords
@@ -95,6 +97,7 @@ class Engine:
             Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy),
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
+            least_s=RailNews(transfer).fetch_s,
         )
         self.worker = Worker(
             self.batcher,
@@ -106,6 +109,7 @@ class Engine:
             self.speculator,
             self.draft,
             config.engine_nice,
+            step_recorder(config),
         )
         self.service = EngineService(
             config.node_id,

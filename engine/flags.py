@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, asdict, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_type_hints
@@ -42,15 +42,16 @@ class UsageError(Exception):
     exit_code = 2
 
 
-def parse(argv: Sequence[str], others: Sequence[str] = ()) -> Config:
+def parse(argv: Sequence[str], others: Sequence[str] = (), commands: Iterable[str] = ()) -> Config:
     """Config from command-line arguments (without the program's name).
 
-    `others` are flags that a wrapper takes itself: a mistyped one is recognised.
+    `others` are flags that a wrapper takes itself, `commands` its words: a mistyped one is recognised.
     `--help` and `--version` print and raise SystemExit(0); anything wrong raises UsageError.
     """
     parser = _Parser(
         prog="mooncake",
-        description="One node of a Mooncake cluster. Without flags: a one-node server with the embedded model.",
+        description="One node of a Mooncake cluster. Without flags: a one-node server with the embedded model."
+        + (f"\nOther commands, each with its own --help: {', '.join(commands)}." if commands else ""),
         formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,
@@ -64,7 +65,7 @@ def parse(argv: Sequence[str], others: Sequence[str] = ()) -> Config:
     except argparse.ArgumentError as error:
         raise UsageError(_explain(error)) from None
     if unknown:
-        raise UsageError(_unknown(unknown, others))
+        raise UsageError(_unknown(unknown, others, list(commands)))
     return _validated(Config(**vars(values)))
 
 
@@ -247,6 +248,11 @@ def _validated(config: Config) -> Config:
         raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
     if config.weights_from_store and config.tensor_parallel_size > 1:
         raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
+    if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
+        raise UsageError(
+            "--transport rdma moves KV unencrypted, --cluster-key-file is given: --transport auto (sealed TCP between "
+            "hosts), or --rdma-plaintext for a network you trust"
+        )
     if config.join is None:
         return replace(config, role=role)
     host, port = host_port(config.join)
@@ -280,11 +286,13 @@ def _explain(error: argparse.ArgumentError) -> str:
     return f"{name} {message}"
 
 
-def _unknown(arguments: Sequence[str], others: Sequence[str]) -> str:
+def _unknown(arguments: Sequence[str], others: Sequence[str], commands: Sequence[str]) -> str:
     names = [*others, *(name for spec in fields(Config) for name in _spellings(spec))]
     wrong = next((text for text in arguments if text.startswith("-")), arguments[0]).split("=")[0]
     if not wrong.startswith("-"):
-        return f"unexpected argument {wrong!r}; every option is a --flag (mooncake --help lists them)"
+        near = get_close_matches(wrong, commands, 1)
+        hint = f"did you mean {near[0]}?" if near else "every option is a --flag (mooncake --help lists them)"
+        return f"unexpected argument {wrong!r}; {hint}"
     wanted = "--" + wrong.lstrip("-").replace("_", "-")
     likely = [name for name in names if name.startswith("--no-") == wanted.startswith("--no-")]
     near = get_close_matches(wanted, [*likely, "--help", "--version"], 1)

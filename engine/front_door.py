@@ -19,13 +19,14 @@ from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend, StoreFrontend
 from engine.serving.live import Live
+from engine.serving.otlp import OtlpError, SpanExport
 from engine.serving.placement_policy import placement_policy
 from engine.serving.placing import Placer
 from engine.serving.trace_recorder import TraceRecorder
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Frontend
-from net.http.keys import ApiKeyFileError, ApiKeys
+from net.http.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.http.server import HttpServer, create_app
 from sched.rejection import rejections
 
@@ -43,6 +44,7 @@ class FrontDoor:
         self._policy = placement_policy(node.config, node.rng)
         self._keys = _api_keys(node.config)
         self._recorder = _recorder(node.config)
+        self._export = _span_export(node.config)
         self._acceptor: Acceptor | None = None
         self.grammars: Grammars | None = None  # None on a node without a model
         self._http: HttpServer | None = None
@@ -63,6 +65,7 @@ class FrontDoor:
             rate_limit=config.rate_limit,
             allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
             version=__version__,
+            cluster_key=self._node.cluster_key,
         )
         self._http = HttpServer(app, max_header_bytes=config.max_header_bytes)
         await self._http.start_on(listening)
@@ -82,6 +85,8 @@ class FrontDoor:
             await self._http.close()
         if self._recorder is not None:
             self._recorder.close()
+        if self._export is not None:
+            await asyncio.to_thread(self._export.close)
 
     async def _serving(self, draft: ModelSource | None) -> ServingFrontend:
         node, config = self._node, self._node.config
@@ -100,6 +105,8 @@ class FrontDoor:
             config.max_waiting_requests,
             rejections[config.rejection](),
             config.slo_scale,
+            node.rng,
+            config.prefix_intents,
         )
         self._acceptor = Acceptor(
             config.node_id,
@@ -111,7 +118,9 @@ class FrontDoor:
             config.request_timeout_ms / 1000,
             node.metrics,
             self._recorder,
+            self._export,
         )
+        node.gossip.on_suspected(self._acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
         return ServingFrontend(name, config.model, longest, tokenizer, self.grammars, self._acceptor, *self._answers())
@@ -144,12 +153,23 @@ class FrontDoor:
         return await asyncio.to_thread(node.metrics.text)
 
 
-def _api_keys(config: Config) -> ApiKeys:
-    path = None if config.api_key_file is None else Path(config.api_key_file).expanduser()
+def api_key(config: Config) -> str | None:
+    """What this node sends to the node it joins. Raises UsageError."""
     try:
-        return ApiKeys(config.api_key, path)
+        return key_to_send(config.api_key, _key_file(config))
     except ApiKeyFileError as error:
         raise UsageError(str(error)) from None
+
+
+def _api_keys(config: Config) -> ApiKeys:
+    try:
+        return ApiKeys(config.api_key, _key_file(config))
+    except ApiKeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
+def _key_file(config: Config) -> Path | None:
+    return None if config.api_key_file is None else Path(config.api_key_file).expanduser()
 
 
 def _recorder(config: Config) -> TraceRecorder | None:
@@ -159,3 +179,12 @@ def _recorder(config: Config) -> TraceRecorder | None:
         return TraceRecorder(Path(config.record_trace), time.time())
     except OSError as error:
         raise UsageError(f"--record-trace {config.record_trace}: {error.strerror}") from None
+
+
+def _span_export(config: Config) -> SpanExport | None:
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        return SpanExport(config.otlp_traces_endpoint, config.served_model_name)
+    except OtlpError as error:
+        raise UsageError(str(error)) from None

@@ -8,7 +8,7 @@ instead of walking a list. On the CPU the tensors are the buffer itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -16,10 +16,22 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
-from engine.sampling.sampler import SamplingRow
+from engine.request import TokenLogprobs
+from engine.sampling.logit_rules import SamplingRow
 
 TABLE_ALIGN = 16
 """Block tables are padded to a multiple of this many entries, so that kernels may load them in vectors."""
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """Prompt tokens whose log probabilities a row asks for: those that follow token_ids[first], token_ids[first + 1],
+    ... of the row. The step appends what it finds, in order."""
+
+    first: int
+    next_ids: Sequence[int]
+    top: int  # beside each token's own, so many of the best
+    found: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -36,6 +48,7 @@ class Row:
     sample: SamplingRow | None = None
     num_samples: int = 1
     proposals: Sequence[Tensor] = ()  # [V] each: what the draft's tokens were drawn from; empty = judge by equality
+    scores: PromptScores | None = None
 
     @property
     def num_wanted(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cache.block import BlockKey
 from engine.batcher import Batcher
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.request import Request, RequestState
 from sched.classes import CLASSES
-from sched.load_word import DRAINING, ROLE_BITS, LoadWord
+from sched.intents import claimed_depths
+from sched.load_word import CHANGING, DRAINING, ROLE_BITS, LoadWord
 from sched.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
 from sched.role_change import BOTH
@@ -18,12 +20,22 @@ SOON_S = 1.0
 """How far ahead the record's predictions look."""
 
 
+COMPARED = 64
+"""Prompts of the queue that are looked at for prefixes that they share."""
+
+
+def first_role(config: Config) -> frozenset[str]:
+    """What a node takes when it starts."""
+    can = BOTH & set(config.roles)
+    return can if can < BOTH or config.first_role == "both" else frozenset({config.first_role})
+
+
 class EngineLoad:
     """Reads the batcher's books."""
 
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
         self.lengths = OutputLengths()
-        self.does = BOTH & set(config.roles)  # what it takes new requests for (engine/role_changes.py)
+        self.does = first_role(config)  # what it takes new requests for (engine/role_changes.py)
         self.draining = False
         self._config = config
         self._batcher = batcher
@@ -54,6 +66,7 @@ class EngineLoad:
             decode_step_s=self.step_s(running + 1),
             residual=self._costs.residual,
             flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
+            | CHANGING * (not self.does)
             | DRAINING * self.draining,
         )
 
@@ -94,4 +107,26 @@ class EngineLoad:
         fixed = self._config.batching_policy == "mixed"
         most = self._config.max_num_batched_tokens
         chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
-        return sum(self._costs.prefill_left(r, chunk) for r in queued)
+        return sum(
+            self._costs.prefill_left(r, chunk, known) for r, known in zip(queued, self._shared(queued), strict=True)
+        )
+
+    def prefill_s(self, request: Request) -> float:
+        """What a prompt that is not in the queue yet would add to its work."""
+        known = self._shared([*self._queued(), request])[-1]
+        held = len(self._batcher.blocks.match(request)) * self._config.block_size
+        return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
+
+    def _shared(self, queued: list[Request]) -> list[int]:
+        """For each of them the leading tokens that those before it compute (Batcher._prefill), found at a few blocks of
+        each prompt, to a sixth."""
+        found, seen, size = [], set[BlockKey](), self._config.block_size
+        for number, request in enumerate(queued):
+            known = 0
+            if number < COMPARED and self._batcher.blocks.prefix_caching:
+                keys = request.block_keys(size)
+                depths = claimed_depths(request.num_computed // size, (request.num_tokens - 1) // size)
+                known = next((depth * size for depth in reversed(depths) if keys[depth - 1] in seen), 0)
+                seen.update(keys[depth - 1] for depth in depths)
+            found.append(known)
+        return found

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
@@ -31,20 +30,19 @@ from engine.front_door import FrontDoor
 from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
+from engine.load import first_role
+from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
 from net.channel import Channel, PeerRefused
-from net.cluster_key import ClusterKey, KeyFileError
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.prefault import Prefault
-from net.rdma import places
 from net.rdma.verbs import prepare as rdma_prepare
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
-from net.transfer import transports
 from sched.member import Member, presets
 from sched.role_change import BOTH
 from sched.state import NodeRecord
@@ -55,34 +53,6 @@ if TYPE_CHECKING:
     from engine.loading import LoadedModel
 
 log = logging.getLogger("mooncake.node")
-
-TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
-
-
-def rdma_devices(config: Config) -> list[str]:
-    """Empty: all there are."""
-    return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
-
-
-def transport_options(config: Config) -> dict[str, dict[str, Any]]:
-    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
-    try:
-        overrides = places.overrides(config.topology_file)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {"devices": rdma_devices(config), "gid_index": gid_index, "overrides": overrides}
-    return {"rdma": rdma, "tcp": {"connections": config.tcp_connections}}
-
-
-def open_cluster_key(config: Config) -> ClusterKey | None:
-    """Raises UsageError."""
-    if config.cluster_key_file is None:
-        return None
-    try:
-        return ClusterKey(Path(config.cluster_key_file))
-    except KeyFileError as error:
-        raise UsageError(str(error)) from None
 
 
 class Node:
@@ -107,13 +77,14 @@ class Node:
             raise UsageError(f"--join {config.join}: {reason}")
         self.metrics = Metrics(config.served_model_name, config.node_id)
         self.stalls = StallMonitor(self.metrics.observe_stall)
-        key = open_cluster_key(config)
-        self.channel = Channel(config.node_id, self.identity(), self._check_peer, key)
+        self.cluster_key = open_cluster_key(config)
+        self.channel = Channel(config.node_id, self.identity(), self._check_peer, self.cluster_key)
         self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
+        self.metrics.watch_load_words(self.words.counters)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id,
@@ -134,7 +105,7 @@ class Node:
         self._phases = phases
         self._http_socket = http_socket
         self.rng = random.Random()
-        self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, key)
+        self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, self.cluster_key)
         self._gossiping = False
         self.leaving = Leaving(self)
         self.door = FrontDoor(self)
@@ -148,7 +119,7 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self.stalls.start()
-        if "rdma" in TRANSPORTS[config.transport]:
+        if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
         host, port = await self.channel.start(config.host, config.control_port)
         self.gossip.on_up(self._member_up)
@@ -177,8 +148,9 @@ class Node:
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
-            if config.role_changes and self.engine.load.does >= BOTH:
-                self._role_changes = RoleChanges(self.gossip, self.engine.load)
+            if self.engine.load.does < BOTH <= set(config.roles):
+                hold_s = config.role_change_hold_ms / 1000
+                self._role_changes = RoleChanges(self.gossip, self.engine.load, hold_s)
                 self._role_changes.start()
             self.phase("engine")
         if config.prefault:
@@ -289,8 +261,14 @@ class Node:
             address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
-            info=self.identity() | {"share": self.config.dram_bytes + self._ssd_bytes},
+            info=self.identity() | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
         )
+
+    @property
+    def _first_role(self) -> dict[str, list[str]]:
+        """Of a node that changes its role: what it goes back to when all is calm."""
+        begins = first_role(self.config)
+        return {"first_role": sorted(begins)} if begins < BOTH <= set(self.config.roles) else {}
 
     @property
     def _ssd_bytes(self) -> int:

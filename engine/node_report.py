@@ -9,6 +9,7 @@ from engine.flags import as_dict
 from engine.serving.recent import Recent
 from net.gossip import Gossip
 from net.transfer import TransferEngine
+from sched.load_word import ROLE_BITS
 from sched.member import Member
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
         "load": None
         if record is None
         else {
+            "does": [name for name, bit in ROLE_BITS.items() if record.flags & bit],
             "running": record.running,
             "waiting": record.waiting,
             "max_running": record.max_running,

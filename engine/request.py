@@ -45,6 +45,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None = off; k = the chosen token's and the k best
+    prompt_logprobs: int | None = None  # the same of every prompt token but the first, which nothing comes before
     grammar: str = ""  # what the output must be, as engine/sampling/grammar.py compiled it; "" = anything
 
     def __post_init__(self) -> None:
@@ -64,7 +65,9 @@ class SamplingParams:
         )
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", self.presence_penalty)
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
-        _check(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "between 0 and 20", self.logprobs)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(count is None or 0 <= count <= 20, name, "between 0 and 20", count)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
         _check(
             all(isinstance(s, str) and s for s in self.stop),
@@ -155,6 +158,7 @@ class Request:
     num_preemptions: int = 0
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
     table: BlockTable = field(default_factory=BlockTable, repr=False)
@@ -171,6 +175,12 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log probabilities of the prompt are asked for and not told yet. A cached prefix has no logits, so such a
+        request computes all of its prompt."""
+        return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
 
     @property
     def output_ids(self) -> Sequence[int]:

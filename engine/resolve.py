@@ -84,7 +84,10 @@ def geometry(config: Config, model: ModelConfig, kv_dtype: str) -> BlockGeometry
 
 def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
     """Why a resolved `config` with the root key `root` (hex) and a node that says `theirs` cannot share KV, with the
-    remedy; None if they can. `theirs` has model, block_size, dtype (of the KV) and root, as GET /cluster does."""
+    remedy; None if they can. `theirs` has model, block_size, dtype and pool_dtype (of the KV) and root, as GET /cluster
+    does; a node of another version may lack one."""
+    if lacking := {"model", "block_size", "dtype", "pool_dtype", "root"} - set(theirs):
+        return f"the other side does not say its {', '.join(sorted(lacking))}: it is of another version of Mooncake"
     if theirs["block_size"] != config.block_size:
         return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
     if theirs["dtype"] != config.kv_cache_dtype:

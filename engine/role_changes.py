@@ -1,5 +1,5 @@
 """The shell of sched/role_change.py: looks at the gossiped records every few seconds and tells the engine what it does
-from now on. With --role-changes."""
+from now on. With --first-role."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ PERIOD_S = 2.0
 class RoleChanges:
     """Of an engine node that can prefill and decode."""
 
-    def __init__(self, gossip: Gossip, load: EngineLoad) -> None:
+    def __init__(self, gossip: Gossip, load: EngineLoad, hold_s: float) -> None:
+        """hold_s: see RoleController."""
         self._gossip, self._load = gossip, load
-        self._controller = RoleController(gossip.me.node_id)
+        self._controller = RoleController(gossip.me.node_id, hold_s)
+        self._period_s = min(PERIOD_S, hold_s / 4)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -36,7 +38,7 @@ class RoleChanges:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(self._period_s)
             records = self._gossip.records
             nodes = [
                 seen(member, records[member.node_id])
@@ -45,12 +47,23 @@ class RoleChanges:
             ]
             does = self._controller.step(asyncio.get_running_loop().time(), nodes)
             if does is not None:
-                log.info("from now on: %s", " and ".join(sorted(does)))
+                log.info("from now on: %s", " and ".join(sorted(does)) or "nothing new, what is here is finished first")
                 self._load.does = does
 
 
 def seen(member: Member, record: NodeRecord) -> Seen:
     """A node as the rules look at it."""
-    can = BOTH & set(member.roles)
-    does = frozenset(role for role in can if record.flags & ROLE_BITS[role])
-    return Seen(member.node_id, can, does or can, record.work_s, record.running_soon, record.max_running)
+    roles = BOTH & set(member.roles)
+    does = frozenset(role for role in roles if record.flags & ROLE_BITS[role])
+    home = frozenset(member.info.get("first_role", ()))
+    return Seen(
+        node_id=member.node_id,
+        can=roles if home else does,
+        does=does if record.flags else roles,
+        work_s=record.work_s,
+        running_soon=record.running_soon,
+        max_running=record.max_running,
+        blocks_soon=record.blocks_soon,
+        blocks_total=record.blocks_total,
+        home=home or does,
+    )

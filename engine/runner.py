@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
-from engine.inputs import InputBuilder, Row
+from engine.inputs import InputBuilder, Inputs, Row
 from engine.model.decoder import Model
 from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
+from engine.sampling.logprobs import PromptRows, PromptScorer
 from engine.sampling.sampler import Sampled, sample
 
 __all__ = ["Row", "Runner", "StepTime"]
@@ -60,7 +61,13 @@ class Runner:
     def follow(self, rows: Sequence[Row]) -> None:
         """As another rank: compute what rank 0 computes. Which tokens are chosen is its business."""
         inputs = self._inputs.build(rows)
-        self._forward(inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows)
+        self._forward(
+            inputs.token_ids,
+            inputs.batch,
+            self.kv_pool,
+            inputs.last_rows,
+            scores=self._scores(PromptRows, rows, inputs),
+        )
 
     def step(
         self,
@@ -69,7 +76,7 @@ class Runner:
         before_layer: Callable[[int], None] | None = None,
     ) -> list[list[Sampled]]:
         """Compute every row's KV and choose the tokens it asks for: per row, in the order of `rows`, row.num_samples
-        tokens, or none without row.sample.
+        tokens, or none without row.sample. Log probabilities of prompts go to their row.scores.
 
         on_layer(l), before_layer(l): see Model.forward. Raises ValueError on a row without tokens or with too few
         blocks.
@@ -80,7 +87,13 @@ class Runner:
         inputs = self._inputs.build(rows)
         with self.beside(rows):
             logits = self._forward(
-                inputs.token_ids, inputs.batch, self.kv_pool, inputs.last_rows, on_layer, before_layer
+                inputs.token_ids,
+                inputs.batch,
+                self.kv_pool,
+                inputs.last_rows,
+                on_layer,
+                before_layer,
+                self._scores(PromptScorer, rows, inputs),
             )
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
         chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
@@ -93,6 +106,12 @@ class Runner:
         for (i, _), token in zip(wanted, chosen, strict=True):
             results[i].append(token)
         return results
+
+    def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
+        """None when no row asks for log probabilities of its prompt."""
+        if all(row.scores is None for row in rows):
+            return None
+        return kind(rows, inputs.order, inputs.batch.q_lens, self.device)
 
 
 def _sampling_rows(row: Row) -> Sequence[SamplingRow]:

@@ -9,8 +9,6 @@ import argparse
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,71 +17,52 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from engine.node_client import NoAnswer, NodeClient, add_flags
 from engine.serving.recent import SOURCES, percentiles
 
 Json = dict[str, Any]
+PIPED_COLUMNS = 160
 NAMES = {"hbm": "arena", "dram": "DRAM", "ssd": "SSD", "computed": "computed"}
-
-
-class NoAnswer(Exception):
-    """The node at --url gave no /live; the message is one line."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 2 when the first question is not answered; later ones are asked again until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="mooncake top", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="any node of the cluster")
-    parser.add_argument("--api-key", help="of the cluster, if it has one")
+    parser = argparse.ArgumentParser(prog="mooncake top", description="The cluster as it is now, in a terminal.")
+    add_flags(parser, "any node of the cluster")
     parser.add_argument("--interval-ms", type=int, default=1000, help="time between two questions (default: 1000)")
     parser.add_argument("--requests", type=int, default=10, help="newest requests to show (default: 10)")
     parser.add_argument("--once", action="store_true", help="print one picture and end")
     parser.add_argument("--json", action="store_true", help="print GET /live once, as it is, and end")
     args = parser.parse_args(argv)
-    url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"
     try:
-        live = fetch(url, args.api_key)
+        node = NodeClient.from_flags(args)
+        live = node.get("/live")
     except NoAnswer as error:
         print(f"mooncake top: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(live, indent=1))
     elif args.once:
-        Console().print(picture(live, args.requests))
+        # A pipe has no width: rich would take 80 columns and cut names.
+        Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS).print(picture(live, args.requests))
     else:
-        follow(url, args.api_key, live, args.requests, args.interval_ms / 1000)
+        follow(node, live, args.requests, args.interval_ms / 1000)
     return 0
 
 
-def follow(url: str, api_key: str | None, live: Json, requests: int, interval_s: float) -> None:
+def follow(node: NodeClient, live: Json, requests: int, interval_s: float) -> None:
     """Until Ctrl-C. A question without an answer is shown, and the last picture stays."""
     try:
         with Live(picture(live, requests), screen=True, auto_refresh=False) as screen:
             while True:
                 time.sleep(interval_s)
                 try:
-                    live = fetch(url, api_key)
+                    live = node.get("/live")
                     screen.update(picture(live, requests), refresh=True)
                 except NoAnswer as error:
                     screen.update(Group(Text(str(error), "bold red"), picture(live, requests)), refresh=True)
     except KeyboardInterrupt:
         return
-
-
-def fetch(url: str, api_key: str | None) -> Json:
-    """GET /live. Raises NoAnswer."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # No proxy of the user's shell: it would catch 127.0.0.1 too.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(urllib.request.Request(f"{url}/live", headers=headers), timeout=10) as answer:
-            live: Json = json.load(answer)
-            return live
-    except urllib.error.HTTPError as error:
-        error.close()
-        remedy = "give its --api-key" if error.code == 401 else "give --url of a Mooncake node"
-        raise NoAnswer(f"{url} answers {error.code}; {remedy}") from None
-    except (OSError, ValueError) as error:
-        raise NoAnswer(f"{url} does not answer ({error}); give --url of a running node") from None
 
 
 # --- the picture
@@ -122,7 +101,7 @@ def figures(rows: Sequence[Json]) -> str:
 
 
 def nodes_table(nodes: Iterable[Json]) -> Table:
-    table = _table("node", "roles", "status", "#running", "#waiting", "#queued", "#KV arena", "#DRAM", "#SSD", "notes")
+    table = _table("node", "roles", "status", "#running", "#waiting", "#work", "#KV arena", "#DRAM", "#SSD", "notes")
     for node in nodes:
         fine = node["status"] == "alive" and "error" not in node
         status = Text(node["status"], "green" if fine else "red")
@@ -165,11 +144,11 @@ def requests_table(rows: Iterable[Json]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """A '#' before a column's name aligns it to the right."""
+    """A '#' before a column's name aligns it to the right. Where there is no room names go on in the next line."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in columns:
         right = column.startswith("#")
-        table.add_column(column.removeprefix("#"), justify="right" if right else "left", no_wrap=right)
+        table.add_column(column.removeprefix("#"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
 
 

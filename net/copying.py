@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import memmove
 
+from net.landed import Landed
 from net.memory import Region
 from net.spans import Span
 from net.transport import Op
@@ -27,13 +28,28 @@ Move = tuple[int, int, int]
 """(destination address, source address, length)"""
 
 
-class Copy:
-    """One batch between two regions. It keeps both mapped while it runs, whatever happens to the regions."""
+def copy_now(op: Op, local: Region, remote: Region, spans: Sequence[Span]) -> None:
+    """A small batch, on the event loop: nobody can interfere."""
+    here, there = local.address, remote.address
+    if op is Op.READ:
+        for ours, theirs, length in spans:
+            memmove(here + ours, there + theirs, length)
+    else:
+        for ours, theirs, length in spans:
+            memmove(there + theirs, here + ours, length)
 
-    def __init__(self, op: Op, local: Region, remote: Region, spans: Sequence[Span]) -> None:
+
+class Copy:
+    """One batch between two regions. It keeps both mapped while it runs, whatever happens to the regions. `landed`
+    hears of what has been copied, in the thread that copies."""
+
+    def __init__(
+        self, op: Op, local: Region, remote: Region, spans: Sequence[Span], landed: Landed | None = None
+    ) -> None:
         self.stopped = False
+        self._op, self._landed = op, landed
         self._views = (local.memory[:0], remote.memory[:0])  # exports of the mappings: these cannot go away
-        here, there = local.address, remote.address
+        here, there = self._here, self._there = local.address, remote.address
         if op is Op.READ:
             self._moves = [(here + ours, there + theirs, length) for ours, theirs, length in spans]
         else:
@@ -50,11 +66,21 @@ class Copy:
                 if self.stopped:
                     return
                 memmove(target, source, length)
+                if self._landed is not None:
+                    self._tell(target, source, length)
                 continue
             for start in range(0, length, PIECE):
                 if self.stopped:
                     return
-                memmove(target + start, source + start, min(PIECE, length - start))
+                count = min(PIECE, length - start)
+                memmove(target + start, source + start, count)
+                if self._landed is not None:
+                    self._tell(target + start, source + start, count)
+
+    def _tell(self, target: int, source: int, length: int) -> None:
+        assert self._landed is not None
+        here, there = (target, source) if self._op is Op.READ else (source, target)
+        self._landed.add([(here - self._here, there - self._there, length)])
 
     def turns(self) -> Iterator[None]:
         """Copy at most INLINE_MAX between two yields."""
@@ -69,6 +95,8 @@ class Copy:
                     return
                 count = min(length - done, room)
                 memmove(target + done, source + done, count)
+                if self._landed is not None:
+                    self._tell(target + done, source + done, count)
                 done += count
                 room -= count
 
@@ -95,7 +123,7 @@ class Copier:
     """The threads that copy."""
 
     def __init__(self) -> None:
-        self._workers = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+        self._workers = min(4, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="copy")
 
     async def copy(self, copy: Copy, nbytes: int, urgent: bool = False) -> None:

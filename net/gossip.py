@@ -12,6 +12,7 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.packet_guard import PacketGuard
+from sched.cells import Rows
 from sched.digest import key64
 from sched.events import (
     Datagram,
@@ -22,6 +23,7 @@ from sched.events import (
     Joined,
     Leave,
     MemberDown,
+    MemberSuspected,
     MemberUp,
     Refused,
     SendPacket,
@@ -64,6 +66,7 @@ class Gossip:
         self._joining: asyncio.Future[None] | None = None
         self._on_up: list[Callable[[Member], None]] = []
         self._on_down: list[Callable[[Member, str], None]] = []
+        self._on_suspected: list[Callable[[str], None]] = []
 
     # --- life
 
@@ -149,6 +152,19 @@ class Gossip:
         """Load by node id as of now; a member whose first record has not arrived yet is missing."""
         return self.core.records(asyncio.get_running_loop().time())
 
+    def record(self, node_id: str) -> NodeRecord | None:
+        """Load of one node as of now."""
+        return self.core.record(asyncio.get_running_loop().time(), node_id)
+
+    @property
+    def table(self) -> tuple[list[str], Rows]:
+        """The same of the own cell as arrays, by node key; see ClusterView.table."""
+        return self.core.table(asyncio.get_running_loop().time())
+
+    def elsewhere(self, rng: Rng) -> list[Member]:
+        """Members of other cells to ask for their load too: see sched/placements/elsewhere.py."""
+        return self.core.elsewhere(asyncio.get_running_loop().time(), rng)
+
     @property
     def counters(self) -> dict[str, int]:
         """For metrics: refutations, failed_probes, pauses, dropped_<why> ..."""
@@ -170,6 +186,10 @@ class Gossip:
     def on_down(self, callback: Callable[[Member, str], None]) -> None:
         """Called in the loop with the reason for every node that died, left or was restarted."""
         self._on_down.append(callback)
+
+    def on_suspected(self, callback: Callable[[str], None]) -> None:
+        """Called in the loop with the id of a node that may be dead, before that is known."""
+        self._on_suspected.append(callback)
 
     def suspect(self, node_id: str) -> None:
         """A connection to this node broke: let it prove that it lives. Unknown nodes are ignored."""
@@ -219,6 +239,8 @@ class Gossip:
             case MemberDown(member, reason):
                 log.info("%s is down: %s", member.node_id, reason)
                 self._call(self._on_down, member, reason)
+            case MemberSuspected(node_id):
+                self._call(self._on_suspected, node_id)
             case Joined():
                 self._joined(None)
             case Refused(node_id, reason) if node_id == self._me.node_id:

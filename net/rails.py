@@ -14,7 +14,7 @@ from typing import Any
 
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
-FIRST_GUESS = 1e9  # bytes/s of a rail nothing has been moved on
+FIRST_GUESS = 1e9  # bytes/s of a rail while none has been measured
 WEIGHT = 0.2  # of a new measurement in the estimate
 SAMPLE_BYTES = 1 << 20  # measured over at least so many bytes: latency is not bandwidth
 
@@ -28,6 +28,7 @@ class Rail:
     retry_at: float = 0.0  # when a rail that is down may be tried again
     backoff_s: float = BACKOFF_S
     bytes_per_s: float = FIRST_GUESS
+    measured: bool = False  # bytes_per_s is more than a guess
     in_flight: int = 0  # bytes
     moved: int = 0  # bytes that arrived
     failures: int = 0
@@ -66,15 +67,17 @@ class Rail:
         self._sample_bytes += nbytes
         elapsed = now - self._sample_from
         if self._sample_bytes >= SAMPLE_BYTES and elapsed > 0:
-            self.bytes_per_s += WEIGHT * (self._sample_bytes / elapsed - self.bytes_per_s)
+            weight = WEIGHT if self.measured else 1.0
+            self.bytes_per_s += weight * (self._sample_bytes / elapsed - self.bytes_per_s)
+            self.measured = True
             self._sample_from, self._sample_bytes = now, 0
 
     def row(self) -> dict[str, Any]:
-        """For /debug/state and the metrics."""
+        """For /debug/state and the metrics; gb_per_s is 0 until it has been measured."""
         return {
             "rail": self.name,
             "up": self.up,
-            "gb_per_s": self.bytes_per_s / 1e9 if self.moved else 0.0,
+            "gb_per_s": self.bytes_per_s / 1e9 if self.measured else 0.0,
             "bytes": self.moved,
             "in_flight": self.in_flight,
             "failures": self.failures,
@@ -92,12 +95,18 @@ def choose(
     """The index of the rail that would be done first with `nbytes` more, among the nearest that are up; None when none
     of those has room. distances: of each rail, the same for all when empty. window: bytes a rail may have in flight
     before it takes more."""
-    up = [i for i, rail in enumerate(rails) if rail.up]
-    if distances and up:
-        nearest = min(distances[i] for i in up)
-        up = [i for i in up if distances[i] == nearest]
-    ready = [i for i in up if room[i] > 0 and (window is None or rails[i].in_flight < window)]
-    return min(ready, key=lambda i: (rails[i].in_flight + nbytes) / rails[i].bytes_per_s, default=None)
+    nearest = min((distances[i] for i, rail in enumerate(rails) if rail.up), default=0) if distances else 0
+    known = [rail.bytes_per_s for rail in rails if rail.measured]
+    guess = sum(known) / len(known) if known else FIRST_GUESS  # a rail not measured yet is one like the others
+    best, best_s = None, float("inf")
+    for i, rail in enumerate(rails):
+        if not rail.up or room[i] <= 0 or (distances and distances[i] > nearest):
+            continue
+        if window is None or rail.in_flight < window:
+            seconds = (rail.in_flight + nbytes) / (rail.bytes_per_s if rail.measured else guess)
+            if seconds < best_s:
+                best, best_s = i, seconds
+    return best
 
 
 def cut(offset: int, length: int, piece: int) -> list[tuple[int, int]]:

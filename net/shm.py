@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from net.copying import INLINE_MAX, Copier, Copy
+from net.copying import INLINE_MAX, Copier, Copy, copy_now
 from net.errors import PeerLost, TransferError
+from net.landed import Landed
 from net.lifeline import Lifeline, Listener, connect
 from net.links import Links
 from net.memory import Region
@@ -80,7 +81,14 @@ class Shm:
         return peer_id in self._attached
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
         """`is_open`, which comes first, has handled what the peer had to say."""
         attached = self._attached.get(peer_id)
@@ -93,19 +101,23 @@ class Shm:
         if region.closed:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
-        copy = Copy(op, local, region, spans)
         nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
+        stopped = False
         if nbytes <= INLINE_MAX:
-            copy.run()  # nobody can interfere: this is one turn of the loop
+            copy_now(op, local, region, spans)
+            if landed is not None:
+                landed.add(spans)
         else:
+            copy = Copy(op, local, region, spans, landed)
             attached.copies.add(copy)
             try:
                 await self._copier.copy(copy, nbytes, priority > BULK)
             finally:
                 attached.finished(copy)
+            stopped = copy.stopped
         if op is Op.WRITE:
             attached.lifeline.poll()  # bytes written into the memory of a process that has died are not there
-        if copy.stopped or attached.lifeline.ended:
+        if stopped or attached.lifeline.ended:
             raise PeerLost(f"lost {peer_id!r} during a transfer: {self._links.why_lost(peer_id)}")
 
     async def mapped(self, peer_id: str, remote: str) -> Region:

@@ -4,11 +4,7 @@ cannot reach the GPU itself.
     local side on a device    copy out -> buffer -> WRITE            two buffers: while one is copied the other is on
                               READ -> buffer -> copy in              the wire, so a long transfer costs the slower
                                                                      of both and not their sum
-    remote side on a device   ask its node to do the opposite: our WRITE is its READ into its device, our READ its WRITE
-
-    device.is{region}                          ──>  <── {device}
-    device.move{id, op, region, other} + spans ──>  <── {nbytes, transport}
-    device.stop{id}                            ──>  <── {}               nothing of it moves any more
+    remote side on a device   ask its node to do the opposite (net/device_peers.py)
 
 `DeviceTransferEngine` is a transfer engine whose regions may also be DeviceRegions; submissions look the same. What it
 asks of a device is the protocol `Device` of net/device_memory.py; engine/kv/cuda_memory.py is the one for CUDA.
@@ -20,14 +16,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
-from net.channel import Body, Channel
+from net.channel import Channel
 from net.device_memory import Chunk, Copying, Device, DeviceRegion, chunks
-from net.errors import PeerLost, RemoteError, TransferError
+from net.device_peers import DevicePeers, ended
+from net.errors import TransferError
+from net.landed import Landed
 from net.memory import Region
-from net.spans import Span, merged, pack_spans, unpack_spans
+from net.spans import Span, merged
 from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
@@ -39,7 +36,6 @@ BUFFERS = 2  # per lane
 LANES, SERVING = 3, 2
 """Lanes have buffers of their own: one per priority, as urgent transfers do not wait for bulk, and SERVING for what
 peers ask, as two nodes would wait for each other's buffers for ever, each holding its own."""
-STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
 
 Carry = Callable[[Region, Sequence[Span]], Awaitable[Completion]]
 """Moves spans between host memory here and the remote side, wherever that is."""
@@ -51,18 +47,11 @@ class DeviceTransferEngine(TransferEngine):
     def __init__(self, channel: Channel, *args: Any, buffer_bytes: int = BUFFER_BYTES, **options: Any) -> None:
         super().__init__(channel, *args, **options)
         self._devices: dict[str, DeviceRegion] = {}
-        self._remote: set[tuple[str, str]] = set()  # (peer, region) known to be on a device
+        self._others = DevicePeers(channel, self._devices.__contains__, self._serve, self._fence_hosts)
         self._buffers: Region | None = None
         self._buffer_bytes = buffer_bytes
         self._free: dict[int, asyncio.Queue[int]] = {}  # per lane: offsets of buffers
-        self._serving: dict[tuple[str, int], asyncio.Task[Completion]] = {}
-        self._ids = count(1)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="staging")
-        channel.handle("device.is", self._on_is)
-        channel.handle("device.move", self._on_move)
-        channel.handle("device.stop", self._on_stop)
-        channel.on_lost(self._forget)
-        channel.on_closed(self._forget)
 
     # --- regions
 
@@ -108,21 +97,34 @@ class DeviceTransferEngine(TransferEngine):
         spans: Sequence[Span],
         timeout_s: float = 30.0,
         priority: int = BULK,
+        landed: Landed | None = None,
+        notice: bytes = b"",
     ) -> Completion:
         """See TransferEngine.submit."""
-        device = self._devices.get(local)
-        if device is None and (peer_id, remote) not in self._remote:
+        if local not in self._devices and not self._others.known(peer_id, remote):
             until = time.monotonic() + timeout_s
             try:
-                return await super().submit(peer_id, op, local, remote, spans, timeout_s, priority)
+                return await super().submit(peer_id, op, local, remote, spans, timeout_s, priority, landed, notice)
             except TransferError:
-                if not await self._is_device(peer_id, remote):
+                if not await self._others.ask(peer_id, remote):
                     raise
             timeout_s = until - time.monotonic()
-        return await self._submit(peer_id, op, local, remote, spans, timeout_s, min(priority, URGENT))
+        lane = min(priority, URGENT)
+        done = await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or Landed())
+        if notice:
+            await self.notices.send(peer_id, done.transport.removesuffix(STAGED), notice)
+        return done
 
     async def _submit(
-        self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float, lane: int
+        self,
+        peer_id: str,
+        op: Op,
+        local: str,
+        remote: str,
+        spans: Sequence[Span],
+        timeout_s: float,
+        lane: int,
+        landed: Landed,
     ) -> Completion:
         """One side is on a device, as far as is known."""
         device = self._devices.get(local)
@@ -132,25 +134,34 @@ class DeviceTransferEngine(TransferEngine):
 
         async def carry(region: Region, moves: Sequence[Span]) -> Completion:
             left = until - time.monotonic()
-            if (peer_id, remote) not in self._remote:
+            if not self._others.known(peer_id, remote):
                 try:
                     return await TransferEngine.submit(self, peer_id, op, region.name, remote, moves, left, priority)
                 except TransferError:
-                    if not await self._is_device(peer_id, remote):
+                    if not await self._others.ask(peer_id, remote):
                         raise
-            return await self._through_peer(peer_id, op, region.name, remote, moves, left)
+            return await self._others.move(peer_id, op, region.name, remote, moves, left)
 
         try:
             async with asyncio.timeout(timeout_s):
                 if device is None:
                     done = await carry(self._region(local), spans)
+                    landed.add(spans)
                 else:
-                    done = await self._staged(device, op, spans, carry, lane)
+                    done = await self._staged(device, op, spans, carry, lane, landed)
         except TimeoutError:
             raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
         return Completion(done.nbytes, time.monotonic() - started, done.transport)
 
-    async def _staged(self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int) -> Completion:
+    async def _serve(
+        self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float
+    ) -> Completion:
+        """A peer asks for it."""
+        return await self._submit(peer_id, op, local, remote, spans, timeout_s, SERVING, Landed())
+
+    async def _staged(
+        self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int, landed: Landed
+    ) -> Completion:
         """Every chunk takes a buffer, and gives it back when nothing of it moves any more."""
         moves, nbytes = merged(spans, region.name, region.nbytes)
         running: set[asyncio.Task[str]] = set()
@@ -158,18 +169,20 @@ class DeviceTransferEngine(TransferEngine):
         try:
             for chunk in chunks(moves, self._buffer_bytes):
                 buffer = await self._free[lane].get()
-                running.add(asyncio.create_task(self._chunk(region, op, chunk, buffer, lane, carry)))
+                running.add(asyncio.create_task(self._chunk(region, op, chunk, buffer, lane, carry, landed)))
                 for done in [one for one in running if one.done()]:
                     running.discard(done)
                     transport = done.result()
             for task in list(running):
                 transport = await task
         except BaseException:
-            await _ended(running)
+            await ended(running)
             raise
         return Completion(nbytes, 0.0, transport.removesuffix(STAGED) + STAGED)
 
-    async def _chunk(self, region: DeviceRegion, op: Op, chunk: Chunk, buffer: int, lane: int, carry: Carry) -> str:
+    async def _chunk(
+        self, region: DeviceRegion, op: Op, chunk: Chunk, buffer: int, lane: int, carry: Carry, landed: Landed
+    ) -> str:
         host = self._buffers
         assert host is not None
         moves = [(here, buffer + at, length) for here, at, _, length in chunk.pieces]
@@ -177,9 +190,10 @@ class DeviceTransferEngine(TransferEngine):
         try:
             if op is Op.WRITE:
                 await self._copied(region.device, region.device.copy_out(host, moves))
-                return (await carry(host, spans)).transport
             done = await carry(host, spans)
-            await self._copied(region.device, region.device.copy_in(host, moves))
+            if op is Op.READ:
+                await self._copied(region.device, region.device.copy_in(host, moves))
+            landed.add((here, there, length) for here, _, there, length in chunk.pieces)
             return done.transport
         finally:
             self._free[lane].put_nowait(buffer)
@@ -188,92 +202,25 @@ class DeviceTransferEngine(TransferEngine):
         """Return or raise only after the copies, also when cancelled. Raises TransferError."""
         if not copying.done():
             waiting = asyncio.get_running_loop().run_in_executor(self._threads, copying.wait)
-            await _ended({waiting})
+            await ended({waiting})
         try:
             copying.wait()
         except Exception as error:
             raise TransferError(f"copying from or to {device.location} failed: {error}") from None
 
-    # --- the remote side is on a device
-
-    async def _is_device(self, peer_id: str, region: str) -> bool:
-        try:
-            answer, _ = await self._channel.call(peer_id, "device.is", {"region": region})
-        except RemoteError:
-            return False
-        if answer["device"]:
-            self._remote.add((peer_id, region))
-        return bool(answer["device"])
-
-    async def _through_peer(
-        self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float
-    ) -> Completion:
-        number = next(self._ids)
-        body = {"id": number, "op": op.value, "region": remote, "other": local, "timeout_s": timeout_s}
-        try:
-            answer, _ = await self._channel.call(peer_id, "device.move", body, [pack_spans(spans)], timeout_s + STOP_S)
-        except RemoteError as error:
-            raise (TimeoutError if error.code == "timeout" else TransferError)(str(error)) from None
-        except (asyncio.CancelledError, TimeoutError):
-            await self._stop(peer_id, number)
-            raise
-        except PeerLost:
-            if op is Op.READ:  # it was writing here
-                await TransferEngine.fence(self, peer_id)
-            raise
-        return Completion(answer["nbytes"], 0.0, answer["transport"])
-
-    async def _stop(self, peer_id: str, number: int) -> None:
-        """Return when the peer moves nothing of it any more."""
-        stopping = asyncio.ensure_future(self._channel.call(peer_id, "device.stop", {"id": number}, timeout_s=STOP_S))
-        await _ended({stopping}, cancel=False)
-        if stopping.exception() is not None and not isinstance(stopping.exception(), PeerLost):
-            self._channel.drop(peer_id, "it does not confirm the end of a transfer")
-
-    async def _on_is(self, peer: str, body: Body, data: memoryview) -> Body:
-        return {"device": body["region"] in self._devices}
-
-    async def _on_move(self, peer: str, body: Body, data: memoryview) -> Body:
-        if body["region"] not in self._devices:
-            raise RemoteError(f"region {body['region']!r} is not on a device here", "transfer")
-        op = Op.READ if Op(body["op"]) is Op.WRITE else Op.WRITE
-        spans = [(here, there, length) for there, here, length in unpack_spans(data)]
-        move = self._submit(peer, op, body["region"], body["other"], spans, body["timeout_s"], SERVING)
-        task = asyncio.ensure_future(move)
-        self._serving[peer, body["id"]] = task
-        try:
-            done = await task
-        except (TransferError, ConnectionError) as error:
-            raise RemoteError(str(error), "transfer") from None
-        except TimeoutError as error:
-            raise RemoteError(str(error), "timeout") from None
-        except asyncio.CancelledError:
-            if not task.cancelled():
-                await _ended({task})
-                raise
-            raise RemoteError("stopped", "transfer") from None
-        finally:
-            self._serving.pop((peer, body["id"]), None)
-        return {"nbytes": done.nbytes, "transport": done.transport}
-
-    async def _on_stop(self, peer: str, body: Body, data: memoryview) -> None:
-        task = self._serving.get((peer, body["id"]))
-        if task is not None:
-            await _ended({task})
-
     # --- ends
 
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
         """See TransferEngine.fence."""
-        await _ended({task for (peer, _), task in self._serving.items() if peer == peer_id})
+        await self._others.stop_serving(peer_id)
         await super().fence(peer_id, timeout_s)
 
-    def _forget(self, peer_id: str) -> None:
-        self._remote = {(peer, region) for peer, region in self._remote if peer != peer_id}
+    async def _fence_hosts(self, peer_id: str) -> None:
+        await TransferEngine.fence(self, peer_id)
 
     async def close(self) -> None:
         """See TransferEngine.close."""
-        await _ended(set(self._serving.values()))
+        await self._others.stop_serving()
         await super().close()
         for name in list(self._devices):
             self.unregister(name)
@@ -281,22 +228,3 @@ class DeviceTransferEngine(TransferEngine):
             super().unregister(STAGING)
             self._buffers.close()
         self._threads.shutdown(wait=True)
-
-
-async def _ended(tasks: set[asyncio.Future[Any]] | set[asyncio.Task[Any]], cancel: bool = True) -> None:
-    """Cancel all and wait for their ends, however often this wait is cancelled itself; then that is raised."""
-    cancelled: asyncio.CancelledError | None = None
-    if cancel:
-        for task in tasks:
-            if isinstance(task, asyncio.Task):
-                task.cancel()
-    while pending := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(pending)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen
-    if cancelled is not None:
-        raise cancelled

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from net.errors import PeerLost
+from net.polling import NEXT, REST, Polling
 from net.sealed_stream import SealedStream
 from net.turns import Turns
 from net.wire import Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head, nbytes_of
@@ -32,11 +33,14 @@ class Stream(asyncio.BufferedProtocol):
         self.peer_id = ""
         self.decoder = Decoder(place, header_max)
         self.turns = Turns()
+        self.polling: Polling | None = None  # set by who wants answers quickly
+        self.expects: Callable[[], bool] = lambda: False  # whether the peer has something to say; only for polling
         self._seal = seal
         self._transport: asyncio.Transport | None = None
         self._ended = False
         self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
-        self._burst = 0  # bytes received in this turn of the loop
+        self._room = 0  # bytes of the buffer that is being filled
+        self._burst = 0  # bytes received without a pause
 
     # --- the subclass
 
@@ -63,15 +67,19 @@ class Stream(asyncio.BufferedProtocol):
         assert self._transport is not None
         return str(self._transport.get_extra_info("peername")[0])
 
+    def unsent(self) -> int:
+        """Bytes that are still to be handed to the socket."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     @property
     def congested(self) -> bool:
         """More is unsent than `drain` lets pass."""
-        return self._transport is not None and self._transport.get_write_buffer_size() > HIGH_WATER
+        return self.unsent() > HIGH_WATER
 
     def send(self, header: Header, payload: Sequence[Buffer] = ()) -> None:
         """Queue one frame; the payload is copied. Raises PeerLost."""
         self._write([encode(header, payload)])
-        if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_MAX:
+        if self.unsent() > UNSENT_MAX:
             self._break("the peer does not read")
 
     def send_views(self, header: Header, views: Sequence[memoryview]) -> None:
@@ -127,17 +135,22 @@ class Stream(asyncio.BufferedProtocol):
             self._resumed = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.decoder.buffer() if self._seal is None else self._seal.buffer()
+        buffer = self.decoder.buffer() if self._seal is None else self._seal.buffer()
+        self._room = len(buffer)
+        return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
-        if not self._burst:
-            asyncio.get_running_loop().call_soon(self._next_turn)
-        self._burst += nbytes
-        if self._burst >= BURST and self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()  # the loop sees to others before we read on
-            asyncio.get_running_loop().call_soon(self._read_on)
+        if self.polling is not None:
+            self.polling.end()
+        if nbytes < self._room:
+            self._burst = 0  # the socket is empty: the loop turns to others by itself
+        else:
+            self._take_breath(nbytes)
+        if self._seal is None and self.decoder.continues(nbytes):
+            self.await_bytes()
+            return
         try:
             for frame in self.decoder.received(nbytes) if self._seal is None else self._unsealed(nbytes, self._seal):
                 self._arrived(frame)
@@ -152,6 +165,16 @@ class Stream(asyncio.BufferedProtocol):
         except Exception:
             log.exception("%r: a frame could not be handled", self)
             self._break("internal error")
+        self.await_bytes()
+
+    def await_bytes(self) -> None:
+        """From now on it matters how soon the next bytes are seen, if any are expected."""
+        if self.polling is None or self._ended:
+            return
+        if self.decoder.incoming is not None:
+            self.polling.begin(REST)
+        elif self.expects():
+            self.polling.begin(NEXT)
 
     def _unsealed(self, nbytes: int, seal: SealedStream) -> Iterator[Frame]:
         was_ready = seal.ready
@@ -161,9 +184,14 @@ class Stream(asyncio.BufferedProtocol):
                 self._transport.write(seal.answer)
             self._usable()
 
-    def _next_turn(self) -> None:
-        self._burst = 0
+    def _take_breath(self, nbytes: int) -> None:
+        """After a buffer was filled to its end libuv reads on at once, up to 32 times."""
+        self._burst += nbytes
+        if self._burst >= BURST and self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()  # the loop sees to others before we read on
+            asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
+        self._burst = 0
         if self._transport is not None and not self._ended:
             self._transport.resume_reading()

@@ -23,14 +23,17 @@ from typing import Any
 
 from net.connection import Connection, Receiver
 from net.errors import PeerLost
+from net.landed import Landed
 from net.links import Links
 from net.memory import Region
+from net.polling import Polling
 from net.spans import Span
 from net.tcp_bundle import Bundle
 from net.tcp_rail import TcpRail
 from net.tcp_server import Cut, Served
 from net.transport import BULK, Op
 
+BUSY_POLL_US = 100
 BULK_PURPOSE, URGENT_PURPOSE = "data", "urgent data"
 
 
@@ -39,12 +42,16 @@ class Tcp:
 
     name = "tcp"
 
-    def __init__(self, links: Links, regions: Mapping[str, Region], connections: int = 2) -> None:
+    def __init__(
+        self, links: Links, regions: Mapping[str, Region], connections: int = 2, busy_poll_us: int = BUSY_POLL_US
+    ) -> None:
+        """busy_poll_us: how long the event loop may stay awake for bytes that are due; 0 = never (net/polling.py)."""
         if connections < 1:
             raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
         self._links = links
         self._regions = regions
         self._connections = connections
+        self._busy_poll_us = busy_poll_us
         self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
         self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
         self._served: set[Served] = set()
@@ -54,9 +61,12 @@ class Tcp:
             links.accept(purpose, self._accept, vital=False)
 
     def _accept(self, connection: Connection) -> Receiver:
+        if self._busy_poll_us:
+            connection.polling = Polling(self._busy_poll_us / 1e6)
         if connection.dialed:
             rail = self._dialed[connection] = TcpRail(connection)
             return rail
+        connection.expects = lambda: True  # the next request
         return Served(connection, self._regions, self._served, self._cut)
 
     def offer(self) -> dict[str, Any]:
@@ -95,7 +105,14 @@ class Tcp:
         return bundle is not None and bundle.alive
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         if bundle is None:
@@ -103,7 +120,7 @@ class Tcp:
         if priority > BULK:
             urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
             bundle = urgent if urgent and urgent.alive else await self._bundle(peer_id, URGENT_PURPOSE)
-        await bundle.submit(op, local, remote, spans)
+        await bundle.submit(op, local, remote, spans, landed)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))

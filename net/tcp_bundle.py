@@ -16,6 +16,7 @@ from typing import Any
 
 from net import rails
 from net.errors import PeerLost, PeerRefused, TransferError
+from net.landed import Landed
 from net.memory import Region
 from net.rails import Rail
 from net.spans import Cursor, Span, runs, slices
@@ -60,16 +61,20 @@ class Bundle:
 
     @property
     def is_open(self) -> bool:
-        return self.ended is None and any(rail is not None for rail in self._open)
+        return self.ended is None and self._open.count(None) < len(self._open)
 
     def connections(self) -> list[TcpRail]:
         return [rail for rail in self._open if rail is not None]
 
-    async def submit(self, op: Op, local: Region, remote: str, spans: Sequence[Span]) -> None:
+    async def submit(
+        self, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None = None
+    ) -> None:
         """See net.transport.Transport."""
         nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
         if nbytes <= SLICE:
             await self._slice(op, local, remote, spans, nbytes)
+            if landed is not None:
+                landed.add(spans)
             return
         waiting = deque(slices(spans, SLICE))
 
@@ -77,6 +82,8 @@ class Bundle:
             while waiting:
                 piece = waiting.popleft()
                 await self._slice(op, local, remote, piece, sum(length for _, _, length in piece))
+                if landed is not None:
+                    landed.add(piece)
 
         await _all([work() for _ in range(min(len(waiting), DEPTH * len(self.rails)))])
 

@@ -48,6 +48,7 @@ class TcpRail:
         self._ids = count(1)
         self._transfers: dict[int, _Transfer] = {}
         self._cuts: dict[int, asyncio.Future[None]] = {}
+        connection.expects = lambda: bool(self._transfers)
         connection.send({"op": "rail", "id": self.rail_id})
 
     async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
@@ -55,6 +56,7 @@ class TcpRail:
         transfer_id, transfer = self._begin(Op.READ, ours)
         try:
             self._request("read", transfer_id, region, theirs)
+            self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
             incoming = self.connection.decoder.incoming
@@ -78,6 +80,7 @@ class TcpRail:
             else:
                 self._request("write", transfer_id, region, theirs)
             await push(self.connection, transfer_id, ours, transfer.done.done)
+            self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
             await self._stop(transfer_id, transfer, unsettled)
@@ -139,6 +142,8 @@ class TcpRail:
 
     def _finish(self, transfer_id: int) -> None:
         transfer = self._transfers.pop(transfer_id)
+        if not self._transfers and self.connection.polling is not None:
+            self.connection.polling.stop()
         if transfer.done.done() and not transfer.done.cancelled():
             transfer.done.exception()  # it may have come while we were leaving for another reason
 

@@ -77,11 +77,11 @@ class RailLimit:
     def __init__(self, bytes_per_s: float) -> None:
         if bytes_per_s <= 0:
             raise ValueError(f"a rail limit is above 0 bytes/s, got {bytes_per_s:g}: see --rail-limit")
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
     def hold_s(self, now: float, nbytes: int, urgent: bool) -> float:
         """How long to hold a submission back."""
-        took = nbytes / self._bytes_per_s
+        took = nbytes / self.bytes_per_s
         self._free_at = max(self._free_at, now) + took
         return took if urgent else self._free_at - now

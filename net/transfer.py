@@ -26,7 +26,9 @@ from net.clock import Clock
 from net.copying import Copier, Copy
 from net.deadlines import Deadlines
 from net.errors import PeerLost, RemoteError, TransferError
+from net.landed import Landed
 from net.memory import Region
+from net.notices import Notices
 from net.path import LOCAL, Completion, Path, Reached
 from net.rdma import places
 from net.rdma.transport import Rdma
@@ -34,9 +36,13 @@ from net.shm import Shm
 from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit
-from net.transport import BULK, URGENT, Atomics, Mapped, Op, Transport, Unusable
+from net.transfer_report import peer_row, rates
+from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Mapped, Op, Transport, Unusable
 
-__all__ = ["BULK", "URGENT", "Completion", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports"]
+__all__ = [
+    "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
+    "TransferError", "transports",
+]  # fmt: skip
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
 """The registry of transports, best first."""
@@ -73,6 +79,7 @@ class TransferEngine:
         self._peers: dict[str, Reached] = {}
         self._limit = RailLimit(rail_limit) if rail_limit else None
         self._clock = clock or Clock()
+        self.notices = Notices(channel, self._transports)
         self._copier = Copier()
         self._deadlines = Deadlines()
         self._closed = False
@@ -117,18 +124,26 @@ class TransferEngine:
         spans: Sequence[tuple[int, int, int]],
         timeout_s: float = 30.0,
         priority: int = BULK,
+        landed: Landed | None = None,
+        notice: bytes = b"",
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
-        returns. `priority` is BULK or URGENT. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the
-        module for what may be reused when."""
+        returns. `priority` is BULK or URGENT. `landed` knows afterwards, also after an error, which spans have
+        arrived. `notice`, at most NOTICE_BYTES, is given to the peer's `notices` once everything has landed. Cancel
+        the task to cancel the submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for
+        what may be reused when."""
+        if len(notice) > NOTICE_BYTES:
+            raise ValueError(f"a notice of {len(notice)} bytes does not fit into {NOTICE_BYTES}")
         started = self._clock.now()
         peer = self._of(peer_id)
         deadline = self._deadlines.start(timeout_s)
         try:
             region = self._region(local)
             moves, nbytes = merged(spans, local, region.nbytes)
-            name = await self._move(peer_id, op, region, remote, moves, nbytes, priority)
+            name = await self._move(peer_id, op, region, remote, moves, nbytes, priority, landed)
+            if notice:
+                await self.notices.send(peer_id, name, notice)
         except asyncio.CancelledError:
             peer.traffic.failures += 1
             if not deadline.was_hit():
@@ -203,20 +218,24 @@ class TransferEngine:
     def bandwidth(self, peer_id: str) -> dict[str, float]:
         """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py: a moving mean over
         stretches of at least 1 MiB), by rail name; for a transport with one way its name. Empty before the first
-        transfers. What a transfer model of the scheduler may start from: their sum is what a large transfer gets."""
-        path = self.path_of(peer_id)
-        if path is None or path is LOCAL:
+        large transfers, and while no path is open. Their sum is what a large transfer gets, --rail-limit included, and
+        what a transfer model of the scheduler may start from."""
+        peer, path = self._peers.get(peer_id), self.path_of(peer_id)
+        if peer is None:
             return {}
-        rows = self._transports[path.transport].rails(peer_id)
-        found = {row["rail"]: 1e9 * row["gb_per_s"] for row in rows if row["up"] and row["gb_per_s"]}
-        mean = self._peers[peer_id].traffic.bytes_per_s
-        return found if rows or not mean else {path.transport: mean}
+        most = None if self._limit is None else self._limit.bytes_per_s
+        return rates(peer, path, self._rails(peer_id, path), most)
+
+    def bandwidths(self) -> dict[str, float]:
+        """`bandwidth` of every peer it is known of, all rails together."""
+        return {peer: sum(rails.values()) for peer in self._peers if (rails := self.bandwidth(peer))}
 
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
         retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are
         counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
-        return [self._row(peer_id, peer) for peer_id, peer in self._peers.items()]
+        ways = [(peer_id, peer, self.path_of(peer_id)) for peer_id, peer in self._peers.items()]
+        return [peer_row(peer_id, peer, path, self._rails(peer_id, path)) for peer_id, peer, path in ways]
 
     async def close(self) -> None:
         """Stop serving and submitting, in good order. Regions stay with their owners. Call it before the channel's
@@ -228,7 +247,15 @@ class TransferEngine:
         self._deadlines.close()
 
     async def _move(
-        self, peer_id: str, op: Op, region: Region, remote: str, moves: Sequence[Span], nbytes: int, priority: int
+        self,
+        peer_id: str,
+        op: Op,
+        region: Region,
+        remote: str,
+        moves: Sequence[Span],
+        nbytes: int,
+        priority: int,
+        landed: Landed | None,
     ) -> str:
         path = self.path_of(peer_id)
         if path is None or self._closed:
@@ -241,9 +268,9 @@ class TransferEngine:
         if path is LOCAL:
             other = self._region(remote)
             check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
-            await self._copier.copy(Copy(op, region, other, moves), nbytes, priority > BULK)
+            await self._copier.copy(Copy(op, region, other, moves, landed), nbytes, priority > BULK)
         else:
-            await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority)
+            await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority, landed)
         return path.transport
 
     async def _find(self, peer_id: str) -> Path:
@@ -285,13 +312,5 @@ class TransferEngine:
             peer = self._peers[peer_id] = Reached()
         return peer
 
-    def _row(self, peer_id: str, peer: Reached) -> dict[str, Any]:
-        path = self.path_of(peer_id)
-        rails = self._transports[path.transport].rails(peer_id) if path and path is not LOCAL else []
-        how = {
-            "peer": peer_id,
-            "transport": path.transport if path else None,
-            "reason": path.reason if path else None,
-            "refused": path.refused if path else {},
-        }
-        return how | peer.traffic.row() | {"retries": sum(rail["resent"] for rail in rails), "rails": rails}
+    def _rails(self, peer_id: str, path: Path | None) -> list[dict[str, Any]]:
+        return self._transports[path.transport].rails(peer_id) if path and path is not LOCAL else []

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
+from net.landed import Landed
 from net.links import Links
 from net.memory import Region
 from net.spans import Span
@@ -15,6 +16,8 @@ BULK = 0
 URGENT = 1
 """Priorities of a submission. An urgent one does not wait behind bulk to the same peer: layers of a request that
 decodes soon go before blocks that are published."""
+
+NOTICE_BYTES = 64  # of a notice at most
 
 
 class Op(Enum):
@@ -48,10 +51,18 @@ class Transport(Protocol):
         """Whether `submit` may be called."""
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
-        """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet.
-        When cancelled it first makes sure that no byte of it moves any more. Raises TransferError, PeerLost."""
+        """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet. `landed`
+        hears of the pieces that have arrived, until this ends. When cancelled it first makes sure that no byte of it
+        moves any more. Raises TransferError, PeerLost."""
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         """net.rails.Rail.row of every rail to the peer; empty for a transport that has but one way."""
@@ -76,6 +87,17 @@ class Atomics(Protocol):
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
         """Add to the 64-bit word at `offset` (a multiple of 8) of the region `remote`; returns what it was. Raises
         TransferError, also when it may have happened, and PeerLost."""
+
+
+@runtime_checkable
+class Notifier(Protocol):
+    """A transport with messages of its own for notices."""
+
+    on_notice: list[Callable[[str, int, bytes], None]]
+    """Called with (peer, number, content)."""
+
+    async def notify(self, peer_id: str, content: bytes) -> None:
+        """Tell the peer, behind everything that was complete before. Raises TransferError, PeerLost."""
 
 
 @runtime_checkable

@@ -133,6 +133,19 @@ class Decoder:
             return self._staging[self._end : self._limit]
         return self._staging[self._end :]
 
+    def continues(self, nbytes: int) -> bool:
+        """The same as `received` in little time, where these bytes are in the middle of one large piece, as most of a
+        large payload are; False, and nothing is done, where they are not."""
+        if not self._direct or self.incoming is None:
+            return False
+        if self._filled + nbytes >= len(self.incoming.payload[self._piece]):
+            return False
+        self._direct = False
+        self._limit = LOOK
+        self._filled += nbytes
+        self._missing -= nbytes
+        return True
+
     def received(self, nbytes: int) -> Iterator[Frame]:
         """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume it whole."""
         if self._direct:

@@ -82,6 +82,13 @@ class MemberDown:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberSuspected:
+    """It may be dead: nothing new should go there. It refutes, or a MemberDown follows."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The member list of the cluster is complete."""
 
@@ -94,4 +101,4 @@ class Refused:
     reason: str
 
 
-Effect = SendPacket | MemberUp | MemberDown | Joined | Refused
+Effect = SendPacket | MemberUp | MemberDown | MemberSuspected | Joined | Refused

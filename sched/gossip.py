@@ -12,10 +12,10 @@ from sched.cells import CellPlane, Rows, bits_for, cell_of
 from sched.digest_exchange import DigestExchange
 from sched.events import Datagram, Effect, Event, MemberDown, MemberUp, Tick
 from sched.exchange import Exchange
-from sched.hot_lists import HotLists
 from sched.member import Member, Preset, Rng
 from sched.membership import Membership
 from sched.packet import Kind, PacketError, tag_of, unseal
+from sched.placements.elsewhere import elsewhere
 from sched.record import RECORD, node_key
 from sched.state import ClusterView, NodeRecord
 from sched.steady import SteadyClock
@@ -26,7 +26,7 @@ class GossipCore:
     is everybody up to `Preset.cell_nodes` members; other cells are known by their summaries (`cells`).
 
     `record` is asked for this node's load once per state period. The cache adds and discards keys at `digests.own`;
-    `digests.holders` then says who holds what, this node included. Hits are counted at `hot.own`.
+    `digests.holders` then says who holds what, this node included.
     """
 
     def __init__(self, now: float, me: Member, preset: Preset, rng: Rng, record: Callable[[], NodeRecord]) -> None:
@@ -35,7 +35,6 @@ class GossipCore:
         self.membership = Membership(now, me, preset, rng)
         self.view = ClusterView(me.node_id)
         self.digests = DigestExchange(now, me.node_id, tag_of(me), preset, rng)
-        self.hot = HotLists(now, me.node_id, tag_of(me), preset, rng)
         self.cells = CellPlane(now, me.node_id, tag_of(me), preset, rng)
         self._exchange = Exchange(now, self.view, tag_of(me), preset, rng)
         self._damaged: Counter[str] = Counter()
@@ -47,12 +46,27 @@ class GossipCore:
     @property
     def counters(self) -> dict[str, int]:
         """Of all planes; dropped_<why> are datagrams that were not understood."""
-        planes = (self._exchange, self.digests, self.hot, self.cells)
+        planes = (self._exchange, self.digests, self.cells)
         return dict(sum((plane.counters for plane in planes), self.membership.counters + self._damaged))
 
     def records(self, now: float) -> dict[str, NodeRecord]:
         """Load by node id; see ClusterView.records."""
         return self.view.records(self._clock.at(now))
+
+    def record(self, now: float, node_id: str) -> NodeRecord | None:
+        """Of one node of the own cell; see ClusterView.get."""
+        return self.view.get(node_id, self._clock.at(now))
+
+    def table(self, now: float) -> tuple[list[str], Rows]:
+        """The same as arrays, of the own cell; see ClusterView.table."""
+        return self.view.table(self._clock.at(now))
+
+    def elsewhere(self, now: float, rng: Rng) -> list[Member]:
+        """Members of other cells to ask beside those of the own one; see sched/placements/elsewhere.py."""
+        if not self._bits:
+            return []
+        own = cell_of(node_key(self.view.node_id), self._bits)
+        return elsewhere(self.summaries(now), self._bits, own, self.membership.others(), rng)
 
     def summaries(self, now: float) -> Rows:
         """Of all cells, this node's included; see CellPlane.summaries."""
@@ -70,7 +84,7 @@ class GossipCore:
 
     def wake_at(self) -> float:
         """When the next Tick is due."""
-        planes = min(self._exchange.next_at, self.digests.next_at, self.hot.next_at, self.cells.next_at)
+        planes = min(self._exchange.next_at, self.digests.next_at, self.cells.next_at)
         return self._clock.theirs(min(self.membership.wake_at(), planes))
 
     def handle(self, now: float, event: Event) -> list[Effect]:
@@ -84,7 +98,6 @@ class GossipCore:
                 self.view.publish(now, self.membership.me.incarnation, self._stamped())
                 effects += self._exchange.tick(now, self.mates())
             effects += self.digests.tick(now, self.mates())
-            effects += self.hot.tick(now, self.mates())
             if now >= self.cells.next_at:
                 records = self.view.table(now)[1] if self._bits else np.zeros(0, RECORD)
                 effects += self.cells.tick(now, self._bits, self.mates(), self.membership.others(), records)
@@ -106,8 +119,6 @@ class GossipCore:
                 return self._followed(self.membership.handle(now, event))
             case Kind.HELD | Kind.CHANGES | Kind.COPY:
                 return [*self.digests.receive(event.source, kind, tag, body)]
-            case Kind.HOT:
-                return [*self.hot.receive(event.source, tag, body)]
             case Kind.CELL_AGES | Kind.CELLS:
                 return [*self.cells.receive(now, event.source, kind, tag, body)]
         return [*self._exchange.receive(now, event.source, kind, tag, body)]
@@ -131,11 +142,9 @@ class GossipCore:
             self._admitted.add(node_id)
             self.view.admit(node_id)
             self.digests.admit(node_id)
-            self.hot.admit(node_id)
         return effects
 
     def _forget(self, node_id: str) -> None:
         self._admitted.discard(node_id)
         self.view.forget(node_id)
         self.digests.forget(node_id)
-        self.hot.forget(node_id)

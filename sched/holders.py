@@ -12,7 +12,7 @@ for all of them, and a changed slot names exactly the mask it may change. Kept m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -98,32 +98,35 @@ class Holders:
 
     def mask(self, key: Key) -> int:
         """Bit j is set when node j holds the key, or, seldom, when its filter only seems to."""
-        number = key if isinstance(key, int) else key64(key)
         found = 0
         for table in self._tables.values():
-            found |= table.mask(number)
+            found |= table.mask(key)
         return found
 
-    def levels(self, keys: Sequence[Key]) -> Iterator[tuple[int, int]]:
+    def levels(self, keys: Sequence[Key]) -> list[tuple[int, int]]:
         """(depth, mask of the nodes that hold at least `depth` leading keys), only where the mask changes, ascending.
 
         Nobody beyond the last level holds more. The prefix property does the rest: the walk ends at the first key
         that nobody left holds.
         """
-        left, depth = -1, 0
-        for number, key in enumerate(keys):
-            held = left & self.mask(key)
-            if held != left and depth:
-                yield depth, left
-            left, depth = held, number + 1
-            if not left:
-                return
+        mask = self.mask if len(self._tables) != 1 else next(iter(self._tables.values())).mask
+        found, left, depth = [], -1, 0
+        for key in keys:
+            held = left & mask(key)
+            if held != left:
+                if depth:
+                    found.append((depth, left))
+                left = held
+                if not left:
+                    return found
+            depth += 1
         if depth:
-            yield depth, left
+            found.append((depth, left))
+        return found
 
     def best_hits(self, keys: Sequence[Key]) -> npt.NDArray[np.int32]:
         """Leading keys of the chain that each node holds: int32 [len(self.nodes)], by index."""
-        width, levels = (len(self.nodes) + 7) // 8, list(self.levels(keys))
+        width, levels = (len(self.nodes) + 7) // 8, self.levels(keys)
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for _, mask in levels), np.uint8)
         held = np.unpackbits(raw.reshape(len(levels), width), axis=1, count=len(self.nodes), bitorder="little")
         steps = np.diff([0, *(depth for depth, _ in levels)]).astype(np.float32)  # as floats: the product is BLAS's
@@ -143,6 +146,7 @@ class _Table:
         self.buckets = buckets
         self._words: Words = np.zeros((buckets, 8), "<u8")
         self._masks: dict[int, int] = {}  # by class: the lower bucket << 12 | fingerprint
+        self._names: dict[Key, int] = {}  # classes of keys
         self._other = _alternates(buckets)
 
     def load(self, node: int, slots: Slots) -> None:
@@ -172,17 +176,27 @@ class _Table:
             if new and (name := self._class(new, bucket)) in masks:
                 masks[name] |= bit
 
-    def mask(self, key: int) -> int:
-        fingerprint = (key & (FINGERPRINTS - 1)) or 1  # digest.locate, with the alternates looked up
-        first = (key >> FINGERPRINT_BITS) & (self.buckets - 1)
-        second = first ^ self._other[fingerprint]
-        name = (first if first < second else second) << FINGERPRINT_BITS | fingerprint
+    def mask(self, key: Key) -> int:
+        name = self._names.get(key)
+        if name is None:
+            name = self._name(key)
         kept = self._masks.get(name)
         if kept is None:
             if len(self._masks) >= KEPT_MASKS:
                 self._masks.clear()
-            kept = self._masks[name] = self._search(fingerprint, first, second)
+            first, fingerprint = name >> FINGERPRINT_BITS, name & (FINGERPRINTS - 1)
+            kept = self._masks[name] = self._search(fingerprint, first, first ^ self._other[fingerprint])
         return kept
+
+    def _name(self, key: Key) -> int:
+        """The class of a key (digest.locate, with the alternates looked up); kept, as prompts come again."""
+        number = key if isinstance(key, int) else key64(key)
+        fingerprint = (number & (FINGERPRINTS - 1)) or 1
+        name = self._class(fingerprint, (number >> FINGERPRINT_BITS) & (self.buckets - 1))
+        if len(self._names) >= KEPT_MASKS:
+            self._names.clear()
+        self._names[key] = name
+        return name
 
     def _search(self, fingerprint: int, first: int, second: int) -> int:
         """Test all nodes: a lane is zero after exclusive-or with the fingerprint where the two are equal."""

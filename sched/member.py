@@ -148,7 +148,6 @@ class Preset:
     state_period_s: float  # exchange of node records, up to 256 nodes
     state_fanout: int = 2  # with so many others
     digest_period_s: float = 1.0  # changes of the cache digests are told, see sched/digest_exchange.py
-    hot_period_s: float = 10.0  # hot prefixes are told, see sched/hot_lists.py
     cell_nodes: int = 256  # above that the cluster is cut into cells, see sched/cells.py
     cell_period_s: float = 0.5  # summaries of cells are told
     confirmations: int = 3  # of a suspicion by others, after which it is as short as it gets

@@ -27,6 +27,7 @@ from sched.events import (
     Learn,
     Leave,
     MemberDown,
+    MemberSuspected,
     MemberUp,
     Refused,
     Suspect,
@@ -176,6 +177,7 @@ class Membership:
             self._detector.suspected(now, after, source, len(self._roster.here()) + 1)
             verdict = Verdict(after.node_id, after.incarnation, Status.SUSPECT, self.me.node_id)
             self._out.send(after.address, "gossip", updates=(verdict,))  # the sooner it knows, the sooner it refutes
+            self._out.effect(MemberSuspected(after.node_id))
         else:
             self._detector.cleared(after.node_id)
         if before is not None and before.here and (change.restarted or not after.here):

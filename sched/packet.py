@@ -49,7 +49,6 @@ class Kind(IntEnum):
     COPY = 9  # digests: a page of a whole one
     CELL_AGES = 10  # cells: how old the summaries held are (sched/cells.py)
     CELLS = 11  # cells: summaries
-    HOT = 12  # a node's hot prefixes (sched/hot_lists.py)
 
 
 _KINDS = frozenset(Kind)

@@ -86,6 +86,8 @@ def deciding(cluster: Cluster, size: int, decisions: int) -> list[Row]:
         }
         limits = {"goal": GOALS[name]} if size == GOAL_NODES else {}
         case = f"decision, {size:,} nodes"
+        if name == "p50":
+            rows.append(Row(case, "floor: one pass of numpy", "us", 1e6 * decision.floor_s(size)))
         rows.append(Row(case, f"match + shortlist {name}", "us", 1e6 * quantile(found["decide"], share), peers, limits))
         for part in ("match", "shortlist", "choose"):
             rows.append(Row(case, f"{part} {name}", "us", 1e6 * quantile(found[part], share)))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from engine.config import Config
 from scripts import rest
@@ -38,17 +38,28 @@ class StartTimeout(Exception):
     """The cluster was not ready in time; the message says who is missing."""
 
 
+class Network(Protocol):
+    """Where nodes run instead of on 127.0.0.1, e.g. scripts/faultbench/namespaces.py."""
+
+    def prefix(self, name: str) -> Sequence[str]:
+        """Before the command of this node."""
+
+    def host(self, name: str) -> str:
+        """Its --host."""
+
+
 class LocalCluster:
     """Starts, watches and stops node processes.
 
     nodes      what to start, as `parse_nodes` reads it
     flags      passed to every node; '{node}' in a flag becomes the node's name
-    role_flags role ('store') -> more flags for the nodes that have this role
+    role_flags role ('store') or node ('store-0') -> more flags for the nodes that have this role, or for this one
     env        added to this process's environment
     run_dir    existing directory for NAME.log and NAME.out
     program    command of a node; tests give a stand-in
     port       HTTP port of the first node, the next ones count up; 0 = any free ports
-    api_key    given to every node and used by our own calls
+    api_key    used by our own calls, and given to every node unless `flags` name keys
+    network    where the nodes run; None: here
     """
 
     def __init__(
@@ -62,6 +73,7 @@ class LocalCluster:
         program: Sequence[str] = (sys.executable, str(ROOT / "mooncake.py")),
         port: int = 0,
         api_key: str | None = None,
+        network: Network | None = None,
         start_timeout_s: float = 180.0,
         stop_timeout_s: float = 10.0,
     ) -> None:
@@ -72,6 +84,7 @@ class LocalCluster:
         self.program = tuple(program)
         self.port = port
         self.api_key = api_key
+        self.network = network
         self.start_timeout_s = start_timeout_s
         self.stop_timeout_s = stop_timeout_s
         self.threads = threads_per_node(self.plan)
@@ -83,6 +96,10 @@ class LocalCluster:
         """In the order of the plan; nodes added later follow."""
         order = {name: i for i, (name, _) in enumerate(self.plan)}
         return sorted(self._nodes.values(), key=lambda node: order.get(node.name, len(order)))
+
+    @property
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes if node.alive]
 
     def __getitem__(self, name: str) -> Node:
         return self._nodes[name]
@@ -170,9 +187,9 @@ class LocalCluster:
         return node.process.wait(self.stop_timeout_s)
 
     def check(self) -> None:
-        """Raises NodeDied if a node ended that nobody stopped."""
+        """Raises NodeDied if a node ended that nobody stopped; one that has left is no loss, unless it was the last."""
         for node in self._nodes.values():
-            if not node.alive and not node.expected_dead:
+            if not node.alive and not node.expected_dead and not (node.left and self.living):
                 tail = "\n".join(f"    {line}" for line in node.last_lines())
                 raise NodeDied(
                     f"{node.name} ended with exit code {node.process.returncode}; end of {node.log}:\n{tail}"
@@ -211,11 +228,14 @@ class LocalCluster:
 
     def _spawn(self, name: str, role: str, join: str | None, flags: Sequence[str] = ()) -> Node:
         port = self.port + [step[0] for step in self.plan].index(name) if self.port and (name, role) in self.plan else 0
-        argv = [*self.program, "--role", role, "--node-id", name, "--num-threads", str(self.threads)]
+        place = self.network.prefix(name) if self.network else []
+        argv = [*place, *self.program, "--role", role, "--node-id", name, "--num-threads", str(self.threads)]
         argv += ["--port", str(port)]
+        argv += ["--host", self.network.host(name)] if self.network else []
         argv += ["--join", join.removeprefix("http://")] if join else []
-        argv += ["--api-key", self.api_key] if self.api_key else []
-        by_role = [flag for has in Config(role=role).roles for flag in self.role_flags.get(has, ())]
+        named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in self.flags)
+        argv += ["--api-key", self.api_key] if self.api_key and not named else []
+        by_role = [flag for has in (*Config(role=role).roles, name) for flag in self.role_flags.get(has, ())]
         extra = [*self.flags, *by_role, *flags]
         argv += [flag.replace("{node}", name) for flag in extra]
         self._nodes[name] = spawn(name, role, argv, self.run_dir, self.env)

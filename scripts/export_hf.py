@@ -40,10 +40,7 @@ def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
     if source.format != "gguf":
         raise ModelError(f"{model} is a Hugging Face directory already: give that directory to the other engine")
     config = hf_config(source.config, dtype)
-    directory.mkdir(parents=True, exist_ok=True)
-    with GGUFFile(source.path) as file:
-        _write(directory / "tokenizer_config.json", tokenizer_config(file.metadata))
-    Tokenizer.load(source).save(directory / "tokenizer.json")
+    export_tokenizer(model, directory)
     _write(directory / "config.json", config)
     ends = list(source.config.eos_token_ids)
     _write(directory / "generation_config.json", {"bos_token_id": source.config.bos_token_id, "eos_token_id": ends})
@@ -51,6 +48,15 @@ def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
     partial = directory / "model.safetensors.partial"
     save_file({hf_name(name): tensor for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
     partial.replace(directory / "model.safetensors")
+
+
+def export_tokenizer(model: str, directory: Path) -> None:
+    """Of `model`, what a client needs to count tokens: tokenizer.json and tokenizer_config.json. Raises ModelError."""
+    source = describe(model)
+    directory.mkdir(parents=True, exist_ok=True)
+    with GGUFFile(source.path) as file:
+        _write(directory / "tokenizer_config.json", tokenizer_config(file.metadata))
+    Tokenizer.load(source).save(directory / "tokenizer.json")
 
 
 def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:

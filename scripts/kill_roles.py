@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import sys
 import tempfile
 import time
@@ -29,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts import rest
 from scripts.benchlib.results import Row, add_result_flags, report
 from scripts.cluster import LocalCluster
-from scripts.faultbench.client import Stream, stream
+from scripts.faultbench.checks import differences, form, pause_rows, settle
+from scripts.faultbench.client import Stream, random_bodies, stream
 from scripts.faultbench.tiny import tiny_model
 
 NODES = "prefill=2,decode=2,store=2"
 DOOR, OTHER_DOOR = "store-1", "store-0"
 VICTIMS = {"decode": "decode-0", "prefill": "prefill-0", "store": "store-0", "acceptor": DOOR}
-SETTLE_S = 30.0
 STREAM_S = 120.0
 
 
@@ -50,9 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.quick:
         args.streams, args.tokens = min(args.streams, 6), min(args.tokens, 80)
-    rng = random.Random(args.seed)
     print(f"seed {args.seed}")
-    bodies = [_body(args, rng, number) for number in range(args.streams)]
+    bodies = random_bodies(args.streams, args.prompt_tokens, args.tokens, args.seed)
     rows: list[Row] = []
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -66,21 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             wrong += [f"undisturbed: {one.error}" for one in expected if one.error]
             for role in args.roles.split(","):
                 streams, killed_at = asyncio.run(_run(cluster, bodies, role, VICTIMS[role], args.tokens))
-                wrong += _differences(role, expected, streams) + settle(cluster)
-                rows += _rows(role, streams, killed_at)
+                wrong += differences(f"{role} killed", expected, streams) + settle(cluster)
+                rows += pause_rows(f"{role} killed", streams, killed_at)
                 cluster.restart(VICTIMS[role])
-                _wait(cluster)
+                form(cluster)
     config = {"nodes": NODES, "streams": args.streams, "tokens": args.tokens, "prompt_tokens": args.prompt_tokens}
     report(config | {"model": "tiny", "seed": args.seed, "wrong": len(wrong)}, rows, args.json)
     for text in wrong:
         print(f"WRONG: {text}", file=sys.stderr)
     return 1 if wrong else 0
-
-
-def _body(args: argparse.Namespace, rng: random.Random, number: int) -> dict[str, Any]:
-    prompt = [rng.randrange(3, 40_000) for _ in range(args.prompt_tokens)]
-    sampled = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
-    return {"prompt": prompt, "max_tokens": args.tokens, "ignore_eos": True} | sampled
 
 
 async def _run(
@@ -103,63 +95,6 @@ async def _run(
                 died = time.monotonic()
         await asyncio.gather(*works)
     return streams, died
-
-
-def _differences(role: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:
-    found = []
-    for number, (calm, disturbed) in enumerate(zip(expected, streams, strict=True)):
-        if disturbed.error:
-            found.append(f"{role} killed: stream {number} failed: {disturbed.error}")
-        elif disturbed.tokens != calm.tokens:
-            same = next((i for i, (a, b) in enumerate(zip(calm.tokens, disturbed.tokens, strict=False)) if a != b), -1)
-            found.append(
-                f"{role} killed: stream {number} differs from token {same} on ({len(disturbed.tokens)} tokens)"
-            )
-    return found
-
-
-def settle(cluster: LocalCluster) -> list[str]:
-    """Wait until no living node holds anything for a request; what is wrong if that does not come."""
-    deadline = time.monotonic() + SETTLE_S
-    while True:
-        wrong = [text for node in cluster.nodes if node.alive for text in _held(node.name, node.url)]
-        if not wrong or time.monotonic() > deadline:
-            return wrong
-        time.sleep(0.2)
-
-
-def _held(name: str, url: str) -> list[str]:
-    engine = rest.get(f"{url}/debug/state")["engine"]
-    if engine is None:
-        return []
-    books = [] if engine["integrity"] is None else [f"{name}: {engine['integrity']}"]
-    held = {**engine["references"], **engine["held_for_requests"], "blocks": engine["blocks"]["held"]}
-    return books + [f"{name} still holds {count} {what}" for what, count in held.items() if count]
-
-
-def _rows(role: str, streams: Sequence[Stream], died: float) -> list[Row]:
-    """Pauses of all streams that still had tokens to come."""
-    gaps = sorted(one.longest_gap(died) for one in streams if one.at and one.at[-1] > died)
-    case = f"{role} killed"
-    rows = [Row(case, "streams cut", "", float(len(gaps))), Row(case, "reconnects", "", _total(streams))]
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        value = gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
-        rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": 2.0} if name == "p99" else {}))
-    return rows
-
-
-def _total(streams: Sequence[Stream]) -> float:
-    return float(sum(one.reconnects for one in streams))
-
-
-def _wait(cluster: LocalCluster) -> None:
-    """Until the node that was started again is a member everywhere."""
-    deadline = time.monotonic() + 60
-    while not (all(node.ready for node in cluster.nodes if node.alive) and cluster.formed()):
-        cluster.check()
-        if time.monotonic() > deadline:
-            raise TimeoutError("the node that was started again did not join")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ class Node:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def left(self) -> bool:
+        """It was ready, and has ended of its own will: by `mooncake.py drain`, or a signal of somebody else."""
+        return bool(self.url) and self.process.poll() == 0
+
     def last_lines(self, count: int = 15) -> list[str]:
         """End of its log."""
         return self.log.read_text(errors="replace").splitlines()[-count:]

@@ -92,7 +92,7 @@ def round_of(case: str, record: dict[str, Any], outcome: Outcome) -> Round:
         hidden_ms=hidden,
         efficiency=share,
         ttft_ms=1000 * outcome.ttft_s,
-        second_ms=1000 * outcome.itl_s[1],
+        second_ms=1000 * outcome.itl_s[0],
         nbytes=sum(detail["bytes"] for detail in moved),
     )
 

@@ -61,6 +61,15 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], 
     return options, flags, config
 
 
+def own_key(config: Config) -> str | None:
+    """For our own calls: --api-key, else the first of --api-key-file. Raises UsageError."""
+    if config.api_key is not None or config.api_key_file is None:
+        return config.api_key
+    from engine.front_door import api_key  # a second of imports that other starts do without
+
+    return api_key(config)
+
+
 def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
     """Exit code 0 after Ctrl-C or a successful --ask, 1 if a node died or the request failed, 2 for wrong flags.
 
@@ -74,7 +83,7 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
             options.nodes,
             flags,
             role_flags={"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {},
-            **{"run_dir": run_dir, "port": options.port, "api_key": config.api_key} | cluster_options,
+            **{"run_dir": run_dir, "port": options.port, "api_key": own_key(config)} | cluster_options,
         )
     except UsageError as error:
         errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
@@ -135,8 +144,13 @@ def serve(cluster: LocalCluster, console: Console) -> None:
     console.print(f"  curl -s {door}/v1/chat/completions{key} -H 'Content-Type: application/json' \\", soft_wrap=True)
     console.print(f"    -d {shlex.quote(body)}", soft_wrap=True)
     console.print("\nCtrl-C stops all nodes")
+    gone: set[str] = set()
     while True:
         cluster.check()
+        for node in cluster.nodes:
+            if node.left and node.name not in gone:
+                gone.add(node.name)
+                console.print(f"{node.name} has left; {len(cluster.living)} nodes go on")
         time.sleep(0.2)
 
 

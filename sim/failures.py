@@ -39,6 +39,10 @@ class Failures:
             node = self._cluster.by_name[fault.node]
             if fault.kind == "crash":
                 loop.at(fault.at, self._crash, node, fault)
+            elif fault.kind == "rail":
+                slowness = self._cluster.network.slowness
+                loop.at(fault.at, slowness.__setitem__, node.name, fault.factor)
+                loop.at(fault.at + fault.seconds, slowness.__setitem__, node.name, 1.0)
             else:
                 loop.at(fault.at, self._slow, node, fault.factor)
                 loop.at(fault.at + fault.seconds, self._slow, node, 1.0)
@@ -52,9 +56,7 @@ class Failures:
     def _slow_known(self, node: Node, factor: float) -> None:
         """Its records say so, as those of nodes do whose steps take longer than their models say."""
         live = self._cluster.live
-        columns = live.prefill.copy()  # copies of the view keep theirs
-        columns[:, node.index] = np.array(self._cluster.model.prefill) * factor
-        live.prefill, live.per_token, live.per_pair = columns, columns[1], columns[2]
+        live.prefill[:, node.index] = np.array(self._cluster.model.prefill) * factor
         node.known_slowness = factor
         self._cluster.changed(node)
 
@@ -73,6 +75,7 @@ class Failures:
         live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[node.index] = live.decodes[node.index] = False
         live.closed_decode[node.index] = np.inf
+        self._cluster.placing.intents.drop(node.name)
         self._cluster.changed(node)
         for job in self._cluster.jobs:
             if job.sent <= crashed and not job.refused and math.isnan(job.finished) and self._is_lost(job, node):

@@ -3,6 +3,8 @@
     crash:NODE@AT+SECONDS          its memory is lost; it is back, empty, after so long
     slow:NODE@AT+SECONDSxFACTOR    its steps take FACTOR times as long
 
+    rail:NODE@AT+SECONDSxFACTOR    its NIC is FACTOR times as slow
+
 Several are joined by commas: crash:prefill-0@60+30,slow:decode-1@10+60x3.
 """
 
@@ -13,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-_FAULT = re.compile(r"(crash|slow):([\w-]+)@([\d.]+)\+([\d.]+)(?:x([\d.]+))?")
+_FAULT = re.compile(r"(crash|slow|rail):([\w-]+)@([\d.]+)\+([\d.]+)(?:x([\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One node, from `at` for `seconds` of the run."""
 
-    kind: str  # crash or slow
+    kind: str  # crash, slow or rail
     node: str
     at: float
     seconds: float
-    factor: float = 1.0  # of step times
+    factor: float = 1.0  # of step times, or of times on the wire
 
 
 def parse(text: str, nodes: Sequence[str]) -> list[Fault]:
@@ -32,8 +34,8 @@ def parse(text: str, nodes: Sequence[str]) -> list[Fault]:
     found = []
     for part in filter(None, text.split(",")):
         match = _FAULT.fullmatch(part)
-        if match is None or (match[1] == "slow") != (match[5] is not None):
-            raise ValueError(f"--faults: {part!r} is neither crash:NODE@AT+SECONDS nor slow:NODE@AT+SECONDSxFACTOR")
+        if match is None or (match[1] != "crash") != (match[5] is not None):
+            raise ValueError(f"--faults: {part!r} is not crash:NODE@AT+SECONDS, slow: or rail:NODE@AT+SECONDSxFACTOR")
         if match[2] not in nodes:
             raise ValueError(f"--faults: there is no node {match[2]!r}; nodes are {', '.join(nodes)}")
         fault = Fault(match[1], match[2], float(match[3]), float(match[4]), float(match[5] or 1.0))

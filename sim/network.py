@@ -27,9 +27,9 @@ class Network:
 
     def __init__(self, loop: Loop, bytes_s: float, latency_s: float) -> None:
         self.bytes_moved = 0.0
+        self.bytes_s, self.latency_s = bytes_s, latency_s
+        self.slowness: dict[str, float] = {}  # of NICs that have become slow
         self._loop = loop
-        self._bytes_s = bytes_s
-        self._latency_s = latency_s
         self._sending: dict[str, dict[Flow, None]] = {}
         self._receiving: dict[str, dict[Flow, None]] = {}
 
@@ -44,19 +44,24 @@ class Network:
         self._receiving.setdefault(target, {})[flow] = None
         self._share(flow)
 
+    def speed(self, node: str) -> float:
+        """Bytes/s of its NIC now."""
+        return self.bytes_s / self.slowness.get(node, 1.0)
+
     def flows(self, node: str) -> int:
         return len(self._sending.get(node, ())) + len(self._receiving.get(node, ()))
 
     def _share(self, changed: Flow) -> None:
         for flow in {**self._sending[changed.source], **self._receiving[changed.target]}:
-            rate = self._bytes_s / max(len(self._sending[flow.source]), len(self._receiving[flow.target]))
+            sent = self.speed(flow.source) / len(self._sending[flow.source])
+            rate = min(sent, self.speed(flow.target) / len(self._receiving[flow.target]))
             if rate == flow.rate:
                 continue
             now = self._loop.now
             flow.left -= flow.rate * (now - flow.since)
             flow.since, flow.rate = now, rate
             flow.version += 1
-            self._loop.after(max(0.0, flow.left) / rate + self._latency_s, self._end, flow, flow.version)
+            self._loop.after(max(0.0, flow.left) / rate + self.latency_s, self._end, flow, flow.version)
 
     def _end(self, flow: Flow, version: int) -> None:
         if version != flow.version:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -64,19 +65,24 @@ PURE = (
     "net.keyring",
     "net.sealed_packets",
     "net.sealed_stream",
+    "net.landed",
     "net.rails",
     "net.topology",
     "net.traffic",
     "net.rdma.send_queue",
     "sched",
     "sim.caches",
+    "sim.contention",
+    "sim.fit",
     "sim.job",
     "sim.loop",
+    "sim.making",
     "sim.models",
     "sim.network",
     "sim.node",
     "sim.plan",
     "sim.result",
+    "sim.segment",
 )
 IMPURE_IMPORTS = {
     "asyncio",
@@ -90,6 +96,22 @@ IMPURE_IMPORTS = {
     "multiprocessing",
 }
 
+# Who may read the wall clock, which people and NTP set: it stamps what is shown, dates files, and tells chat templates
+# the day. What decides uses steady clocks.
+WALL_CLOCK = (
+    "engine.checkpoint.weight_cache",
+    "engine.front_door",
+    "engine.serving.flight_log",
+    "engine.serving.live",
+    "engine.serving.messages",
+    "engine.serving.own_load",
+    "engine.serving.probing",
+    "engine.text.chat_template",
+    "net.http.info",
+    "net.http.openai",
+    "net.load_words",
+)
+
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
@@ -102,10 +124,12 @@ MAY_TORCH = (
     "engine.model.huge_pages",
     "engine.loading",
     "engine.sampling.logit_rules",
+    "engine.sampling.logprobs",
     "engine.model.decoder",
     "engine.model.graphs",
     "engine.model.moe",
     "engine.model.ops",
+    "engine.model.layers_cpu",
     "engine.model.ops_cpu",
     "engine.model.ops_triton",
     "engine.model.parallel",
@@ -214,6 +238,12 @@ def test_torch_stays_in_its_rooms(name):
         if top(module) in TORCH and not (lazy and late)
     ]
     assert not wrong, wrong
+
+
+def test_only_these_read_the_wall_clock():
+    reads = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.now\b|\butcnow\b|from time import .*\btime\b")
+    found = {name for name, path in MODULES.items() if reads.search(path.read_text())}
+    assert found == set(WALL_CLOCK)
 
 
 def test_a_store_node_loads_no_torch():

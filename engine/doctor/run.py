@@ -17,7 +17,8 @@ from engine.config import Config
 from engine.doctor import compute, memory, paths, rails, rdma, storage
 from engine.doctor.finding import FAIL, WARN, Check, Finding, System, careful
 from engine.flags import host_port, parse
-from engine.node import open_cluster_key, rdma_devices, transport_options
+from engine.front_door import api_key
+from engine.net_options import open_cluster_key, rdma_devices, sealed_only, transport_options
 from net.http.client import ClusterError
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
@@ -45,15 +46,15 @@ def checks(config: Config) -> dict[str, Check]:
 
 
 def examine(config: Config, system: System, peer: str | None = None) -> list[Finding]:
-    """Everything that can be said; the last finding is the path to a peer."""
+    """Everything that can be said; the last findings are the paths to peers."""
     findings = [one for name, check in checks(config).items() for one in careful(name, check, system)]
     if peer is None:
-        return findings + careful("path", paths.expected, system)
+        return findings + careful("path", partial(paths.expected, sealed_only=sealed_only(config)), system)
     host, port = host_port(peer)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         options = transport_options(config)
-        return findings + asyncio.run(paths.to_peer(address, config.api_key, options, open_cluster_key(config)))
+        return findings + asyncio.run(paths.to_peer(address, api_key(config), options, open_cluster_key(config)))
     except ClusterError as error:
         text = str(error).replace("--join", "--peer")
         return [*findings, Finding("peer", FAIL, text, "start a node there, or open its HTTP port")]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cache.block import BlockGeometry, BlockKey
 from cache.layered import PinnedBlocks
@@ -48,9 +48,11 @@ class PrefixLoader:
         metrics: Metrics,
         prefetch: Prefetch,
         by_layer: bool = False,
+        least_s: Callable[[int], float] = lambda nbytes: 0.0,
     ) -> None:
         """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer, where
-        blocks need no decoding and it is to wait at all."""
+        blocks need no decoding and it is to wait at all; least_s: what a fetch takes at least, as rails are now."""
+        self._least_s = least_s
         self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
         self._prefetch = prefetch
         self._batcher = batcher
@@ -85,7 +87,8 @@ class PrefixLoader:
         """Algorithm 1's comparison for one node: move the blocks or compute them."""
         if self._policy == "always":
             return True
-        fetch = self._network.estimate(num_tokens // self._geometry.block_size * self._geometry.pool_bytes)
+        nbytes = num_tokens // self._geometry.block_size * self._geometry.pool_bytes
+        fetch = max(self._network.estimate(nbytes), self._least_s(nbytes))
         return fetch < self._costs.prefill.estimate(num_tokens, context)
 
     async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:

@@ -18,17 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from engine.model.layers_cpu import all_in_one
 from engine.model.model_config import ModelConfig
 from engine.model.moe import Experts
 from engine.model.ops import Linear, Ops, Tail, TorchOps
 from engine.model.parallel import Alone, Ranks
 from engine.model.rope import Rope
+
+SCORED_AT_ONCE = 64
+"""Rows of logits: 12 MiB at 49,152 tokens of vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,16 @@ class Step:
     local_angles: tuple[Tensor, Tensor]  # of layers with a window
 
 
+class Scores(Protocol):
+    """Takes the logits of positions inside prompts, beside those that tokens are chosen from."""
+
+    rows: Tensor  # [S] int64
+
+    def take(self, first: int, logits: Tensor) -> None:
+        """Logits [C, vocab_size] float32 of rows[first : first + C], C at most SCORED_AT_ONCE."""
+        ...
+
+
 class Model:
     """Weights on a device and the forward pass over a ragged batch."""
 
@@ -99,6 +113,7 @@ class Model:
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
+        self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
         if weights:
             raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
@@ -189,14 +204,17 @@ class Model:
         rows: Tensor,
         on_layer: Callable[[int], None] | None = None,
         before_layer: Callable[[int], None] | None = None,
+        scores: Scores | None = None,
     ) -> Tensor:
         """Compute one step: its KV goes into the pool, logits [R, vocab_size] float32 of the asked rows come back.
 
         token_ids [T] int64; kv_pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size];
         rows [R] int64, R may be 0. on_layer(l) is called, in order, once layer l's KV of this step is in the pool, on
         every rank (on a GPU: once its write is queued on the current stream). before_layer(l) is called before layer l
-        reads the pool, and may wait for what is to be read there; the other ranks do not wait.
+        reads the pool, and may wait for what is to be read there; the other ranks do not wait. `scores` is given the
+        logits of its rows part by part, so that a long prompt's never lie in memory together.
         """
+        wanted = rows if scores is None else torch.cat((rows, scores.rows))
         angles = self.rope.angles(batch.positions)
         local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
         step = Step(batch, self.backend.plan(batch), angles, local)
@@ -205,6 +223,35 @@ class Model:
             x = x * self.embedding_scale
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        if self.layers_at_once is not None and on_layer is None and before_layer is None:
+            layers = self.layers_at_once
+            attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
+            x, projected = self.tails[-1](attended[wanted], x[wanted])
+        else:
+            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, step, on_layer, before_layer)
+        normed = projected if self.alone else projected[wanted]  # by the norm before the head
+        if scores is not None:
+            for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
+                part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
+                scores.take(begin, self._logits(part))
+        return self._logits(normed[: len(rows)])
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        """[R, vocab_size] float32 of [R, H] behind the last norm."""
+        logits = self.ranks.gather(self.head.logits(normed))[:, : self.config.vocab_size]
+        return soft_cap(logits, self.config.logit_soft_cap)
+
+    def _layer_by_layer(
+        self,
+        x: Tensor,
+        projected: Tensor,
+        kv_pool: Tensor,
+        wanted: Tensor,
+        step: Step,
+        on_layer: Callable[[int], None] | None,
+        before_layer: Callable[[int], None] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, H] and the first layer's `projected` -> both after the last layer, alone only of rows `wanted`."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
         for index, (layer, tail, kv) in enumerate(zip(self.layers, self.tails, pools, strict=True)):
             if before_layer is not None:
@@ -213,14 +260,11 @@ class Model:
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
-                attended, x = attended[rows], x[rows]  # nobody asks for what the others become
+                attended, x = attended[wanted], x[wanted]  # nobody asks for what the others become
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # the sums over the ranks say that all have written
-        normed = projected  # by the norm before the head
-        logits = self.head.logits(normed if self.alone else normed[rows])
-        logits = self.ranks.gather(logits)[:, : self.config.vocab_size]
-        return soft_cap(logits, self.config.logit_soft_cap)
+        return x, projected
 
     def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
         """Attention [T, num_heads * head_size] of what layer.qkv gave; this step's k and v go into the pool."""

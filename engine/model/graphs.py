@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
-from engine.model.decoder import Model
+from engine.model.decoder import Model, Scores
 from engine.model.parallel import Alone
 
 MIXED_DECODES = (0, 8, 32, 128)
@@ -211,11 +211,13 @@ class GraphedModel:
         rows: Tensor,
         on_layer: Callable[[int], None] | None = None,
         before_layer: Callable[[int], None] | None = None,
+        scores: Scores | None = None,
     ) -> Tensor:
         """As Model.forward. The logits of a replayed step hold until the next call."""
-        recorded = None if on_layer is not None or before_layer is not None else self.find(batch, len(rows))
+        plain = on_layer is None and before_layer is None and scores is None
+        recorded = self.find(batch, len(rows)) if plain else None
         if recorded is None:
-            return self.model.forward(token_ids, batch, kv_pool, rows, on_layer, before_layer)
+            return self.model.forward(token_ids, batch, kv_pool, rows, on_layer, before_layer, scores)
         if kv_pool.data_ptr() != self.kv_pool.data_ptr():
             raise ValueError("the graphs were recorded over another KV pool")
         recorded.step.load(token_ids, batch, rows)

@@ -58,6 +58,16 @@ class PackedTail(ctypes.Structure):
     ]
 
 
+class TailCall(ctypes.Structure):
+    """`TailCall` of engine/model/cpu/ops.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("layer", "attended", "x", "normed", "y")),
+        ("m", ctypes.c_int64),
+        ("threads", ctypes.c_int32),
+    ]
+
+
 P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 SIGNATURES: dict[str, list[type]] = {
     "pack": [P, I64, I64, I32, P, I32],
@@ -67,6 +77,8 @@ SIGNATURES: dict[str, list[type]] = {
     "rms_norm": [P, I64, P, P, ctypes.c_float, I64, I64, P, I32],
     "act_mul": [P, I64, I64, P, I32, I32],
     "tail": [P, P, P, P, P, I64, I32],
+    "tail_call": [P],
+    "run_calls": [P, I64],
 }
 
 

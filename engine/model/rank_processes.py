@@ -45,6 +45,13 @@ SAMPLED = SamplingRow(SamplingParams(), [], 0)
 """Stands for any sampling parameters: only rank 0 chooses tokens, the others need to know which rows have logits."""
 
 
+def bare_row(row: Row) -> Row:
+    """What another rank needs of it."""
+    sample = None if row.sample is None else SAMPLED
+    scores = None if row.scores is None else replace(row.scores, found=[])
+    return replace(row, sample=sample, proposals=(), scores=scores)
+
+
 class RanksLost(RuntimeError):
     """The ranks are out of step; this node cannot compute any more."""
 
@@ -114,7 +121,7 @@ class RankProcesses:
         """Around rank 0's forward pass: the other ranks compute the same rows. Raises RanksLost."""
         if self.lost is not None:
             raise RanksLost(self.lost)
-        bare = [replace(row, sample=None if row.sample is None else SAMPLED, proposals=()) for row in rows]
+        bare = [bare_row(row) for row in rows]
         try:
             for link in self._links:
                 link.send(bare)

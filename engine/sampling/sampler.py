@@ -24,6 +24,7 @@ from torch import Tensor
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sampling.host_draw import draw_on_host, probabilities_on_host
 from engine.sampling.logit_rules import Masks, SamplingRow, apply_rules
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.uniform import uniform
 from engine.speculation.rejection import judge
 
@@ -152,16 +153,9 @@ def _top_floors(scaled: Tensor, params: Sequence[SamplingParams], floor: Tensor)
 
 
 def _logprobs(logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> dict[int, TokenLogprobs]:
-    """By row index, for the rows that ask. Best first; equal ones by token id."""
+    """By row index, for the rows that ask."""
     asked = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     if not asked:
         return {}
     index = torch.tensor(list(asked), device=logits.device)
-    logprobs = logits[index].log_softmax(-1)
-    chosen = logprobs.gather(1, tokens[index][:, None]).squeeze(-1).tolist()
-    values, ids = logprobs.topk(min(max(asked.values()), logits.shape[1]), dim=-1)
-    result = {}
-    for (i, count), own, top_ids, top in zip(asked.items(), chosen, ids.tolist(), values.tolist(), strict=True):
-        pairs = sorted(zip(top_ids, top, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        result[i] = TokenLogprobs(own, pairs[:count])
-    return result
+    return dict(zip(asked, token_logprobs(logits[index], tokens[index], list(asked.values())), strict=True))

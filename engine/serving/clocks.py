@@ -21,7 +21,7 @@ class Offset:
 
 class Clocks:
     """The best estimate per node. Drift is small: an estimate is replaced by one with a round trip as short, and
-    doubts about an old one grow by `drift`."""
+    doubts about an old one grow by `drift`. One that contradicts it replaces it in any case: a clock was set."""
 
     def __init__(self, drift: float = 1e-4) -> None:
         """drift: seconds of error per second of age."""
@@ -32,8 +32,12 @@ class Clocks:
         """Times in unix seconds."""
         new = Offset(0.0, 0.0) if same_host else Offset(theirs - (sent + received) / 2, (received - sent) / 2)
         old = self._offsets.get(node)
-        if old is None or new.error_s <= old[0].error_s + self._drift * (received - old[1]):
-            self._offsets[node] = new, received
+        if old is not None:
+            doubt_s = old[0].error_s + self._drift * abs(received - old[1])
+            stepped = abs(new.offset_s - old[0].offset_s) > doubt_s + new.error_s
+            if new.error_s > doubt_s and not stepped:
+                return
+        self._offsets[node] = new, received
 
     def of(self, nodes: Iterable[str]) -> dict[str, Any]:
         """JSON-ready, of those nodes that are known."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
+
+from engine.node_client import NoAnswer, NodeClient, add_flags
 
 PREFILL_COLUMNS = ("wait_s", "transfer_s", "prefill_s", "ttft_s", "local_tokens", "pool_tokens", "prefix_source")
 DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "decode_s", "running", "headroom_blocks")
@@ -21,41 +21,27 @@ PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "r
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 1 when nobody knows the request, 2 when nobody answers."""
-    parser = argparse.ArgumentParser(prog="mooncake explain", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="mooncake explain", description="Why a request went where it went, and how it did."
+    )
     parser.add_argument("request_id", metavar="REQUEST-ID", help="the id in the answer of the API")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="any node of the cluster")
-    parser.add_argument("--api-key", help="of the cluster, if it has one")
+    add_flags(parser, "any node of the cluster")
     parser.add_argument("--json", action="store_true", help="print the record as it is")
     args = parser.parse_args(argv)
     try:
-        record = find(args.url.rstrip("/"), args.request_id, args.api_key)
-    except OSError as error:
-        print(f"mooncake explain: {args.url} does not answer ({error}); give --url of a running node", file=sys.stderr)
-        return 2
-    if record is None:
-        print(f"mooncake explain: no node knows {args.request_id} (any more)", file=sys.stderr)
-        return 1
+        record = find(NodeClient.from_flags(args), args.request_id)
+    except NoAnswer as error:
+        unknown = error.status == 404
+        reason = f"no node knows {args.request_id} (any more)" if unknown else str(error)
+        print(f"mooncake explain: {reason}", file=sys.stderr)
+        return 1 if unknown else 2
     print(json.dumps(record, indent=1) if args.json else table(record))
     return 0
 
 
-def find(url: str, request_id: str, api_key: str | None) -> dict[str, Any] | None:
-    """The record of a request from whichever node has it; the one at `url` asks the others. Raises OSError when it does
-    not answer."""
-    return _get(f"{url}/live/requests/{quote(request_id, safe='')}", api_key)
-
-
-def _get(url: str, api_key: str | None) -> dict[str, Any] | None:
-    """None for 404."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
-            body: dict[str, Any] = json.load(answer)
-            return body
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return None
-        raise
+def find(node: NodeClient, request_id: str) -> dict[str, Any]:
+    """The record of a request from whichever node has it; the one asked asks the others. Raises NoAnswer."""
+    return node.get(f"/live/requests/{quote(request_id, safe='')}")
 
 
 def table(record: dict[str, Any]) -> str:
@@ -90,7 +76,7 @@ def _decision(decision: dict[str, Any]) -> list[str]:
             for row in decision["considered"]
             if row["stage"] == stage
         ]
-        lines += [*_columns((f"{stage} on", *columns, ""), rows), ""]
+        lines += [*_columns((f"{stage} on (* chosen)", *columns, ""), rows), ""]
     probes = [("  " + p["node"], *(p[c] for c in PROBE_COLUMNS)) for p in decision["probes"]]
     if probes:
         lines += _columns((f"asked {decision['asked']}", *PROBE_COLUMNS), probes)

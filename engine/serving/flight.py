@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -38,6 +38,9 @@ class Flight:
     items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
+    asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits
+    unheard: str = ""  # why nobody should wait for it any more
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ..., where asked for
 
     @property
     def attempt_id(self) -> str:
@@ -77,7 +80,21 @@ class OutputText:
         elif finish is not None:
             text += self._stops.flush()
         item = None if logprobs is None else [LogprobItem(token, logprobs.logprob, logprobs.top)]
-        return self._output(text, [token], item, finish, stop)
+        output = self._output(text, [token], item, finish, stop)
+        if self._flight.num_output_tokens == 1 and self._flight.sampling.prompt_logprobs is not None:
+            output = replace(output, prompt_logprobs=self._of_prompt())
+        return output
+
+    def _of_prompt(self) -> list[LogprobItem]:
+        """Raises RuntimeError when they are not those of this prompt."""
+        flight = self._flight
+        tokens = flight.token_ids[1 : flight.num_prompt_tokens]
+        if len(tokens) != len(flight.prompt_logprobs):
+            raise RuntimeError(f"{len(flight.prompt_logprobs)} log probabilities came for {len(tokens)} prompt tokens")
+        return [
+            LogprobItem(token, found.logprob, found.top)
+            for token, found in zip(tokens, flight.prompt_logprobs, strict=True)
+        ]
 
     def end(self, finish: str) -> Output:
         return self._output(self._decoder.flush() + self._stops.flush(), [], None, finish, None)

@@ -10,12 +10,13 @@ from collections import OrderedDict
 from typing import Any
 
 from engine.serving.flight import Flight
+from engine.serving.otlp import SpanExport
 from engine.serving.placed import Placed
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
-from engine.serving.truth import compare
+from net.log_context import trace_headers
 from net.metrics import Metrics
 
 KEPT_TIMELINES = 1000
@@ -24,13 +25,21 @@ KEPT_TIMELINES = 1000
 class FlightLog:
     """Timelines and metrics of the requests that `node_id` accepted."""
 
-    def __init__(self, node_id: str, metrics: Metrics, placer: Placer, recorder: TraceRecorder | None = None) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        metrics: Metrics,
+        placer: Placer,
+        recorder: TraceRecorder | None = None,
+        export: SpanExport | None = None,
+    ) -> None:
         """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
         self.recent = Recent(placer.block_size)
         self._node_id = node_id
         self._metrics = metrics
         self._placer = placer
         self._recorder = recorder
+        self._export = export
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
@@ -40,6 +49,8 @@ class FlightLog:
     # --- in the order of a request's life
 
     def accepted(self, flight: Flight) -> None:
+        """In the context of its HTTP request."""
+        flight.timeline.trace = trace_headers.get() or {}
         self._timelines[flight.request_id] = flight.timeline
         while len(self._timelines) > KEPT_TIMELINES:
             self._timelines.popitem(last=False)
@@ -51,7 +62,7 @@ class FlightLog:
     def placed(self, flight: Flight, placed: Placed) -> None:
         timeline, placement = flight.timeline, placed.placement
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
-        timeline.decisions.append(placed.explain())
+        timeline.decisions.append(placed.kept())
         timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
         self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
 
@@ -100,6 +111,8 @@ class FlightLog:
         """`reason` is None when the client went away or the request was refused."""
         flight.timeline.output_tokens = flight.num_output_tokens
         self._add(flight, "answered" if reason else "aborted")
+        if self._export is not None:
+            self._export.ended(flight.timeline, flight.timeline.trace, reason)
         if not flight.num_output_tokens:
             return
         decode_s = flight.last_token - flight.first_token
@@ -114,8 +127,11 @@ class FlightLog:
             self._recorder.ended(accepted, prompt, flight.num_output_tokens, flight.service_class)
         self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
-        for name, found in compare(summary).items():
+        truth = flight.timeline.truth(summary)
+        for name, found in truth.items():
             self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
+        if "ttft_s" in truth:
+            self._placer.learn(summary["placement"], truth["ttft_s"]["measured_s"])
         for observe, value in (
             (self._metrics.observe_queue, summary["queue_ms"]),
             (self._metrics.observe_prefill, summary["prefill_ms"]),

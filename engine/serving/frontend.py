@@ -63,6 +63,9 @@ class ServingFrontend:
     def compile_grammar(self, kind: str, source: str) -> str:
         return self._grammars.compile(kind, source)
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        return {"eos_token": None, "bos_token": None} | self._tokenizer.info | {"model_max_length": self.max_model_len}
+
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
@@ -128,6 +131,9 @@ class StoreFrontend(ServingFrontend):
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def compile_grammar(self, kind: str, source: str) -> str:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def tokenizer_info(self) -> dict[str, Any]:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+
 from engine.request import Request, SamplingParams, TokenLogprobs
 
 # acceptor -> engine nodes
 PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
+INTEND = "engine.intend"  # to the home of a prompt's first block: this node is to compute these blocks
 RESERVE = "engine.reserve"  # to the decode node: take blocks for this request
 PREFILL = "engine.prefill"  # to the prefill node: compute it, push its KV to these blocks
 ABORT = "engine.abort"
@@ -23,6 +26,7 @@ HANDOVER = "engine.handover"  # all KV has landed, this is the first token
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
 # engine nodes -> acceptor
 TOKENS = "engine.tokens"
+PROMPT_LOGPROBS = "engine.prompt_logprobs"  # ahead of the first token
 
 
 def prompt_digest(root: bytes, prompt: Sequence[int]) -> str:
@@ -65,6 +69,31 @@ def pack_logprobs(logprobs: TokenLogprobs | None) -> list[Any] | None:
 
 def unpack_logprobs(wire: Sequence[Any] | None) -> TokenLogprobs | None:
     return None if wire is None else TokenLogprobs(wire[0], [(int(t), float(p)) for t, p in wire[1]])
+
+
+def pack_prompt_logprobs(request: Request) -> tuple[dict[str, Any], list[bytes]]:
+    """(body, data): for each prompt token but the first, its log probability and those of `top` others as float32,
+    then the ids of these as uint32. As JSON a long prompt's would be megabytes."""
+    found = request.prompt_logprobs
+    values, ids = array("f"), array("I")
+    for one in found:
+        values.append(one.logprob)
+        values.extend(logprob for _, logprob in one.top)
+        ids.extend(token_id for token_id, _ in one.top)
+    body = {"id": request.request_id, "count": len(found), "top": len(found[0].top)}
+    return body, [values.tobytes(), ids.tobytes()]
+
+
+def unpack_prompt_logprobs(body: dict[str, Any], data: memoryview) -> list[TokenLogprobs]:
+    """Raises ValueError when the data has another size than the body says."""
+    count, top = body["count"], body["top"]
+    border = count * (1 + top) * 4
+    values = np.frombuffer(data[:border], np.float32).reshape(count, 1 + top).tolist()
+    ids = np.frombuffer(data[border:], np.uint32).reshape(count, top).tolist()
+    return [
+        TokenLogprobs(own, list(zip(best, others, strict=True)))
+        for (own, *others), best in zip(values, ids, strict=True)
+    ]
 
 
 def _clock_offset() -> tuple[float, float]:

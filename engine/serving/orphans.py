@@ -55,7 +55,8 @@ class Orphans:
         """A request has made its last token; remembered in case its acceptor dies with it."""
         now = asyncio.get_running_loop().time()
         self._drop_lease(request.request_id)
-        self._ended[request.request_id] = request, now
+        if request.sampling.logprobs is None:
+            self._ended[request.request_id] = request, now
         while self._ended and (len(self._ended) > MOST_ENDED or next(iter(self._ended.values()))[1] < now - LEASE_S):
             self._ended.popitem(last=False)
 

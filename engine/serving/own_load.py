@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from engine.load import EngineLoad
+from engine.request import Request
 from net.channel import RemoteError
 from net.load_words import LoadWords
 from net.shm import boot_id
@@ -40,14 +41,18 @@ class OwnLoad:
             "boot_id": boot_id(),
         }
 
-    def keep(self, promise: dict[str, Any]) -> None:
-        """The prompt of a claim is here. Raises RemoteError (redirect) if this node has become much busier than its
-        acceptor knew when it chose; not for ever: a prompt brings the number of times that this may still happen."""
+    def keep(self, promise: dict[str, Any], request: Request) -> None:
+        """The prompt of a claim is here. Raises RemoteError (redirect) if its first token would come much later than
+        its acceptor knew when it chose this node; not for ever: a prompt brings the number of times that this may
+        still happen. What is in the queue may have become longer, but may compute a part of this prompt too."""
         if promise["claim"]:
             self._words.arrived(promise["claim"])
+        most = REDIRECT_SHARE * promise["ttft_s"] + REDIRECT_S
         late = self.load.record().work_s + self._words.outstanding * CLAIM_UNIT_S - promise["wait_s"]
-        if promise["redirects_left"] and late > REDIRECT_SHARE * promise["ttft_s"] + REDIRECT_S:
-            raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
+        if promise["redirects_left"] and late > most:
+            late += min(0.0, self.load.prefill_s(request) - (promise["ttft_s"] - promise["wait_s"]))
+            if late > most:
+                raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
 
     def decode(self, service_class: str) -> None:
         """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection says that it may not."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from net.load_words import Claim
+from sched.member import Member
 from sched.placements.choice import Placement
-from sched.placements.view import Candidate
+from sched.record import NodeRecord
+
+KEPT_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
     """What a node said of itself, beside what gossip had told of it."""
 
-    candidate: Candidate
+    member: Member
+    record: bytes  # packed, see sched/record.py
+    claimed_s: float  # work announced to it beside that of the record
+    ahead: tuple[float, float, float] | None  # step_soon_s, step_alone_s, decode_s as it predicts them
     local_tokens: int  # leading tokens of the prompt that it has
     round_trip_s: float
     gossiped_wait_s: float | None  # None: gossip had told nothing yet
@@ -25,8 +31,8 @@ class ProbeAnswer:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "node": self.candidate.node_id,
-            "wait_s": self.candidate.wait_s,
+            "node": self.member.node_id,
+            "wait_s": NodeRecord.unpack(self.record).work_s + self.claimed_s,
             "gossiped_wait_s": self.gossiped_wait_s,
             "gossip_age_s": self.gossip_age_s,
             "local_tokens": self.local_tokens,
@@ -45,6 +51,10 @@ class Placed:
     seconds: float  # from the request to the decision
     claim: Claim | None = None  # the work announced to the prefill node
     runners_up: int = 0  # choices given up because others had claimed the same node meanwhile
+
+    @property
+    def estimates(self) -> Mapping[str, float]:
+        return self.placement.estimates
 
     def promise(self, redirects_left: int) -> dict[str, Any]:
         """What the prefill node is told: the claim that it stands for, and what was expected of it."""
@@ -72,3 +82,19 @@ class Placed:
             "runners_up": self.runners_up,
             "decision_s": self.seconds,
         }
+
+    def kept(self) -> Placed | Told:
+        """To be explained later; at once where it would keep the columns of a large cluster."""
+        nodes = max((len(stage.view) for stage in self.placement.stages), default=0)
+        return self if nodes <= KEPT_NODES else Told(self.estimates, self.explain())
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A decision that was explained when it was made."""
+
+    estimates: Mapping[str, float]
+    explanation: dict[str, Any]
+
+    def explain(self) -> dict[str, Any]:
+        return self.explanation

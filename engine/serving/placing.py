@@ -8,42 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
 from cache.store import Store
 from engine.request import Request
+from engine.serving.bursts import Bursts
 from engine.serving.claims import Claims, accepted
 from engine.serving.clocks import Clocks
-from engine.serving.measured_links import MeasuredLinks
+from engine.serving.known import Known, Neighbours
 from engine.serving.placed import Placed, ProbeAnswer
-from engine.serving.probing import Known, Prober, Question
+from engine.serving.probing import Prober, Question
 from net.channel import Channel
 from net.gossip import Gossip
 from net.http.frontend import Overloaded
 from net.load_words import LoadWords
 from net.transfer import TransferEngine
-from sched.load_word import DRAINING
-from sched.member import Status
-from sched.placements.arrivals import ArrivalRate
-from sched.placements.choice import Placement, PlacementPolicy
-from sched.placements.costs import prefill_costs
+from sched.intents import WORTH_S
+from sched.member import Rng, Status
+from sched.placements.burst import Choice
+from sched.placements.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
-from sched.placements.match import Matcher
-from sched.placements.view import Candidate, View
+from sched.placements.measured_links import MeasuredLinks
+from sched.placements.view import View
 from sched.rejection import Estimate, Rejection
-
-MOST_STRANGERS = 4
-VIEW_S, VIEW_PER_NODE_S = 0.02, 2e-4
-"""A view serves the decisions of so long, what those add is charged to it; building it costs some 20 us a node."""
 
 
 class Placer:
-    """Places requests for this node's acceptor."""
+    """Places requests for this node's acceptor. `intents`: a prefix that is being computed is not computed elsewhere
+    at the same time."""
 
     def __init__(
         self,
@@ -58,6 +55,8 @@ class Placer:
         max_waiting: int,
         rejection: Rejection,
         slo_scale: float,
+        rng: Rng,
+        intents: bool,
     ) -> None:
         self.links = MeasuredLinks()
         self.clocks = Clocks()
@@ -68,12 +67,12 @@ class Placer:
         self._claims = Claims(words)
         self._geometry = geometry
         self._prefix_caching = prefix_caching
-        self._max_waiting = max_waiting
         self._rejection, self._slo_scale = rejection, slo_scale
-        self._arrivals = ArrivalRate()
-        self._known: Known | None = None
-        self._prober = Prober(channel, gossip, transfer, words, self.clocks, rejection.forecasts)
-        self._matcher = Matcher(lambda: gossip.core.digests.holders)
+        self._neighbours = Neighbours(gossip, self.links, max_waiting, rng)
+        self._prober = Prober(channel, gossip, transfer, words, self.clocks, rejection.forecasts, self.links)
+        self._bursts = Bursts(channel, gossip)
+        self._intents = intents and prefix_caching
+        gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
     @property
     def block_size(self) -> int:
@@ -84,49 +83,73 @@ class Placer:
         Overloaded when every node is full or a new request would miss its objectives, Unavailable when a role is
         missing or the prompt fits nowhere."""
         begun = time.monotonic()
-        self._arrivals.count(begun)
+        self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
-        known = self._now_known(begun)
+        known = self._neighbours.known(begun)
         demand = self._demand(request, 0)
-        matched = self._matched(known, keys)
+        matched = self._neighbours.matched(known, keys, self.block_size)
         asked = self._policy.shortlist(begun, demand, known.view, matched)
-        members = [known.members[i] for i in asked] + known.strangers[:MOST_STRANGERS]
-        horizon_s = prefill_costs(begun, demand, known.view, known.view.none, 1.0).soonest_s()
-        question = Question(keys, horizon_s, {known.view.ids[i]: int(matched[i]) for i in asked})
+        members = [known.members[i] for i in asked] + known.strangers
+        told = {known.view.ids[i]: int(matched[i]) for i in asked}
+        question = Question(keys, _horizon_s(begun, demand, known.view), told)
         pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
-        view, heard = self._answered(now, known, answers, bool(asked))
+        view = self._neighbours.answered(now, known, answers, bool(asked))
         for node in avoid:
             view.close(node)
-        if heard:
-            told = [
-                answers[node].local_tokens if node in answers else question.matched.get(node, 0) for node in view.ids
-            ]
-            matched = np.array(told, dtype=np.float64)
-        decide = partial(self._policy.place, now, self._demand(request, pool_tokens), view, matched)
-        decision = accepted(decide())
+        if asked or not known.members:
+            matched = _told(view, answers, told)
+        choice = Choice(self._policy, now, self._demand(request, pool_tokens), view, matched)
+        decision = accepted(choice.decide())
         if new:
             self._admit(decision, request.service_class, view)
         claimed = {node: answer.claimed for node, answer in answers.items()}
-        decision, claim, given_up = await self._claims.secure(decision, decide, view, now, claimed)
-        placed = Placed(decision, list(answers.values()), len(members), time.monotonic() - begun, claim, given_up)
-        newest = known if self._known is None else self._known
-        for view in [known.view] if newest is known else [known.view, newest.view]:
-            view.charge(now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
-        self._gossip.view.charge(decision.prefill, decision.estimates["prefill_s"])
+        decision, claim, given_up = await self._claims.secure(decision, choice.decide, view, now, claimed)
+        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
+            joined = await self._joined(decision, choice, question, known, answers)
+            if joined is not decision:
+                claimed = {node: answer.claimed for node, answer in answers.items()}
+                if claim is not None:
+                    await self._words.release(claim)
+                    claimed[claim.peer] = claim.previous + claim.amount
+                secured = await self._claims.secure(joined, choice.decide, choice.view, now, claimed)
+                decision, claim, given_up = *secured[:2], given_up + secured[2]
+        seconds = time.monotonic() - begun
+        placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up)
+        self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
         return placed
+
+    async def _joined(
+        self, decision: Placement, choice: Choice, question: Question, known: Known, answers: dict[str, ProbeAnswer]
+    ) -> Placement:
+        """The decision, made anew if another node is computing a part of the prompt's new blocks already; if it was not
+        among those asked, it is asked now."""
+        blocks = decision.prefix_tokens // self.block_size
+        ready_s = decision.estimates["ttft_s"]
+        coming = await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s)
+        if not coming:
+            return decision
+        absent = [m for m in known.members if m.node_id in coming and m.node_id not in choice.view.index]
+        if absent:
+            more = await self._prober.ask(absent, question, known)
+            answers |= more
+            fresh = self._neighbours.view_of(choice.now, more)
+            choice.view, choice.matched = choice.view.beside(fresh), np.append(choice.matched, _told(fresh, more, {}))
+        choice.expect(coming, self.block_size)
+        again = choice.decide()
+        return decision if isinstance(again, Rejected) else again
 
     def _admit(self, decision: Placement, service_class: str, view: View) -> None:
         """Raises Overloaded when --rejection turns such a request away."""
-        onto = view.nodes[view.index[decision.decode]]
+        onto = view.index[decision.decode]
         estimate = Estimate(
             service_class=service_class,
             ttft_s=decision.estimates["ttft_s"],
             wait_s=decision.estimates["wait_s"],
-            step_s=onto.step_s,
-            step_soon_s=onto.step_soon_s,
-            step_alone_s=onto.step_alone_s,
-            decode_s=onto.decode_s,
+            step_s=float(view.step_s[onto]),
+            step_soon_s=float(view.step_soon_s[onto]),
+            step_alone_s=float(view.step_alone_s[onto]),
+            decode_s=float(view.decode_s[onto]),
         )
         refusal = self._rejection.at_arrival(estimate, self._slo_scale)
         if refusal is not None:
@@ -136,6 +159,16 @@ class Placer:
         """Alive, as gossip has them."""
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
+    def learn(self, explained: Mapping[str, Any], ttft_s: float) -> None:
+        """A placement (Placed.explain) led to a first token so long after the decision."""
+        if isinstance(self._policy, LearningPolicy):
+            self._policy.observed(explained["prefill"], explained["estimates"], ttft_s)
+
+    def suspects(self, node_id: str) -> bool:
+        """Whether gossip holds the node for dead or soon to be."""
+        member = self._gossip.core.membership.get(node_id)
+        return member is None or member.status is not Status.ALIVE
 
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""
@@ -153,8 +186,8 @@ class Placer:
         )
 
     def _keys(self, request: Request) -> list[BlockKey]:
-        """Keys of the prefix worth having: the last token is always computed."""
-        if not self._prefix_caching:
+        """Keys of the prefix worth having: the last token is always computed, and all of them for their logits."""
+        if not self._prefix_caching or request.scores_prompt:
             return []
         size = self._geometry.block_size
         return request.block_keys(size)[: (request.num_tokens - 1) // size]
@@ -162,54 +195,17 @@ class Placer:
     async def _pool_tokens(self, keys: Sequence[BlockKey]) -> int:
         return await self._store.lookup(keys) * self._geometry.block_size if keys else 0
 
-    # --- whom we know, and what they answer
 
-    def _now_known(self, now: float) -> Known:
-        """Engine nodes as gossip has them. Those still loading their model have no blocks: they are strangers."""
-        if self._known is not None and now - self._known.at < VIEW_S + VIEW_PER_NODE_S * len(self._known.members):
-            return self._known
-        records = self._gossip.records
-        members, strangers, candidates = [], [], []
-        for member in self._gossip.members:
-            if member.status is not Status.ALIVE or not {"prefill", "decode"} & set(member.roles):
-                continue
-            record = records.get(member.node_id)
-            if record is not None and record.flags & DRAINING:
-                continue
-            if record is None or not record.blocks_total:
-                strangers.append(member)
-            else:
-                members.append(member)
-                candidates.append(Candidate.of(member, record))
-        ages = [candidate.age_s for candidate in candidates]
-        expected = self._arrivals.per_s(now) * len(members) * (sum(ages) / len(ages) if ages else 0.0)
-        view = View(now, candidates, self.links, self._max_waiting, expected)
-        holders = self._gossip.core.digests.holders
-        indices = [holders.index(member.node_id) for member in members]
-        places = np.array([-1 if index is None else index for index in indices], dtype=np.intp)
-        self._known = Known(view, members, strangers, places, now)
-        return self._known
-
-    def _answered(self, now: float, known: Known, answers: dict[str, ProbeAnswer], asked: bool) -> tuple[View, bool]:
-        """A view of those that answered, and True; of everybody by gossip when the policy asks nobody."""
-        if not asked and known.members:
-            return known.view.copy(), False
-        records = self._gossip.records
-        aged = [Candidate.of(m, records[m.node_id]) for m in known.members if m.node_id in records]
-        fresh = with_silent([answer.candidate for answer in answers.values()], aged)
-        return View(now, fresh, self.links, self._max_waiting), True
-
-    def _matched(self, known: Known, keys: Sequence[BlockKey]) -> Vector:
-        """Leading tokens that each node of the view holds, as far as their digests tell."""
-        if not keys:
-            return known.view.none
-        depths = self._matcher.depths(keys, self._geometry.block_size)
-        matched: Vector = np.append(depths, 0.0)[known.places]
-        return matched
+def _horizon_s(now: float, demand: Demand, view: View) -> float:
+    """When the prompt would come to its decode node: after its prefill where the queue is shortest."""
+    if not len(view):
+        return 0.0
+    i = int(view.open_at.argmin())
+    wait_s, n = max(0.0, float(view.open_at[i]) - now), float(demand.num_tokens)
+    return wait_s + float(view.a0[i] + view.a1[i] * n + view.a2[i] * n * n) if wait_s < np.inf else 0.0
 
 
-def with_silent(answered: Sequence[Candidate], gossiped: Sequence[Candidate]) -> list[Candidate]:
-    """Busy is not gone: where all nodes of a role were too slow to answer, what gossip told of them counts."""
-    heard = {role for candidate in answered for role in candidate.roles}
-    known = {candidate.node_id for candidate in answered}
-    return [*answered, *(c for c in gossiped if c.node_id not in known and not heard.issuperset(c.roles))]
+def _told(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:
+    """Leading tokens of the prompt that the nodes of `view` have: as they said, else as their digests say."""
+    told = [answers[node].local_tokens if node in answers else matched.get(node, 0) for node in view.ids]
+    return np.array(told, dtype=np.float64)

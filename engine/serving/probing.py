@@ -12,13 +12,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from cache.block import BlockKey
 from engine.serving import messages
 from engine.serving.clocks import Clocks
+from engine.serving.known import Known
 from engine.serving.placed import ProbeAnswer
 from net.channel import Channel, PeerLost, RemoteError
 from net.gossip import Gossip
@@ -27,30 +26,12 @@ from net.shm import boot_id
 from net.transfer import TransferEngine
 from sched.load_word import CLAIM_UNIT_S, Load
 from sched.member import Member
-from sched.placements.view import Candidate, View
+from sched.placements.measured_links import MeasuredLinks
 from sched.record import NodeRecord
 
 PROBE_TIMEOUT_S = 1.0
 LAGGARD_S = 0.1
 """Once somebody has answered, the others have so long."""
-
-
-@dataclass(slots=True)
-class Known:
-    """Engine nodes with their records, and those alive that gossip has told no load of yet."""
-
-    view: View
-    members: list[Member]  # in the order of the view
-    strangers: list[Member]
-    places: npt.NDArray[np.intp]  # of the view's nodes among the holders of digests; -1 = no digest
-    at: float
-
-    def of(self, node_id: str, now: float) -> tuple[float, float] | None:
-        """(wait_s, age_s) of a node by gossip."""
-        i = self.view.index.get(node_id)
-        if i is None:
-            return None
-        return max(0.0, float(self.view.work_until[i]) - now), self.view.nodes[i].age_s + now - self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +44,8 @@ class Question:
 
 
 class Prober:
-    """Of one acceptor. `by_message`: answers must have what only messages tell, the node's own forecast."""
+    """Of one acceptor. `by_message`: answers must have what only messages tell, the node's own forecast; `links` hear
+    what the nodes say of their rails."""
 
     def __init__(
         self,
@@ -73,9 +55,10 @@ class Prober:
         words: LoadWords,
         clocks: Clocks,
         by_message: bool,
+        links: MeasuredLinks,
     ) -> None:
         self._channel, self._gossip, self._transfer, self._words = channel, gossip, transfer, words
-        self._clocks, self._by_message = clocks, by_message
+        self._clocks, self._by_message, self._links = clocks, by_message, links
         self._boot_id = boot_id()
 
     async def ask(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
@@ -107,20 +90,23 @@ class Prober:
     async def _read_all(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
         begun = time.monotonic()
         loads = await self._words.probe(member.node_id for member in members)
-        records = self._gossip.records
-        took = time.monotonic() - begun
-        return {
-            member.node_id: self._of_word(member, loads[member.node_id], records[member.node_id], question, known, took)
-            for member in members
-            if member.node_id in loads and member.node_id in records
-        }
+        now = time.monotonic()
+        answers = {}
+        for member in members:
+            record = self._gossip.record(member.node_id)
+            if (load := loads.get(member.node_id)) is not None and record is not None:
+                answers[member.node_id] = self._of_word(member, load, record, question, known, now - begun)
+        return answers
 
     def _of_word(
         self, member: Member, load: Load, record: NodeRecord, question: Question, known: Known, took: float
     ) -> ProbeAnswer:
         told = known.of(member.node_id, time.monotonic())
         return ProbeAnswer(
-            candidate=Candidate.of(member, load.word.onto(record), load.outstanding * CLAIM_UNIT_S),
+            member=member,
+            record=load.word.onto(record).pack(),
+            claimed_s=load.outstanding * CLAIM_UNIT_S,
+            ahead=None,
             local_tokens=question.matched.get(member.node_id, 0),
             round_trip_s=took,
             gossiped_wait_s=None if told is None else told[0],
@@ -132,39 +118,67 @@ class Prober:
     # --- by messages
 
     async def _ask_all(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
-        pending = {asyncio.ensure_future(self._ask(member, question, known)) for member in members}
+        """Until all have answered, PROBE_TIMEOUT_S are over, or LAGGARD_S after the first answer."""
         answers: dict[str, ProbeAnswer] = {}
-        deadline = time.monotonic() + PROBE_TIMEOUT_S
+        if not members:
+            return answers
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        timer = loop.call_later(PROBE_TIMEOUT_S, _end, over)
+        body = {"horizon_s": question.horizon_s, "to": [m.node_id for m in members if "decode" in m.roles]}
+        keys = [b"".join(question.keys)]
+        tasks = {loop.create_task(self._ask(member, body, keys, known)) for member in members}
+
+        def answered(task: asyncio.Task[ProbeAnswer | None]) -> None:
+            nonlocal timer
+            tasks.discard(task)
+            if task.cancelled():
+                return
+            if task.exception() is not None:
+                _end(over)
+            elif (answer := task.result()) is not None:
+                if not answers:
+                    timer.cancel()
+                    timer = loop.call_later(LAGGARD_S, _end, over)
+                answers[answer.member.node_id] = answer
+            if not tasks:
+                _end(over)
+
+        for task in list(tasks):
+            task.add_done_callback(answered)
         try:
-            while pending and (left := deadline - time.monotonic()) > 0:
-                done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                for answer in (task.result() for task in done):
-                    if answer is not None:
-                        answers[answer.candidate.node_id] = answer
-                        deadline = min(deadline, time.monotonic() + LAGGARD_S)
+            await over
         finally:
-            for task in pending:
+            timer.cancel()
+            for task in tasks:
                 task.cancel()
         return answers
 
-    async def _ask(self, member: Member, question: Question, known: Known) -> ProbeAnswer | None:
-        data = [b"".join(question.keys)] if "prefill" in member.roles else []
+    async def _ask(self, member: Member, body: dict[str, Any], keys: list[bytes], known: Known) -> ProbeAnswer | None:
+        data = keys if "prefill" in member.roles else []
+        self._words.counters["asked_message"] += 1
         sent, begun = time.time(), time.monotonic()
-        body = {"horizon_s": question.horizon_s}
         try:
             reply, _ = await self._channel.call(member.node_id, messages.PROBE, body, data, PROBE_TIMEOUT_S)
         except (PeerLost, RemoteError, TimeoutError):
             return None
         same_host = reply["boot_id"] == self._boot_id
         self._clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], same_host)
-        record = NodeRecord.unpack(bytes.fromhex(reply["record"]))
-        ahead = (reply["step_soon_s"], reply["step_alone_s"], reply["decode_s"])
+        self._links.told(member.node_id, reply["fetch_bytes_per_s"], reply["bytes_per_s"])
         told = known.of(member.node_id, begun)
         return ProbeAnswer(
-            candidate=Candidate.of(member, record, reply["outstanding"] * CLAIM_UNIT_S, ahead),
+            member=member,
+            record=bytes.fromhex(reply["record"]),
+            claimed_s=reply["outstanding"] * CLAIM_UNIT_S,
+            ahead=(reply["step_soon_s"], reply["step_alone_s"], reply["decode_s"]),
             local_tokens=reply["local_tokens"],
             round_trip_s=time.monotonic() - begun,
             gossiped_wait_s=None if told is None else told[0],
             gossip_age_s=None if told is None else told[1],
             claimed=reply["claimed"],
         )
+
+
+def _end(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)

@@ -26,9 +26,10 @@ from engine.kv.push import Push
 from engine.request import Request
 from engine.serving import messages
 from engine.serving.items import extra, item
-from engine.serving.messages import unpack_request
+from engine.serving.messages import pack_prompt_logprobs, unpack_request
 from engine.serving.orphans import NOBODY, Orphans
 from engine.serving.own_load import OwnLoad
+from engine.serving.rail_news import RailNews
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
@@ -64,6 +65,7 @@ class EngineService:
         self._geometry = geometry
         self._max_waiting = max_waiting
         self._own_load = own_load
+        self._rails = RailNews(transfer)
         self._metrics = metrics
         self._kv_transfer = kv_transfer
         self._kv_overlap = kv_overlap
@@ -89,9 +91,8 @@ class EngineService:
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        return await self._own_load.answer(body["horizon_s"]) | {
-            "local_tokens": len(matched) * self._geometry.block_size
-        }
+        local = {"local_tokens": len(matched) * self._geometry.block_size}
+        return await self._own_load.answer(body["horizon_s"]) | self._rails.tell(body["to"]) | local
 
     # --- decode side
 
@@ -116,7 +117,7 @@ class EngineService:
         request = unpack_request(body, data, time.monotonic())
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
-        self._own_load.keep(body["promise"])
+        self._own_load.keep(body["promise"], request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
         transfer = None
@@ -248,6 +249,8 @@ class EngineService:
                 if transfer is not None:
                     self._spawn(self._stop_transfer(request.request_id, transfer))
                 continue
+            if request.prompt_logprobs and emission.token_id is not None and request.num_output_tokens == 1:
+                self._channel.post(acceptor, messages.PROMPT_LOGPROBS, *pack_prompt_logprobs(request))
             items[acceptor].append(item(emission, self._node_id, time.monotonic()))
             if reason == "handover" and transfer is not None:
                 self._leaving[request.request_id] = transfer

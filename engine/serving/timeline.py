@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.serving.intervals import Interval, efficiency, shared
 from engine.serving.truth import compare
+
+
+class Decision(Protocol):
+    """A placement. It is explained when somebody asks: that takes longer than to decide."""
+
+    @property
+    def estimates(self) -> Mapping[str, float]: ...
+
+    def explain(self) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
@@ -18,10 +27,11 @@ class Timeline:
     prompt_tokens: int
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[str, str] = field(default_factory=dict)  # acceptor, prefill, decode
-    decisions: list[dict[str, Any]] = field(default_factory=list)  # placements, explained; the last one counts
+    decisions: list[Decision] = field(default_factory=list)  # the last one counts
     clocks: dict[str, Any] = field(
         default_factory=dict
     )  # node -> offset_s and error_s of its clock (engine/serving/clocks.py)
+    trace: Mapping[str, str] = field(default_factory=dict)  # traceparent and tracestate of the client
     output_tokens: int = 0
     cached_tokens: int = 0
 
@@ -34,21 +44,32 @@ class Timeline:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: what /debug/requests/<id> answers."""
         summary = self.summary()
+        decisions = [decision.explain() for decision in self.decisions]
         return {
             "request_id": self.request_id,
             "events": self._sorted(),
-            "summary": summary,
-            "decisions": self.decisions,
-            "truth": compare(summary),
+            "summary": summary | {"placement": decisions[-1] if decisions else {}},
+            "decisions": decisions,
+            "truth": self.truth(summary),
             "clocks": self.clocks,
         }
+
+    def truth(self, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """What the last decision expected beside what was measured: engine/serving/truth.py."""
+        return compare(summary, self.decisions[-1].estimates) if self.decisions else {}
 
     def _sorted(self) -> list[dict[str, Any]]:
         return sorted(self.events, key=lambda event: event["t"])
 
+    def _aligned(self) -> list[dict[str, Any]]:
+        """In order on the acceptor's clock, as far as the nodes' clocks are known."""
+        offsets = {node: clock["offset_s"] for node, clock in self.clocks.items()}
+        events = [event | {"t": event["t"] - offsets.get(event["node"], 0.0)} for event in self.events]
+        return sorted(events, key=lambda event: event["t"])
+
     def summary(self) -> dict[str, Any]:
         """Where the time went, in milliseconds; None where the request has not come that far."""
-        events = self._sorted()
+        events = self._aligned()
         prefill = self.nodes.get("prefill")
         received, begun = _first(events, "accepted"), _first(events, "running", prefill)
         queued, first = _first(events, "waiting", prefill), _first(events, "first_token")
@@ -74,7 +95,6 @@ class Timeline:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "bytes_moved": _bytes_moved(fetched, moved),
-            "placement": self.decisions[-1] if self.decisions else {},
         }
 
 

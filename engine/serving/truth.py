@@ -19,10 +19,8 @@ from typing import Any
 FLOOR_S = 0.001
 
 
-def compare(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Per estimate of the last decision {"estimated_s", "measured_s", "error"}, those that could be measured; `summary`
-    is Timeline.summary."""
-    estimates = summary["placement"].get("estimates", {})
+def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Per estimate {"estimated_s", "measured_s", "error"}, those that could be measured; `summary` is a Timeline's."""
     found = {}
     for name, measured in measurements(summary).items():
         if measured is not None and name in estimates:
@@ -33,6 +31,9 @@ def compare(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def measurements(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Nothing of a request that was placed again after its first token: its times are of several decisions."""
+    if (summary["decision_to_token_ms"] or 0.0) < 0:
+        return {}
     tokens, decode_ms = summary["output_tokens"], summary["decode_ms"]
     return {
         "wait_s": _seconds(summary["queue_ms"]),

@@ -19,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from engine.model.model_error import ModelError
+from engine.text.tool_prompt import told
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -48,15 +49,14 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is not valid jinja2: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
-        """The prompt's text, special tokens spelt out. `kwargs` (tools, enable_thinking, ...) reach the template.
+        """The prompt's text, special tokens spelt out. `kwargs` (tools, enable_thinking, ...) reach the template; tools
+        that it does not show stand in the system message.
         Raises ValueError for messages that are malformed or that the template refuses."""
-        if kwargs.get("tools") and not self._shows_tools:
-            raise ValueError(
-                "this model's chat template shows it no tools: leave tools out, or serve a model made for them"
-            )
         context = {**self._variables, "tools": None, "documents": None, **kwargs}
         context |= {"messages": checked(messages), "add_generation_prompt": add_generation_prompt}
         try:
+            if not self._shows_tools:
+                context["messages"] = told(context["messages"], kwargs.get("tools") or [])
             return self._template.render(context)
         except Exception as error:  # a template evaluates expressions on what the client sent: any type can come out
             raise ValueError(f"the chat template refused the messages: {error}") from error

@@ -37,6 +37,7 @@ class Tokenizer:
         core.no_padding()
         self._core = core
         special = dict(special_tokens or {})
+        self.info = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "chat_template": chat_template}
         self._template = ChatTemplate(chat_template, special) if chat_template else None
         own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own_eos is None else [own_eos])]))

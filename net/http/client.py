@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
 
 import aiohttp
+import orjson
+
+from net.cluster_key import ClusterKey
+from net.http.joining import NONCE_BYTES, SEALED_TYPE, NotOurs, Question
+
+Json = dict[str, Any]
+
+IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")
+"""Of the answer: what nodes compare before they talk. Who only asks says the same."""
 
 
 class ClusterError(Exception):
     """The cluster cannot be joined. The message is one line and names the remedy."""
 
 
-async def fetch_cluster(address: str, api_key: str | None = None, timeout_s: float = 10.0) -> dict[str, Any]:
-    """The answer of GET http://`address`/cluster. A node that just starts is given time; raises ClusterError."""
+async def fetch_cluster(
+    address: str, api_key: str | None = None, timeout_s: float = 10.0, cluster_key: ClusterKey | None = None
+) -> Json:
+    """The answer of GET http://`address`/cluster. With a cluster key the question proves it, no API key is sent, and
+    the answer comes sealed. A node that just starts is given time; raises ClusterError."""
     deadline = time.monotonic() + timeout_s
-    url = f"http://{address}/cluster"
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0), headers=headers) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
         while True:
             try:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        answer: dict[str, Any] = await response.json()
-                        return answer
-                    if response.status == 401:
-                        raise ClusterError(f"--join {address}: the cluster wants another --api-key")
-                    reason = f"{url} answered {response.status}: is that a Mooncake node?"
+                if cluster_key is None:
+                    return await _plain(session, address, api_key)
+                return await _sealed(session, address, cluster_key)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if time.monotonic() > deadline:
@@ -35,3 +42,41 @@ async def fetch_cluster(address: str, api_key: str | None = None, timeout_s: flo
                     f"--join {address}: no node answered ({reason}); give HOST:PORT of a running node's API"
                 )
             await asyncio.sleep(0.2)
+
+
+async def _plain(session: aiohttp.ClientSession, address: str, api_key: str | None) -> Json:
+    """Raises ValueError for an answer that is no cluster, ClusterError for a refusal that no time mends."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with session.get(f"http://{address}/cluster", headers=headers) as response:
+        if response.status == 401:
+            raise ClusterError(
+                f"--join {address}: the cluster wants another API key (--api-key, or the first line of --api-key-file)"
+            )
+        return _cluster(response.status, await response.read())
+
+
+async def _sealed(session: aiohttp.ClientSession, address: str, cluster_key: ClusterKey) -> Json:
+    """One question per key of the file, the primary first: while keys are rotated a node may lack one."""
+    for key in cluster_key.ring().keys:
+        question = Question(key, os.urandom(NONCE_BYTES))
+        headers = {"Authorization": question.header()}
+        async with session.get(f"http://{address}/cluster", headers=headers) as response:
+            body = await response.read()
+            if response.status == 200 and response.content_type == SEALED_TYPE:
+                try:
+                    return _cluster(200, question.open(body))
+                except NotOurs:
+                    raise ClusterError(f"--join {address}: the answer is not by a node of this cluster key") from None
+            if response.status not in (200, 401):
+                _cluster(response.status, body)
+    raise ClusterError(
+        f"--join {address}: the node there has no cluster key, or another one; give both the same --cluster-key-file"
+    )
+
+
+def _cluster(status: int, body: bytes) -> Json:
+    """Raises ValueError."""
+    if status != 200:
+        raise ValueError(f"it answered {status}: is that a Mooncake node?")
+    answer: Json = orjson.loads(body)
+    return answer

@@ -9,7 +9,7 @@ from net.http.body import read_body
 from net.http.errors import ApiError
 from net.http.frontend import Frontend, Refused
 from net.http.info import json_response
-from net.http.limits import is_loopback
+from net.http.limits import is_local
 
 
 class DrainBody(BaseModel):
@@ -33,8 +33,8 @@ class Drain:
         return [web.post("/drain", self.begin), web.get("/drain", self.progress)]
 
     async def begin(self, request: web.Request) -> web.Response:
-        if not self._keyed and not is_loopback(request):
-            raise ApiError(403, "without --api-key a node is drained from its own host only", code="forbidden")
+        if not self._keyed and not is_local(request):
+            raise ApiError(403, "without an API key a node is drained from its own host only", code="forbidden")
         if "Content-Type" not in request.headers:
             # A page of another site can send that without asking first; `read_body` refuses what else it can send.
             raise ApiError(415, "send the body as 'Content-Type: application/json'")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class LogprobItem:
-    """Log probabilities (natural, of the raw distribution) at one output position."""
+    """Log probabilities (natural, of the raw distribution) at one position."""
 
     token_id: int
     logprob: float
@@ -27,6 +27,7 @@ class Output:
     num_prompt_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was found instead of computed
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    prompt_logprobs: list[LogprobItem] | None = None  # on the first Output, when asked for: of prompt tokens 1, 2, ...
 
 
 class _Retry(Exception):
@@ -74,6 +75,11 @@ class Frontend(Protocol):
         "regex": an expression, "choice": a JSON list of strings, "call": a JSON schema, its value in tags
         <tool_call>. Raises ValueError. May take a second; runs in another
         thread."""
+        ...
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What tokenizer_config.json has: eos_token and the other special ones (None = the model has no such), the
+        chat template."""
         ...
 
     def token_text(self, token_id: int) -> str:

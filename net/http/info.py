@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -11,9 +12,12 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from net.cluster_key import ClusterKey
 from net.http.body import read_body
 from net.http.errors import ApiError
 from net.http.frontend import Frontend
+from net.http.joining import IV_BYTES, SEALED_TYPE
+from net.http.middleware import joining
 from net.http.plan import check_ids, check_model, render_messages, unhurried
 from net.http.schema import DetokenizeBody, TokenizeBody
 
@@ -28,9 +32,10 @@ def json_response(data: Any, status: int = 200) -> web.Response:
 class Info:
     """Handlers that read the node's state."""
 
-    def __init__(self, frontend: Frontend, version: str) -> None:
+    def __init__(self, frontend: Frontend, version: str, cluster_key: ClusterKey | None = None) -> None:
         self._frontend = frontend
         self._version = version
+        self._cluster_key = cluster_key
         self._created = int(time.time())
 
     async def models(self, request: web.Request) -> web.Response:
@@ -62,6 +67,9 @@ class Info:
         check_model(self._frontend, body.model)
         check_ids(self._frontend, body.tokens, "tokens")
         return json_response({"prompt": self._frontend.decode(body.tokens)})
+
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        return json_response(self._frontend.tokenizer_info())
 
     async def health(self, request: web.Request) -> web.Response:
         reason = self._frontend.healthy()
@@ -101,7 +109,12 @@ class Info:
         return await self._timeline(request.match_info["request_id"], self._frontend.find_timeline)
 
     async def cluster(self, request: web.Request) -> web.Response:
-        return json_response(self._frontend.cluster())
+        """Sealed for who has the cluster key (net/http/joining.py)."""
+        question = joining(request, self._cluster_key)
+        if question is None:
+            return json_response(self._frontend.cluster())
+        body = question.seal(orjson.dumps(self._frontend.cluster()), os.urandom(IV_BYTES))
+        return web.Response(body=body, content_type=SEALED_TYPE)
 
     def _model(self) -> dict[str, Any]:
         frontend = self._frontend

@@ -61,6 +61,12 @@ class ApiKeys:
         return self._filed
 
 
+def key_to_send(key: str | None, path: Path | None) -> str | None:
+    """Of a node that joins, and of the commands that ask one: `key`, else the first of the file. Raises
+    ApiKeyFileError."""
+    return key if key is not None or path is None else _lines(path)[0]
+
+
 def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
@@ -74,6 +80,10 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
+    return tuple(_digest(key) for key in _lines(path))
+
+
+def _lines(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -83,4 +93,4 @@ def _read(path: Path) -> tuple[bytes, ...]:
         raise ApiKeyFileError(f"--api-key-file {path} holds no key: write one a line (openssl rand -hex 24)")
     if any(len(key) < MIN_CHARS or " " in key for key in keys):
         raise ApiKeyFileError(f"--api-key-file {path}: a key has {MIN_CHARS} characters or more and no blanks")
-    return tuple(_digest(key) for key in keys)
+    return keys

@@ -1,11 +1,15 @@
-"""What keeps one client from harming the others: requests a second, connections, and which web pages may call."""
+"""What keeps one client from harming the others: requests a second, connections, which web pages may call, and what
+only clients of this machine may read."""
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -78,19 +82,46 @@ def limit_connections(most: int) -> Middleware:
     return check
 
 
-def is_loopback(request: web.Request) -> bool:
-    """Does the request come from this machine?"""
+LOCAL_PAGES = re.compile(r"/(debug|live)(/.*)?")
+FORWARDED = ("Forwarded", "X-Forwarded-For", "Via")
+"""What proxies say of themselves: then the client is somewhere else."""
+
+
+def is_local(request: web.Request) -> bool:
+    """Does the request come from this machine: from a loopback address, or from the address that it came to? Not when
+    a proxy passes it on, and not when its Host is a name that anybody may have made up: a web page from elsewhere can
+    let its own name point here (DNS rebinding), and its scripts would run in a browser of this machine."""
+    if request.transport is None or any(name in request.headers for name in FORWARDED):
+        return False
+    own = request.transport.get_extra_info("sockname")
     try:
-        return ip_address(request.remote or "").is_loopback
+        remote = ip_address(request.remote or "")
+        from_here = remote.is_loopback or (bool(own) and remote == ip_address(own[0]))
+    except ValueError:
+        return False
+    return from_here and _names_this_machine(request.headers.get("Host", "localhost"))
+
+
+def _names_this_machine(host: str) -> bool:
+    """`host` as in the header: an address, 'localhost', or what this machine calls itself; with or without a port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in ("localhost", socket.gethostname().lower()) or ip_address(name) is not None
     except ValueError:
         return False
 
 
 @web.middleware
-async def debug_is_local(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Without API keys, what a node knows about itself and its requests stays on its machine."""
-    if request.path.startswith("/debug/") and not is_loopback(request):
-        raise ApiError(403, "/debug/ is for this machine only; start the node with --api-key to read it from elsewhere")
+async def data_is_local(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Without API keys, what a node knows about itself, its cluster and its requests stays on its machine."""
+    if LOCAL_PAGES.fullmatch(request.path) and not is_local(request):
+        page = request.path.split("/")[1]
+        raise ApiError(
+            403,
+            f"without an API key /{page} is for clients of this machine, by an address or localhost; start the nodes "
+            "with --api-key or --api-key-file to read it from elsewhere",
+            code="local_only",
+        )
     return await handler(request)
 
 

@@ -10,7 +10,9 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from net import log_context
+from net.cluster_key import ClusterKey
 from net.http.errors import ApiError, from_exception
+from net.http.joining import Question, asked
 from net.http.keys import ApiKeys
 from net.http.limits import client_key
 from net.http.page import ASSETS
@@ -30,11 +32,18 @@ def request_id_of(request: web.Request) -> str:
     return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
 
 
+def trace_headers_of(request: web.Request) -> dict[str, str] | None:
+    """A header sent twice is joined by commas, as W3C wants it of tracestate; a traceparent is wrong then."""
+    found = {name: ",".join(request.headers.getall(name, ())) for name in log_context.TRACE_HEADERS}
+    return found if found["traceparent"] else None
+
+
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: names the request and turns every exception into an OpenAI error body."""
     request_id = request[request_id_key] = request_id_of(request)
     log_context.request_id.set(request_id)  # a connection's requests follow one another, each sets its own
+    log_context.trace_headers.set(trace_headers_of(request))
     try:
         return await handler(request)
     except Exception as error:
@@ -47,12 +56,19 @@ async def echo_request_id(request: web.Request, response: web.StreamResponse) ->
         response.headers["X-Request-Id"] = request[request_id_key]
 
 
-def require_key(keys: ApiKeys) -> Middleware:
-    """Clients must send 'Authorization: Bearer <key>'."""
+def joining(request: web.Request, cluster_key: ClusterKey | None) -> Question | None:
+    """The question of somebody who has the cluster key."""
+    if cluster_key is None or request.path != "/cluster":
+        return None
+    return asked(cluster_key.ring(), request.headers.get("Authorization", ""))
+
+
+def require_key(keys: ApiKeys, cluster_key: ClusterKey | None = None) -> Middleware:
+    """Clients must send 'Authorization: Bearer <key>'; for /cluster the proof of the cluster key will do."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_PATHS:
+        if request.path not in OPEN_PATHS and joining(request, cluster_key) is None:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             owner = keys.owner(given.strip())
             if scheme.lower() != "bearer" or owner is None:

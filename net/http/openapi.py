@@ -41,6 +41,7 @@ OPERATIONS = {
     "GET /v1/models/{model}": Operation("The served model by its name"),
     "POST /tokenize": Operation("Token ids of a text or a conversation", TokenizeBody),
     "POST /detokenize": Operation("Text of token ids", DetokenizeBody),
+    "GET /tokenizer_info": Operation("Special tokens and chat template"),
     "GET /health": Operation("Can this node serve?", open=True),
     "GET /version": Operation("Version of the server"),
     "GET /metrics": Operation("Prometheus metrics", types=(TEXT,), open=True),

@@ -40,6 +40,7 @@ class Plan:
     cache_salt: str
     tool_calls: int = 0  # calls that are looked for in each answer at most
     resume_from: int | None = None  # output tokens that the client has from another node, which was lost
+    prompt_only: bool = False  # nothing generated is shown
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.n]
@@ -94,8 +95,12 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
             check_ids(frontend, prompt, "prompt")
             text, ids = frontend.decode(prompt) if body.echo else "", prompt
         prompts.append(Prompt(ids, text if body.echo else ""))
-    limit = body.max_tokens
-    return await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
+    prompt_only = body.max_tokens == 0
+    limit = 1 if prompt_only else body.max_tokens
+    plan = await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        plan = replace(plan, choices=[choice | {"prompt_logprobs": body.logprobs} for choice in plan.choices])
+    return replace(plan, prompt_only=prompt_only)
 
 
 async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:

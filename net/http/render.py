@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from net.http.frontend import Frontend, LogprobItem, Output
+from net.http.logprobs import CompletionLogprobs, finite
 from net.http.plan import Plan
 from net.http.tools import ToolText
 
 Json = dict[str, Any]
-
-MIN_LOGPROB = -9999.0
-"""JSON has no -inf; OpenAI's value for 'very unlikely'."""
 
 
 @dataclass(slots=True)
@@ -59,7 +57,6 @@ class Renderer:
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
         self._outputs: list[list[Output]] = [[] for _ in plan.choices]
         self._started: set[int] = set()
-        self._offsets = [len(plan.prompt_of(choice).echo) for choice in range(len(plan.choices))]
 
     def collect(self, choice: int, output: Output) -> None:
         """Keep an output for `whole`."""
@@ -106,6 +103,15 @@ class CompletionRenderer(Renderer):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
+    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+        super().__init__(frontend, plan, request_id, created, token_ids)
+        self._by_choice = [self._shown(choice) for choice in range(len(plan.choices))]
+
+    def _shown(self, choice: int) -> CompletionLogprobs | None:
+        """None: log probabilities are not asked for."""
+        wanted, prompt = self.plan.choices[choice]["logprobs"], self.plan.prompt_of(choice)
+        return None if wanted is None else CompletionLogprobs(self.frontend, wanted, prompt.token_ids, prompt.echo)
+
     def _choice(self, choice: int, output: Output) -> Json:
         return self._chunk_choice(choice, output, True)
 
@@ -113,27 +119,15 @@ class CompletionRenderer(Renderer):
         return {
             "index": choice,
             "text": self.plan.prompt_of(choice).echo + output.text if first else output.text,
-            "logprobs": self._logprobs(choice, output.logprobs),
+            "logprobs": self._logprobs(choice, output),
             "finish_reason": output.finish_reason,
         }
 
-    def _logprobs(self, choice: int, items: list[LogprobItem] | None) -> Json | None:
-        wanted = self.plan.choices[choice]["logprobs"]
-        if wanted is None or items is None:
+    def _logprobs(self, choice: int, output: Output) -> Json | None:
+        logprobs = self._by_choice[choice]
+        if logprobs is None or (output.logprobs is None and output.prompt_logprobs is None):
             return None
-        text_of = self.frontend.token_text
-        tokens = [text_of(item.token_id) for item in items]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offsets[choice])
-            self._offsets[choice] += len(token)
-        tops = []
-        for token, item in zip(tokens, items, strict=True):
-            # Reversed, so that of two ids with one text the likelier wins; the chosen token is always there.
-            top = {text_of(token_id): _finite(logprob) for token_id, logprob in reversed(item.top[:wanted])}
-            tops.append(dict(reversed(top.items())) | {token: _finite(item.logprob)})
-        logprobs = [_finite(item.logprob) for item in items]
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+        return logprobs.render(output.prompt_logprobs, output.logprobs or [])
 
 
 class ChatRenderer(Renderer):
@@ -191,11 +185,7 @@ class ChatRenderer(Renderer):
 
     def _token(self, token_id: int, logprob: float) -> Json:
         text, raw = self.frontend.token_text(token_id), self.frontend.token_bytes(token_id)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, MIN_LOGPROB)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
 
 
 def _joined(outputs: list[Output]) -> Output:
@@ -210,4 +200,5 @@ def _joined(outputs: list[Output]) -> Output:
         num_prompt_tokens=last.num_prompt_tokens,
         num_cached_tokens=last.num_cached_tokens,
         stop_reason=last.stop_reason,
+        prompt_logprobs=outputs[0].prompt_logprobs,
     )

@@ -66,7 +66,7 @@ def served_fields(body: dict[str, Any]) -> dict[str, Any]:
         if value is None or name in IGNORED:
             continue
         if name in NEUTRAL:
-            if value not in NEUTRAL[name]:
+            if value not in NEUTRAL[name] and not (name == "best_of" and value == body.get("n")):
                 raise ValueError(f"{name} is not supported by this server; leave it out")
             continue
         served[name] = value
@@ -166,8 +166,8 @@ class CompletionBody(Generation):
 
     @model_validator(mode="after")
     def _servable(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs: with echo they would be of the prompt too, which this server does not compute")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 asks for the prompt alone, send echo: true with it")
         if len(self.prompt) * self.n > MAX_CHOICES:
             raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
         return self

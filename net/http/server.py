@@ -10,12 +10,13 @@ import orjson
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from net.cluster_key import ClusterKey
 from net.http import openapi, page
 from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.keys import ApiKeys
-from net.http.limits import Cors, connections_key, debug_is_local, limit_connections, limit_rate
+from net.http.limits import Cors, connections_key, data_is_local, limit_connections, limit_rate
 from net.http.middleware import echo_request_id, identify, require_key
 from net.http.openai import OpenAI
 
@@ -32,14 +33,16 @@ def create_app(
     rate_limit: float = 0.0,
     allowed_origins: Collection[str] = (),
     version: str = "unknown",
+    cluster_key: ClusterKey | None = None,
 ) -> web.Application:
-    """The whole API over `frontend`. With keys, every route wants one but those in OPEN_PATHS. rate_limit: POST
-    requests a second and client, 0 = any number; allowed_origins: web pages that may call."""
+    """The whole API over `frontend`. With keys, every route wants one but those in OPEN_PATHS; without, LOCAL_PAGES are
+    for this machine. rate_limit: POST requests a second and client, 0 = any number; allowed_origins: web pages that
+    may call; cluster_key: who has it may ask for /cluster instead of an API key."""
     middlewares = [identify, limit_connections(max_connections)]
     cors = Cors(allowed_origins) if allowed_origins else None
     if cors is not None:
         middlewares.append(cors.middleware)
-    middlewares.append(require_key(keys) if keys else debug_is_local)
+    middlewares.append(require_key(keys, cluster_key) if keys else data_is_local)
     if rate_limit:
         middlewares.append(limit_rate(rate_limit))
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
@@ -47,7 +50,7 @@ def create_app(
     app.on_response_prepare.append(echo_request_id)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
-    openai, info = OpenAI(frontend), Info(frontend, version)
+    openai, info = OpenAI(frontend), Info(frontend, version, cluster_key)
     app.add_routes(
         [
             web.post("/v1/completions", openai.completions),
@@ -57,6 +60,7 @@ def create_app(
             web.get("/v1/models/{model:.+}", info.model),
             web.post("/tokenize", info.tokenize),
             web.post("/detokenize", info.detokenize),
+            web.get("/tokenizer_info", info.tokenizer_info),
             web.get("/health", info.health),
             web.get("/version", info.version),
             web.get("/metrics", info.metrics),

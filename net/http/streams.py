@@ -43,6 +43,9 @@ async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: i
         async with aclosing(stream):
             async for output in stream:
                 known -= len(output.token_ids)
+                if plan.prompt_only:
+                    yield _prompt_alone(output)
+                    return
                 if known < 0:
                     yield output
                 elif output.finish_reason is not None:
@@ -52,6 +55,12 @@ async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: i
     except ValueError as error:
         raise naming(str(error)) from error
     raise RuntimeError(f"generation {name} ended without a finish_reason")
+
+
+def _prompt_alone(output: Output) -> Output:
+    """Without the token that was generated because an engine always generates one."""
+    reason = "abort" if output.finish_reason == "abort" else "length"
+    return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 async def _tagged(choice: int, stream: AsyncGenerator[Output, None]) -> AsyncGenerator[Item, None]:

@@ -25,14 +25,25 @@ class JsonSchema(BaseModel):
 class ResponseFormat(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: JsonSchema | None = None
+    pattern: str | None = None  # of type regex
 
     @model_validator(mode="after")
-    def _with_schema(self) -> ResponseFormat:
-        if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise ValueError("json_schema goes with type json_schema, and with no other")
+    def _with_its_own(self) -> ResponseFormat:
+        for field, kind in (("json_schema", "json_schema"), ("pattern", "regex")):
+            if (getattr(self, field) is not None) != (self.type == kind):
+                raise ValueError(f"{field} goes with type {kind}, and with no other")
         return self
+
+    @property
+    def structure(self) -> tuple[str, str | None]:
+        """(kind, source) as Frontend.compile_grammar takes them; no source = anything."""
+        if self.type == "regex":
+            return "regex", self.pattern
+        if self.type == "text":
+            return "json", None
+        return "json", ANY_OBJECT if self.json_schema is None else _json(self.json_schema.schema_)
 
 
 class StructuredOutputs(BaseModel):
@@ -66,12 +77,12 @@ class Structured(BaseModel):
     def structure(self) -> tuple[str, str, str] | None:
         """(field, kind, source) as Frontend.compile_grammar takes kind and source. Raises ValueError when the body
         asks for two."""
-        asked = [
+        asked: list[tuple[str, str, str | None]] = [
             ("guided_json", "json", _json(self.guided_json)),
             ("guided_regex", "regex", self.guided_regex),
             ("guided_choice", "choice", _json(self.guided_choice)),
             *_of_outputs(self.structured_outputs),
-            ("response_format", "json", _of_format(self.response_format)),
+            ("response_format", *(self.response_format.structure if self.response_format else ("json", None))),
         ]
         found = [(field, kind, source) for field, kind, source in asked if source is not None]
         if len(found) > 1:
@@ -89,12 +100,6 @@ def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, str |
         ("json", ANY_OBJECT if outputs.json_object else None),
     ]
     return [("structured_outputs", kind, source) for kind, source in parts]
-
-
-def _of_format(wanted: ResponseFormat | None) -> str | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    return ANY_OBJECT if wanted.json_schema is None else _json(wanted.json_schema.schema_)
 
 
 def _json(value: Schema | list[str] | None) -> str | None:

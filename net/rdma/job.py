@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from net import rails
 from net.errors import TransferError
+from net.landed import Landed
 from net.rdma.queue_pair import Request
 from net.spans import Span
 from net.transport import Op
@@ -49,6 +50,7 @@ class Job:
     once: bool = False
     priority: int = 0
     distances: Sequence[int] = ()  # of the rails from the memory; empty = all the same
+    landed: Landed | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Slice] = field(default_factory=deque)
     under_way: int = 0  # slices in queues
@@ -65,9 +67,11 @@ class Job:
         self.under_way += 1
         return self.waiting.popleft()
 
-    def arrived(self) -> None:
+    def arrived(self, piece: Slice) -> None:
         """One slice is done."""
         self.under_way -= 1
+        if self.landed is not None:
+            self.landed.add([(piece.local, piece.remote, piece.length)])
         self.finish_if_idle()
 
     def came_back(self, piece: Slice, rail: int, rail_name: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
+from net.landed import Landed
 from net.memory import Region
 from net.rails import Rail
 from net.rdma.device import Device
@@ -29,12 +30,12 @@ from net.rdma.job import Job, RemoteRegion, Slice
 from net.rdma.places import far_rails
 from net.rdma.pump import Pump
 from net.rdma.questions import Questions
-from net.rdma.queue_pair import NOTICE_BYTES, Endpoint, QueuePair, Request, VerbsError
+from net.rdma.queue_pair import Endpoint, QueuePair, Request, VerbsError
 from net.rdma.revival import Revival
 from net.rdma.verbs import verbs
 from net.spans import Span, check
 from net.topology import Topology, pairs
-from net.transport import BULK, Op, Unusable
+from net.transport import BULK, NOTICE_BYTES, Op, Unusable
 from net.wire import Frame, Header, nowhere
 
 WORD_BYTES = 8  # what an atomic works on
@@ -55,8 +56,9 @@ class Link:
         self._questions = Questions(connection)
         self._pump = Pump(self.rails, self._broken)
         self._revival: Revival | None = None
-        self._scratch = Region.private(f"scratch of the link to {connection.peer_id}", NOTICE_BYTES)
-        self._scratch_free = asyncio.Lock()
+        self._scratch = Region.private(f"scratch of the link to {connection.peer_id}", WORD_BYTES + NOTICE_BYTES)
+        self._word_free = asyncio.Lock()  # the first WORD_BYTES of it: what an atomic brings back
+        self._notice_free = asyncio.Lock()  # the rest: the notice that is being posted
 
     # --- opening
 
@@ -104,7 +106,15 @@ class Link:
 
     # --- submitting
 
-    async def submit(self, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK) -> None:
+    async def submit(
+        self,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
+    ) -> None:
         """See net.transport.Transport."""
         region = await self._region(remote)
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
@@ -117,7 +127,7 @@ class Link:
 
         for device in self._devices:
             device.register(local)
-        job = Job(op, priority=priority, distances=self._distances(local, region))
+        job = Job(op, priority=priority, distances=self._distances(local, region), landed=landed)
         job.add(spans, make)
         await self._pump.run(job)
 
@@ -134,13 +144,16 @@ class Link:
             raise ValueError(f"a notice of {len(content)} bytes does not fit into {NOTICE_BYTES}")
 
         def make(index: int, piece: Slice) -> Request:
-            self._scratch.memory[: len(content)] = content
+            self._scratch.memory[WORD_BYTES : WORD_BYTES + len(content)] = content
             opcode = lib.IBV_WR_SEND if content else lib.IBV_WR_RDMA_WRITE_WITH_IMM
             return Request(
-                *(opcode, self._scratch.address, 0, 0, 0, len(content), piece), immediate=value, inline=bool(content)
+                *(opcode, self._scratch.address + WORD_BYTES, 0, 0, 0, len(content), piece),
+                immediate=value,
+                inline=bool(content),
             )
 
-        await self._alone(Job(Op.WRITE), make)
+        async with self._notice_free:
+            await self._alone(Job(Op.WRITE), make)
 
     async def fetch_add(self, remote: str, offset: int, add: int) -> int:
         """Add to the 64-bit word at `offset` of a region there, and return what it was. Atomic among network cards;
@@ -160,7 +173,7 @@ class Link:
             there, key = region.address + offset, region.keys[index]
             return Request(opcode, here.address, here.lkey, there, key, WORD_BYTES, piece, add=add, swap=swap)
 
-        async with self._scratch_free:
+        async with self._word_free:
             await self._alone(Job(Op.READ, once=True), make)
             return int.from_bytes(self._scratch.memory[:WORD_BYTES], "little")
 

@@ -87,7 +87,7 @@ class Pump:
             now = time.monotonic()
             for piece in pieces:
                 self.rails[index].arrived(now, piece.length)
-                piece.job.arrived()
+                piece.job.arrived(piece)
             self.pump()
 
         return done

@@ -15,11 +15,11 @@ from net.memory import Region
 from net.rdma.device import PORT, Completion, Device
 from net.rdma.send_queue import SendQueue
 from net.rdma.verbs import OP, VerbsError, verbs
+from net.transport import NOTICE_BYTES
 
 DEPTH = 256  # requests of a send queue
 SIGNAL_EVERY = 32
 RECEIVES = 16  # notices that may arrive before the first is looked at
-NOTICE_BYTES = 64  # of a message that travels inside its work request
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
 RNR_FOREVER = 7  # a notice waits until the other side has posted a receive

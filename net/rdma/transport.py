@@ -9,6 +9,7 @@ from typing import Any
 
 from net.connection import Connection, Receiver
 from net.errors import PeerLost
+from net.landed import Landed
 from net.links import Links
 from net.memory import Region
 from net.rdma.device import Device
@@ -19,6 +20,8 @@ from net.rdma.verbs import device_names, verbs
 from net.spans import Span
 from net.topology import Overrides, Topology
 from net.transport import BULK, Op, Unusable
+
+PLAINTEXT = "it would move bytes unencrypted, and there is a cluster key: see --rdma-plaintext"
 
 
 class Rdma:
@@ -33,9 +36,11 @@ class Rdma:
         devices: Sequence[str] = (),
         gid_index: int | None = None,
         overrides: Overrides | None = None,
+        sealed_only: bool = False,
     ) -> None:
         """`devices`: which to use; empty = all, by name. Their places in this list are their rail numbers, where
-        `overrides` does not give others. Nothing is opened before the first peer asks."""
+        `overrides` does not give others. `sealed_only`: this node's bytes travel encrypted or not at all, so it
+        neither offers RDMA nor uses it. Nothing is opened before the first peer asks."""
         self._links = links
         self._regions = regions
         self._wanted = list(devices)
@@ -47,10 +52,14 @@ class Rdma:
         self._targets: set[Target] = set()
         self._opening: dict[str, asyncio.Lock] = {}
         self.on_notice: list[Callable[[str, int, bytes], None]] = []  # (peer, number, content) of what peers notify
-        links.accept("rdma", self._accept)
+        self._sealed_only = sealed_only
+        if not sealed_only:
+            links.accept("rdma", self._accept)
 
     def devices(self) -> Sequence[Device]:
-        """Opened on the first call. Raises Unusable with the reason when this machine has none to use."""
+        """Opened on the first call. Raises Unusable with the reason when this node has none to use."""
+        if self._sealed_only:
+            raise Unusable(PLAINTEXT)
         if not self._devices:
             verbs()
             present = device_names()
@@ -118,9 +127,20 @@ class Rdma:
         return link is not None and not link.ended
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
-        await self.link(peer_id).submit(op, local, remote, spans, priority)
+        await self.link(peer_id).submit(op, local, remote, spans, priority, landed)
+
+    async def notify(self, peer_id: str, content: bytes) -> None:
+        """See net.transport.Notifier."""
+        await self.link(peer_id).notify(0, content)
 
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
         """See net.transport.Atomics."""

@@ -43,9 +43,3 @@ class UniformLinks:
 def _alike(model: TransferModel, nodes: int) -> Lines:
     latency_s, per_byte_s = model.regression.coefficients
     return np.full(nodes, latency_s), np.full(nodes, per_byte_s)
-
-
-def lines(models: Sequence[TransferModel]) -> Lines:
-    """The columns of models, one per node."""
-    columns = np.array([model.regression.coefficients for model in models], dtype=np.float64).reshape(-1, 2)
-    return np.ascontiguousarray(columns[:, 0]), np.ascontiguousarray(columns[:, 1])

@@ -27,26 +27,28 @@ class Matcher:
         self._holders = holders
         self._kept: dict[tuple[object, ...], Vector] = {}
 
-    def depths(self, keys: Sequence[Key], block_size: int) -> Vector:
-        """Leading tokens of the prompt that each node holds [len(holders.nodes)], by the holders' index."""
+    def depths(self, keys: Sequence[Key], block_size: int) -> Vector | None:
+        """Leading tokens of the prompt that each node holds, by the holders' index; one more place is always 0, for
+        nodes that have no index (-1). None when nobody holds any."""
         stride = max(1, -(-len(keys) // ANCHORS))
         holders = self._holders()
-        size = len(holders.nodes)
         levels = tuple(holders.levels(keys[stride - 1 :: stride]))
-        name = (size, stride * block_size, levels)
+        if not levels:
+            return None
+        name = (len(holders.nodes), stride * block_size, levels)
         found = self._kept.get(name)
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            found = self._kept[name] = _spread(levels, size) * float(stride * block_size)
+            found = self._kept[name] = _spread(levels, len(holders.nodes)) * float(stride * block_size)
         return found
 
 
 def _spread(levels: Sequence[tuple[int, int]], size: int) -> Vector:
-    """From (depth, mask of the nodes at least so deep), ascending, to a depth per node."""
-    found = np.zeros(size)
-    width = (size + 7) // 8
+    """From (depth, mask of the nodes at least so deep), ascending, to a depth per node, and one 0."""
+    found = np.zeros(size + 1)
+    nodes, width = found[:size], (size + 7) // 8
     for depth, mask in levels:
         bits = np.unpackbits(np.frombuffer(mask.to_bytes(width, "little"), np.uint8), count=size, bitorder="little")
-        found[bits == 1] = depth
+        nodes[bits == 1] = depth
     return found

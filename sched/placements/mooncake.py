@@ -11,10 +11,8 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
-import numpy as np
-
 from sched.placements.central import CentralGreedy
-from sched.placements.costs import prefill_costs
+from sched.placements.costs import ranking
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.view import View
@@ -26,6 +24,7 @@ SMALL = 16
 """Up to so many nodes of a role, the cheapest FEW are asked: drawing would only miss the best."""
 
 FEW = 4
+INFINITE = math.inf
 
 
 class MooncakePlacement(CentralGreedy):
@@ -34,30 +33,32 @@ class MooncakePlacement(CentralGreedy):
     asks_everybody = False
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
-        costs = prefill_costs(now, demand, view, matched, self.threshold, self.fetches)
-        chosen = self._prefills(costs.ttft_s, view)
+        chosen = self._prefills(ranking(now, demand, view, matched, self.threshold, self.fetches), view)
         if not chosen:
             return ()
         if matched is not view.none and matched[holder := int(matched.argmax())] > 0 and view.prefills[holder]:
             chosen.append(holder)
         return list(dict.fromkeys([*chosen, *self._decodes(demand, view)]))
 
-    def _prefills(self, ttft_s: Vector, view: View) -> list[int]:
+    def _prefills(self, rank: Vector, view: View) -> list[int]:
         """The cheapest first when there are few; nodes that cannot take it never."""
-        size = len(ttft_s)
-        if size <= SMALL:
-            drawn = np.argsort(ttft_s, kind="stable")[:FEW].tolist()
+        if len(rank) <= SMALL:
+            drawn = rank.argsort(kind="stable")[:FEW].tolist()
+        elif not (able := view.takers):
+            return []
         else:
-            k = min(size - 1, self._width(view))
-            cheapest = np.argpartition(ttft_s, k)[:k].tolist()
-            drawn = [*self._some(cheapest), int(self.rng.random() * size)]
-        return [i for i in drawn if ttft_s[i] < np.inf]
+            k = min(len(able), self._width(view))
+            cheapest = rank.argpartition(k)[:k].tolist() if k < len(able) else able
+            drawn = [*self._some(cheapest), able[int(self.rng.random() * len(able))]]
+        return [i for i in drawn if rank[i] < INFINITE]
 
     def _decodes(self, demand: Demand, view: View) -> list[int]:
         """Of the fastest with room for this request; hand-over times count when they have answered."""
         most = FEW if len(view) <= SMALL else self._width(view)
-        need, free = demand.num_blocks, view.free_blocks
-        roomy = list(islice((i for i in view.decode_order if free[i] >= need), most)) or view.decode_order[:most]
+        need = demand.num_blocks
+        roomy = list(islice((i for i, free in view.decode_order if free >= need), most))
+        if not roomy:
+            roomy = [i for i, _ in view.decode_order[:most]]
         return roomy if len(roomy) <= FEW else self._some(roomy)
 
     def _some(self, nodes: list[int]) -> list[int]:

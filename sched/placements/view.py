@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from sched.load_word import ROLE_BITS
 from sched.member import Member
 from sched.placements.links import Lines, Links, Vector
-from sched.state import NodeRecord
+from sched.state import Records
 
 QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
@@ -24,10 +25,14 @@ TOO_LONG = "prompt longer than its KV memory"
 SLOW = 1.5
 """Measured over predicted step time from which a node counts as slow (reference/scheduling.md section 6)."""
 
-MOVING = (
-    "work_until", "waiting", "running", "queued_tokens", "free_blocks", "step_s", "open_at", "closed_decode",
+COLUMNS = (
+    "a0", "a1", "a2", "open_at", "work_until", "closed_decode", "waiting", "running", "queued_tokens", "free_blocks",
+    "total_blocks", "step_s", "step_soon_s", "step_alone_s", "decode_s", "age_s",
 )  # fmt: skip
-"""Columns of a View that are written in place."""
+"""Rows of a view's table, each an attribute of the view too."""
+
+Flags = npt.NDArray[np.bool_]
+Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,42 +54,41 @@ class Candidate:
     decode_s: float = 0.0  # a typical decode there, first to last token
     age_s: float = 0.0  # of what is said here
 
-    @classmethod
-    def of(
-        cls, member: Member, record: NodeRecord, claimed_s: float = 0.0, ahead: Sequence[float] | None = None
-    ) -> Candidate:
-        """`record` as of now, see ClusterView.records; `claimed_s`: work announced to the node beside it; `ahead`:
-        (step_soon_s, step_alone_s, decode_s) as the node itself predicts them. A node whose steps take much longer
-        than its models say is taken to be as much slower in everything, until the models have followed."""
-        slow = record.residual if record.residual > SLOW else 1.0
-        step_s = record.decode_step_s * slow
-        soon_s, alone_s, decode_s = ahead or (step_s, 0.0 if record.running else step_s, 0.0)
-        return cls(
-            node_id=member.node_id,
-            roles=tuple(role for role in member.roles if not record.flags or record.flags & ROLE_BITS[role]),
-            wait_s=(record.work_s + claimed_s) * slow,
-            waiting=record.waiting,
-            running=record.running,
-            queued_tokens=record.queued_tokens,
-            prefill=(slow * record.prefill_a0, slow * record.prefill_a1, slow * record.prefill_a2),
-            free_blocks=record.free_blocks,
-            total_blocks=record.blocks_total,
-            step_s=step_s,
-            step_soon_s=soon_s,
-            step_alone_s=alone_s,
-            decode_s=decode_s,
-            age_s=record.age_s,
-        )
+    @property
+    def column(self) -> tuple[float, ...]:
+        """Of a view's table; what is open is the view's to say."""
+        return (
+            *self.prefill, 0.0, self.wait_s, 0.0, self.waiting, self.running, self.queued_tokens, self.free_blocks,
+            self.total_blocks, self.step_s, self.step_soon_s, self.step_alone_s, self.decode_s, self.age_s,
+        )  # fmt: skip
 
 
 class View:
     """Columns over nodes, all of length N; times are on the clock of `now`, `matched` elsewhere is in this order.
 
-    prefill [3, N]   coefficients of the nodes' prefill models
+    table [16, N]    a row for each of COLUMNS
+    prefill [3, N]   coefficients of the nodes' prefill models, the table's first rows
     work_until       when the prefill work accepted so far will be done
     open_at          the same, infinite where no prompt can be sent: another role, or a full queue
     closed_decode    infinite where nothing can be decoded, else 0
     """
+
+    a0: Vector
+    a1: Vector
+    a2: Vector
+    open_at: Vector
+    work_until: Vector
+    closed_decode: Vector
+    waiting: Vector
+    running: Vector
+    queued_tokens: Vector
+    free_blocks: Vector
+    total_blocks: Vector
+    step_s: Vector
+    step_soon_s: Vector
+    step_alone_s: Vector
+    decode_s: Vector
+    age_s: Vector
 
     def __init__(
         self,
@@ -95,28 +99,74 @@ class View:
         expected_arrivals: float = 0.0,
     ) -> None:
         """`expected_arrivals`: requests that the cluster has probably placed since these records were written."""
-        self.nodes = list(nodes)
-        self.ids = [node.node_id for node in nodes]
         self.expected_arrivals = expected_arrivals
         self.max_waiting = max_waiting
         self._links = links
+        columns = np.array([node.column for node in nodes], dtype=np.float64).reshape(-1, len(COLUMNS))
+        self._fill(
+            now,
+            [node.node_id for node in nodes],
+            np.ascontiguousarray(columns.T),
+            np.array(["prefill" in node.roles for node in nodes], dtype=bool),
+            np.array(["decode" in node.roles for node in nodes], dtype=bool),
+        )
+
+    @classmethod
+    def of_records(
+        cls,
+        now: float,
+        members: Sequence[Member],
+        records: Records,
+        links: Links,
+        max_waiting: int,
+        expected_arrivals: float = 0.0,
+    ) -> View:
+        """Of `members` and a row of `records` each (sched/record.py), as of `now`. A node whose steps take much longer
+        than its models say is taken to be as much slower in everything, until the models have followed."""
+        view = cls(now, (), links, max_waiting, expected_arrivals)
+        residual = records["residual"].astype(np.float64)
+        slow = np.where(residual > SLOW, residual, 1.0)
+        table = np.zeros((len(COLUMNS), len(members)))
+        rows = dict(zip(COLUMNS, table, strict=True))
+        for name in ("a0", "a1", "a2"):
+            rows[name][:] = records[f"prefill_{name}"] * slow
+        rows["work_until"][:] = records["work_s"] * slow
+        for name in ("running", "queued_tokens", "age_s"):
+            rows[name][:] = records[name]
+        rows["waiting"][:] = records["waiting_interactive"]
+        rows["waiting"] += records["waiting_standard"]
+        rows["waiting"] += records["waiting_batch"]
+        rows["total_blocks"][:] = records["blocks_total"]
+        rows["free_blocks"][:] = np.maximum(rows["total_blocks"] - records["blocks_used"], 0.0)
+        rows["step_s"][:] = rows["step_soon_s"][:] = records["decode_step_s"] * slow
+        rows["step_alone_s"][:] = np.where(records["running"] > 0, 0.0, rows["step_s"])
+        able = [
+            np.array([role in member.roles for member in members], dtype=bool)
+            & ((records["flags"] == 0) | (records["flags"] & ROLE_BITS[role] != 0))
+            for role in ("prefill", "decode")
+        ]
+        view._fill(now, [member.node_id for member in members], table, *able)
+        return view
+
+    def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags) -> None:
+        """Times of `table` are relative; what is open is worked out here."""
+        self.ids, self.prefills, self.decodes = ids, prefills, decodes
+        self._attach(table)
+        self.work_until += now
+        full = self.waiting >= self.max_waiting
+        self.open_at[:] = np.where(prefills & ~full, self.work_until, np.inf)
+        self.closed_decode[:] = np.where(decodes & ~full, 0.0, np.inf)
         self._handover: dict[str, Lines] = {}
         self._fetch: dict[int, Lines] = {}
-        self.work_until = now + _column(node.wait_s for node in nodes)
-        self.waiting = _column(node.waiting for node in nodes)
-        self.running = _column(node.running for node in nodes)
-        self.queued_tokens = _column(node.queued_tokens for node in nodes)
-        columns = np.array([node.prefill for node in nodes], dtype=np.float64).reshape(-1, 3)
-        self.prefill: Vector = np.ascontiguousarray(columns.T)
-        self.per_token, self.per_pair = self.prefill[1], self.prefill[2]
-        self.free_blocks = _column(node.free_blocks for node in nodes)
-        self.total_blocks = _column(node.total_blocks for node in nodes)
-        self.step_s = _column(node.step_s for node in nodes)
-        self.prefills = np.array(["prefill" in node.roles for node in nodes], dtype=bool)
-        self.decodes = np.array(["decode" in node.roles for node in nodes], dtype=bool)
+
+    def _attach(self, table: Table) -> None:
+        self.table, self.prefill = table, table[:3]
+        for name, row in zip(COLUMNS, table, strict=True):
+            setattr(self, name, row)
         self.least_blocks = float(self.total_blocks.min(initial=np.inf))
         self.none = np.zeros(len(self.ids))
-        self._close()
+        for cached in ("decode_order", "takers"):
+            vars(self).pop(cached, None)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -129,10 +179,17 @@ class View:
         return self._fetch[token_bytes]
 
     @cached_property
-    def decode_order(self) -> list[int]:
-        """Nodes that decode and have room in the queue, the fastest first."""
+    def takers(self) -> list[int]:
+        """Nodes that prefill and had room in the queue when this was first asked."""
+        found: list[int] = np.flatnonzero(self.open_at < np.inf).tolist()
+        return found
+
+    @cached_property
+    def decode_order(self) -> list[tuple[int, float]]:
+        """(node, free blocks) of those that decode and have room in the queue, the fastest first."""
         order = np.argsort(self.step_s + self.closed_decode, kind="stable")
-        return [i for i in order.tolist() if self.closed_decode[i] == 0]
+        order = order[self.closed_decode[order] == 0]
+        return list(zip(order.tolist(), self.free_blocks[order].tolist(), strict=True))
 
     def handover(self, source: str) -> Lines:
         if source not in self._handover:
@@ -144,32 +201,40 @@ class View:
         return {node_id: i for i, node_id in enumerate(self.ids)}
 
     def copy(self) -> View:
-        """The same nodes, to be charged and aged by itself; what never changes of them is shared."""
+        """The same nodes, to be charged and aged by itself."""
         view = copy(self)
-        for name in MOVING:
-            setattr(view, name, getattr(self, name).copy())
-        vars(view).pop("decode_order", None)
+        view._attach(self.table.copy())
         return view
 
     def only(self, indices: Sequence[int]) -> View:
         """A view of these nodes, in this order, that shares nothing with this one."""
         chosen = np.asarray(indices, dtype=np.intp)
         view = copy(self)
-        view.__dict__ = {
-            name: value[..., chosen] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
-        }
-        view.nodes, view.ids = [self.nodes[i] for i in indices], [self.ids[i] for i in indices]
-        view.per_token, view.per_pair = view.prefill[1], view.prefill[2]
+        view.ids = [self.ids[i] for i in indices]
+        vars(view).pop("index", None)
+        view.prefills, view.decodes = self.prefills[chosen], self.decodes[chosen]
+        view._attach(self.table.take(chosen, axis=1))
         view._handover, view._fetch = {}, {}
-        view.least_blocks = float(view.total_blocks.min(initial=np.inf))
-        for cached in ("decode_order", "index"):
-            vars(view).pop(cached, None)
         return view
 
-    def keep(self, indices: Sequence[int], old: View) -> None:
-        """Of these nodes take what `old`, a view of the same nodes, says."""
-        for name in MOVING:
-            getattr(self, name)[indices] = getattr(old, name)[indices]
+    def beside(self, other: View) -> View:
+        """These nodes and those of `other`."""
+        view = copy(self)
+        view.ids = self.ids + other.ids
+        vars(view).pop("index", None)
+        view.prefills = np.concatenate((self.prefills, other.prefills))
+        view.decodes = np.concatenate((self.decodes, other.decodes))
+        view._attach(np.concatenate((self.table, other.table), axis=1))
+        view._handover, view._fetch = {}, {}
+        return view
+
+    def keep(self, indices: Sequence[int], old: View, places: Sequence[int]) -> None:
+        """Of these nodes take what `old` says of them at `places`."""
+        self.table[:, indices] = old.table[:, places]
+        for name in ("prefills", "decodes"):
+            flags = getattr(self, name).copy()  # copies of a view share them
+            flags[indices] = getattr(old, name)[places]
+            setattr(self, name, flags)
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
         """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
@@ -189,6 +254,12 @@ class View:
         if self.waiting[i] >= self.max_waiting:
             self.open_at[i] = self.closed_decode[i] = np.inf
 
+    def wait(self, i: int, until: float) -> None:
+        """Node `i` is busy until then, if not longer."""
+        added = max(0.0, until - float(self.work_until[i]))
+        self.work_until[i] += added
+        self.open_at[i] += added
+
     def close(self, node_id: str) -> None:
         """Send no prompt to this node, unless it is the last that takes any."""
         i = self.index.get(node_id)
@@ -206,12 +277,3 @@ class View:
         if self.least_blocks * block_size > num_tokens:
             return None
         return np.where(self.total_blocks * block_size <= num_tokens, np.inf, 0.0)
-
-    def _close(self) -> None:
-        full = self.waiting >= self.max_waiting
-        self.open_at = np.where(self.prefills & ~full, self.work_until, np.inf)
-        self.closed_decode = np.where(self.decodes & ~full, 0.0, np.inf)
-
-
-def _column(values: object) -> Vector:
-    return np.fromiter(values, dtype=np.float64)  # type: ignore[call-overload, no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ PAUSE_S = 0.05
 class Stream:
     """What came of one request."""
 
+    begun: float = 0.0  # monotonic
     tokens: list[int] = field(default_factory=list)
     at: list[float] = field(default_factory=list)  # monotonic, of each token
     reconnects: int = 0
@@ -30,12 +32,24 @@ class Stream:
         return max((after - before for before, after in pairs if after > since), default=0.0)
 
 
+def random_bodies(count: int, prompt_tokens: int, tokens: int, seed: int) -> list[dict[str, Any]]:
+    """Requests without a model; half of them are sampled."""
+    rng = random.Random(seed)
+    found: list[dict[str, Any]] = []
+    for number in range(count):
+        prompt = [rng.randrange(3, 40_000) for _ in range(prompt_tokens)]
+        drawn = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
+        found.append({"prompt": prompt, "max_tokens": tokens, "ignore_eos": True} | drawn)
+    return found
+
+
 async def stream(
     session: aiohttp.ClientSession, doors: Sequence[str], body: dict[str, Any], request_id: str, into: Stream
 ) -> None:
     """Post to the first door, after a loss to the next one. `into` fills as tokens come; an error the API reports ends
     it."""
     body = body | {"stream": True, "return_token_ids": True}
+    into.begun = time.monotonic()
     for attempt in range(RECONNECTS):
         headers = {"X-Request-Id": request_id}
         if attempt:

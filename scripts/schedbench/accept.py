@@ -1,7 +1,7 @@
 """How many requests one core accepts: from token ids to the messages for prefill and decode node, without a network.
 
 The nodes that are asked answer at once and from memory, so this is the acceptor's own work: keys, view, shortlist,
-probes as messages, choice, explanation, packing.
+probes as messages, choice, packing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
+
+import numpy as np
 
 from cache.block import BlockGeometry
 from engine.request import Request, SamplingParams
@@ -20,7 +23,7 @@ from sched.admission import Limits
 from sched.holders import Holders
 from sched.member import Member
 from sched.placements.table import placements
-from sched.record import NodeRecord
+from sched.record import RECORD, NodeRecord
 from sched.rejection import Predicted
 
 GEOMETRY = BlockGeometry(num_layers=2, num_kv_heads=2, head_size=64, block_size=16, dtype="float32")
@@ -33,18 +36,32 @@ class Answers:
     def __init__(self, nodes: int, rng: random.Random) -> None:
         self.members = [Member(f"n{i}", ("127.0.0.1", i), roles=("prefill", "decode")) for i in range(nodes)]
         self.records = {member.node_id: _record(rng) for member in self.members}
+        self.counters: Counter[str] = Counter()
+        self.me, self.node_id = self.members[0], self.members[0].node_id
         self.view = SimpleNamespace(charge=lambda *_: None)
-        self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()))
+        self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()), mates=lambda: self.members[1:])
+        rows = np.frombuffer(b"".join(record.pack() for record in self.records.values()), RECORD)
+        self.table = list(self.records), rows
         self.replies = {
             name: {
                 "record": record.pack().hex(), "claimed": 0, "outstanding": 0, "step_soon_s": 0.01,
                 "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "", "local_tokens": 0,
+                "fetch_bytes_per_s": 0.0, "bytes_per_s": {}, "coming": {},
             }
             for name, record in self.records.items()
         }  # fmt: skip
 
     async def call(self, peer: str, kind: str, body: Any, data: Any = (), timeout_s: float = 0.0) -> Any:
         return self.replies[peer], memoryview(b"")
+
+    def handle(self, kind: str, handler: Any) -> None:
+        pass
+
+    def on_down(self, callback: Any) -> None:
+        pass
+
+    def elsewhere(self, rng: Any) -> list[Member]:
+        return []
 
     async def lookup(self, keys: Any) -> int:
         return 0
@@ -56,7 +73,7 @@ class Answers:
 def _record(rng: random.Random) -> NodeRecord:
     return NodeRecord(
         work_s=rng.random(), prefill_a0=1e-3, prefill_a1=1e-5, prefill_a2=1e-10, decode_step_s=0.01,
-        blocks_total=10_000, age_s=0.1,
+        blocks_total=10_000, age_s=0.1, version=1,
     )  # fmt: skip
 
 
@@ -65,7 +82,7 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
     rng = random.Random(seed)
     world = cast(Any, Answers(nodes, rng))
     policy = placements["mooncake"](Limits(), rng)
-    placer = Placer(policy, world, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0)
+    placer = Placer(policy, world, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0, rng, True)
     prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
     sampling = SamplingParams(max_tokens=64)
 
@@ -74,8 +91,7 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
         while time.perf_counter() < begun + seconds:
             tokens = prompts[count % len(prompts)]
             request = Request(str(count), tokens, len(tokens), sampling, 0.0, ROOT, service_class="batch")
-            placed = await placer.place(request)
-            placed.explain()
+            (await placer.place(request)).kept()
             pack_request(request)
             count += 1
         return count / (time.perf_counter() - begun)

@@ -27,6 +27,8 @@ from sched.placements.view import Candidate, View
 
 PROMPT_TOKENS, BLOCK_SIZE, TOKEN_BYTES = 12_000, 16, 320 << 10
 KEYS_PER_NODE = 1_000
+PROMPTS, CHANGING = 8, 16
+CHANGE_EVERY = 8  # decisions
 EXPECTED_ARRIVALS = 8.0
 ROLES = (("prefill",), ("decode",), ("prefill", "decode"))
 
@@ -40,18 +42,21 @@ class Cluster:
         self.candidates = [_candidate(f"node-{i:05d}", rng) for i in range(nodes)]
         self.links = UniformLinks(TransferModel(1e-3, 10e9), TransferModel(1e-3, 10e9))
         self.view = View(0.0, self.candidates, self.links, 256, EXPECTED_ARRIVALS)
-        self.keys = [rng.randbytes(16) for _ in range(PROMPT_TOKENS // BLOCK_SIZE)]
+        common = [rng.randbytes(16) for _ in range(PROMPT_TOKENS // BLOCK_SIZE // 2)]
+        self.prompts = [[*common, *(rng.randbytes(16) for _ in common)] for _ in range(PROMPTS)]
         self.holders = Holders()
         self.matcher = Matcher(lambda: self.holders)
+        self._changing: list[tuple[str, CuckooDigest]] = []
         for node in self.candidates:
             self._fill(node.node_id)
+        self.places = np.arange(nodes)
 
     def _fill(self, node_id: str) -> None:
         """A digest with the leading keys that the node holds; other keys only fill its table."""
         digest = CuckooDigest(epoch=1, expected_keys=KEYS_PER_NODE)
-        draw = self.rng.random()
-        depth = 0 if draw < 0.66 else len(self.keys) // 2 if draw < 0.95 else self.rng.randrange(len(self.keys))
-        for key in self.keys[:depth]:
+        draw, keys = self.rng.random(), self.rng.choice(self.prompts)
+        depth = 0 if draw < 0.66 else len(keys) // 2 if draw < 0.95 else self.rng.randrange(len(keys))
+        for key in keys[:depth]:
             digest.add(key64(key))
         while digest.take_delta() is not None:
             pass
@@ -59,12 +64,23 @@ class Cluster:
         assert loaded is not None
         self.holders.admit(node_id)
         self.holders.load(node_id, *loaded)
+        if not depth and len(self._changing) < CHANGING:
+            self._changing.append((node_id, digest))
 
-    def demand(self) -> Demand:
+    def change(self) -> None:
+        """A node takes in the end of a prompt, or drops it: what is kept of former answers is wrong then."""
+        node_id, digest = self.rng.choice(self._changing)
+        for key in self.rng.choice(self.prompts)[-64:]:
+            (digest.discard if key64(key) in digest else digest.add)(key64(key))
+        while (delta := digest.take_delta()) is not None:
+            self.holders.apply(node_id, delta)
+
+    def demand(self, pool_tokens: int = 0) -> Demand:
+        """A shortlist is made before the pool has answered (engine/serving/placing.py), the choice afterwards."""
         return Demand(
             num_tokens=PROMPT_TOKENS - self.rng.randrange(BLOCK_SIZE),
             max_tokens=256,
-            pool_tokens=PROMPT_TOKENS // 2,
+            pool_tokens=pool_tokens,
             block_size=BLOCK_SIZE,
             token_bytes=TOKEN_BYTES,
         )
@@ -92,15 +108,19 @@ def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float
     found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decide": [], "decision": []}
     gc.disable()
     for number in range(decisions + 50):
-        demand = cluster.demand()
+        demand, pooled = cluster.demand(), cluster.demand(PROMPT_TOKENS // 2)
+        keys, now = cluster.rng.choice(cluster.prompts), 1e-5 * number
+        if number % CHANGE_EVERY == 0:
+            cluster.change()
         begun = time.perf_counter()
-        matched = cluster.matcher.depths(cluster.keys, BLOCK_SIZE)
+        depths = cluster.matcher.depths(keys, BLOCK_SIZE)
+        matched = cluster.view.none if depths is None else depths.take(cluster.places)
         at_match = time.perf_counter()
-        asked = chosen.shortlist(1.0, demand, cluster.view, matched)
+        asked = chosen.shortlist(now, demand, cluster.view, matched)
         at_list = time.perf_counter()
         answered, known = _answers(cluster, asked, matched) if len(asked) else (cluster.view, matched)
         begun_choice = time.perf_counter()
-        chosen.place(1.0, demand, answered, known)
+        chosen.place(now, pooled, answered, known)
         ended = time.perf_counter()
         if number < 50:
             continue
@@ -131,3 +151,14 @@ def timed(work: Callable[[], object], repeats: int) -> list[float]:
         work()
         found.append(time.perf_counter() - begun)
     return found
+
+
+def floor_s(nodes: int, repeats: int = 2000) -> float:
+    """One pass of numpy over a column of the nodes and the least of it: less no decision that looks at all can take."""
+    first, second, out = np.random.default_rng(0).random((3, nodes))
+
+    def once() -> None:
+        np.add(first, second, out=out)
+        out.argmin()
+
+    return quantile(timed(once, repeats), 0.5)

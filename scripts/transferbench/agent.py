@@ -29,6 +29,7 @@ MODULES = {
     "sockets": "raw",
     "ours-shm": "ours",
     "ours-tcp": "ours",
+    "ours-tcp-sleep": "ours",
     "ours-tcp-key": "ours",
     "mooncake-te": "mooncake_te",
     "nixl": "nixl",

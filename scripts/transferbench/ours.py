@@ -29,9 +29,10 @@ STREAMS = 8  # submissions under way while stalls are measured
 
 
 def make(name: str, role: str) -> Any:
-    """ours-tcp-key is ours-tcp with a cluster key."""
-    _, transport, *key = name.split("-")
-    return Node(role, transport, bool(key))
+    """ours-tcp-key is ours-tcp with a cluster key, ours-tcp-sleep without busy polling."""
+    _, transport, *how = name.split("-")
+    options = {"tcp": {"busy_poll_us": 0}} if "sleep" in how else {}
+    return Node(role, transport, "key" in how, options)
 
 
 def cluster_key() -> ClusterKey:
@@ -45,11 +46,12 @@ def cluster_key() -> ClusterKey:
 class Node:
     """Owner and client alike: an event loop in a thread of its own."""
 
-    def __init__(self, role: str, transport: str, key: bool) -> None:
+    def __init__(self, role: str, transport: str, key: bool, options: dict[str, dict[str, Any]]) -> None:
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._role, self._transport = role, transport
         self._key = cluster_key() if key else None
+        self._options = options
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -66,7 +68,7 @@ class Node:
 
     async def _up(self, arena: Arena) -> tuple[str, int]:
         self._channel = Channel(self._role, {}, cluster_key=self._key)
-        self._engine = TransferEngine(self._channel, [self._transport])
+        self._engine = TransferEngine(self._channel, [self._transport], self._options)
         self._engine.register(Region.attach(self._role, os.dup(arena.memfd), arena.nbytes))
         return await self._channel.start("127.0.0.1")
 

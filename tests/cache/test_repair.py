@@ -5,7 +5,7 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.heat import KEYS_MAX, Heat
+from cache.heat import KEYS_MAX, RESIDENCY_S, Heat, HotBlocks
 from cache.homes import equal_members, homes
 from cache.repair import HINTS_MAX, Hints, owed
 
@@ -78,3 +78,31 @@ def test_heat_is_bounded_and_keeps_the_hottest():
         heat.read(0.0, i.to_bytes(16, "big"))
     assert len(heat) <= KEYS_MAX + 1
     assert heat.read(0.0, b"hot") == 1
+
+
+def test_a_hot_block_keeps_its_replicas_for_a_while_and_loses_them_when_nobody_reads():
+    hot, here = HotBlocks(Heat(threshold=8, half_life_s=10)), lambda key: "DRAM"
+    for _ in range(16):
+        hot.read(1.0, b"k")
+    assert hot.take_wanted() == {b"k": 2} and hot.take_wanted() == {}
+    assert hot.spread(1.0, b"k", 3) and not hot.spread(2.0, b"k", 3), "they are on their way"
+    assert hot.spread(2.0, b"k", 4), "and more, as more read it"
+    hot.cool(2.5, 1, here)
+    assert hot.replicas == {b"k": 4}, "it was spread a moment ago"
+    hot.cool(13.0, 1, here)
+    assert hot.replicas == {b"k": 2}, "8 of the 16 reads are left after one half-life"
+    hot.cool(60.0, 1, here)
+    assert len(hot) == 0 and hot.spread(60.0, b"k", 2), "the next time it is hot copies are made again"
+    hot.cool(60.5, 1, lambda key: None)
+    assert len(hot) == 0, "it was evicted here"
+
+
+def test_a_home_counts_for_its_replicas_and_renews_those_that_may_be_gone():
+    hot = HotBlocks(Heat(threshold=8, half_life_s=1e9))
+    for _ in range(8):
+        hot.read(1.0, b"k")
+    assert hot.spread(1.0, b"k", 2)
+    for _ in range(4):
+        hot.read(2.0, b"k")  # the other replica serves as many
+    assert hot.take_wanted() == {b"k": 2}, "16 reads"
+    assert hot.spread(1.0 + RESIDENCY_S, b"k", 2), "others may have evicted their copies"

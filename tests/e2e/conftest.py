@@ -73,8 +73,8 @@ def embedded_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def transformers_greedy() -> Callable[[list[int], int], list[int]]:
-    """(prompt ids, count) -> the next `count` ids by transformers, greedy, in float32, with weights it read itself."""
+def transformers_model() -> Any:
+    """The embedded model in transformers, float32, with weights it read itself."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -88,6 +88,15 @@ def transformers_greedy() -> Callable[[list[int], int], list[int]]:
     model = LlamaForCausalLM(LlamaConfig(**loaded["config"])).eval()
     missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
     assert missing == ["lm_head.weight"] and not unexpected
+    return model
+
+
+@pytest.fixture(scope="session")
+def transformers_greedy(transformers_model: Any) -> Callable[[list[int], int], list[int]]:
+    """(prompt ids, count) -> the next `count` ids by transformers, greedy."""
+    import torch
+
+    model = transformers_model
 
     @torch.inference_mode()
     def greedy(prompt: list[int], count: int) -> list[int]:

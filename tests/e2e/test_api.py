@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import aiohttp
@@ -10,10 +13,11 @@ import openai
 import pytest
 
 from scripts import rest
-from scripts.cluster import LocalCluster
+from scripts.cluster import ROOT, LocalCluster
 from tests.e2e.conftest import Start, model_of, settled, timeline
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CHECKS = str(ROOT / "scripts" / "stockclients" / "openai_checks.py")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,13 @@ def test_openai_legacy_completions_with_n_and_logprobs(client, url):
     assert all(len(choice.logprobs.token_logprobs) == 6 for choice in answer.choices)
 
 
+def test_the_tokenizer_can_be_read(url):
+    """lm-eval counts tokens here when it is given no tokenizer."""
+    info = rest.get(f"{url}/tokenizer_info")
+    assert (info["eos_token"], info["model_max_length"]) == ("<|im_end|>", 2048)
+    assert "messages" in info["chat_template"]
+
+
 def test_openai_async(url):
     async def ask() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as stock:
@@ -79,6 +90,13 @@ def test_stop_strings_end_the_text(client, url):
     stop = whole[6:9]
     choice = client.completions.create(**body, stop=stop).choices[0]
     assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_all_that_applications_do_with_the_package(url):
+    """The checks of scripts/stock_clients.py: it runs them, and other clients, from environments of their own."""
+    done = subprocess.run([sys.executable, CHECKS, url, model_of(url)], capture_output=True, text=True, timeout=120)
+    failed = [line for line in map(json.loads, done.stdout.splitlines()) if line["error"] is not None]
+    assert (failed, done.returncode) == ([], 0), done.stderr
 
 
 BAD = {

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import secrets
 import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
 import pytest
 
+from scripts import rest
 from tests.e2e.conftest import Start, complete, model_of, settled
 
 SEED = 20261121
@@ -73,36 +78,59 @@ def test_sixty_four_streams_with_random_aborts_leave_nothing_behind(start: Start
 
 
 def test_death_of_a_decode_node_is_a_pause(start: Start, tiny_model):
-    """kill -9 of the node that decodes: the stream goes on elsewhere with the same tokens."""
+    """The node that decodes stands still, later it is killed: the stream goes on elsewhere with the same tokens, and
+    what the one that stood still makes of its request is nobody's."""
     with start("prefill=1,decode=2,store=1", *tiny_model) as cluster:
         url = cluster["store-0"].url
         prompt, length = list(range(1000, 1100)), 300
         body = {"model": model_of(url), "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True}
         alone = complete(url, prompt, length, ignore_eos=True)["choices"][0]["text"]
-        assert asyncio.run(stream_and_kill(cluster, url, body, "decode")) == alone
+        stopped: list[int] = []
+
+        def stop(node: str) -> None:
+            stopped.append(cluster[node].pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+
+        assert asyncio.run(stream_and(stop, url, body, "decode")) == alone
+        assert stopped
+        os.kill(stopped[0], signal.SIGCONT)
+        assert set(settled(cluster)) == {node.name for node in cluster.nodes}
+        assert asyncio.run(stream_and(cluster.kill, url, body, "decode")) == alone
         cluster_left = settled(cluster)
         assert len(cluster_left) == 3
 
 
-def test_death_of_a_prefill_node_is_a_pause(start: Start, tiny_model):
-    with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "64") as cluster:
+def test_death_of_a_prefill_node_in_the_middle_of_a_prompt_is_a_pause(start: Start, tiny_model):
+    with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "32") as cluster:
         url = cluster["store-0"].url
-        prompt = [3 + i * 7 % 40000 for i in range(1500)]
-        alone = complete(url, prompt, 8)["choices"][0]["text"]
-        other = [5 + i * 11 % 40000 for i in range(1500)]
-        expected = complete(url, other, 8)["choices"][0]["text"]
-        cluster.kill("prefill-0", signal.SIGKILL)
-        assert complete(url, prompt, 8)["choices"][0]["text"] == alone
-        assert complete(url, other, 8)["choices"][0]["text"] == expected
+        prompt = [3 + i * 7 % 40000 for i in range(1900)]
+        alone = complete(url, prompt, 8, cache_salt="alone")["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete, url, prompt, 8)
+            cluster.kill(computing(cluster, "prefill-0", "prefill-1"), signal.SIGKILL)
+            assert not answer.done(), "it was killed too late to matter"
+            assert answer.result()["choices"][0]["text"] == alone
+        resumed = rest.get(f"{url}/debug/requests/{answer.result()['id']}")
+        assert [e["detail"]["reason"] for e in resumed["events"] if e["event"] == "attempt_failed"]
         settled(cluster)
 
 
-async def stream_and_kill(cluster: Any, url: str, body: dict[str, Any], role: str) -> str:
-    """Stream; after 20 events kill the node that plays `role` for this request; the whole text."""
+def computing(cluster: Any, *names: str) -> str:
+    """The first of these nodes that has a request."""
+    for _ in range(4000):
+        for name in names:
+            held = rest.get(f"{cluster[name].url}/debug/state")["engine"]["held_for_requests"]
+            if held["requests"]:
+                return name
+    raise AssertionError("no node computes")
+
+
+async def stream_and(fault: Callable[[str], Any], url: str, body: dict[str, Any], role: str) -> str:
+    """Stream; after 20 events `fault` befalls the node that plays `role` for this request; the whole text."""
     import orjson
 
     text, events = "", 0
-    headers = {"X-Request-Id": "doomed"}
+    headers = {"X-Request-Id": f"doomed-{secrets.token_hex(4)}"}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{url}/v1/completions", json=body | {"stream": True}, headers=headers) as response,
@@ -115,7 +143,7 @@ async def stream_and_kill(cluster: Any, url: str, body: dict[str, Any], role: st
             text += event["choices"][0]["text"]
             events += 1
             if events == 20:
-                async with session.get(f"{url}/debug/requests/doomed") as answer:
+                async with session.get(f"{url}/debug/requests/{headers['X-Request-Id']}") as answer:
                     node = (await answer.json())["summary"]["nodes"][role]
-                cluster.kill(node, signal.SIGKILL)
+                fault(node)
     return text

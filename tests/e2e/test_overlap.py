@@ -1,14 +1,16 @@
-"""The same tokens however a prompt's KV gets to the decode node, and a prefill node that dies while it is read."""
+"""The same tokens however a prompt's KV gets to the decode node, a prefill node that dies while it is read, and a
+trace in which all of it overlaps."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 
-from engine.serving.intervals import shared
+from engine.serving.intervals import length, shared
 from engine.serving.timeline import spans_of
-from scripts import rest
+from scripts import rest, trace
 from scripts.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, settled, timeline
 
@@ -61,3 +63,24 @@ def wait_until_reserved(cluster: LocalCluster) -> None:
     while not rest.get(cluster["decode-0"].url + "/debug/state")["engine"]["held_for_requests"]["incoming"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_trace_of_a_long_prefill_shows_loads_computing_and_pushes_at_once(start: Start, tiny_model, tmp_path):
+    """The file that scripts/trace.py writes, read back: a prefix that is in the store only, on rails of 4 MB/s."""
+    flags = ("--max-num-batched-tokens", "100", "--transport", "tcp", "--prefix-fetch", "always", "--rail-limit", "4M")
+    with start("prefill=1,decode=1,store=1", *tiny_model, *flags) as cluster:
+        url = cluster["decode-0"].url
+        complete(url, list(range(100, 900)), 2, ignore_eos=True)
+        settled(cluster)
+        cluster.restart("prefill-0")
+        answer = complete(url, list(range(100, 1900)), 4, ignore_eos=True)
+        settled(cluster)
+        path = tmp_path / "trace.json"
+        assert trace.main([answer["id"], "--url", url, "-o", str(path)]) == 0
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    rows = {row: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["cat"] == row] for row in trace.ROWS}
+    assert all(rows.values()), {row: len(found) for row, found in rows.items()}
+    loads, computing, pushes = rows["prefix loads"], rows["prefill compute"], rows["KV to the decode node"]
+    assert shared(loads, computing) > 0, "the prefix arrives while it is used"
+    assert shared(pushes, computing) > 0.5 * length(pushes), "most of the KV travels while the rest is computed"
+    assert shared(loads, pushes) > 0

@@ -74,12 +74,15 @@ def test_prefix_from_this_nodes_dram(start: Start, prompts, expected):
         ]
 
 
-def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, tmp_path):
-    """Disaggregated; then the prefix from the store's DRAM, and from its LMDB after a restart."""
+def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, transformers_model, tmp_path):
+    """Disaggregated; the prompt's own log probabilities; then the prefix from the store's DRAM, and from its LMDB after
+    a restart."""
     ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
     with start("prefill=1,decode=1,store=1", *F32, role_flags=ssd) as cluster:
         assert answers(cluster["decode-0"].url, prompts) == expected
         settled(cluster)
+        for name in ("page", "word"):  # after it was cached everywhere
+            check_scores(cluster["decode-0"].url, prompts[name], transformers_model)
         first = complete(cluster["store-0"].url, prompts["page"], NEW_TOKENS)
         summary = timeline(cluster["store-0"].url, first["id"])["summary"]
         assert summary["nodes"] == {"acceptor": "store-0", "prefill": "prefill-0", "decode": "decode-0"}
@@ -93,6 +96,30 @@ def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, tmp_pat
         tiers = fetched(cluster, prompts["chapter"], expected["chapter"])
         assert tiers == {"ssd": (len(prompts["chapter"]) - 1) // 16}
         settled(cluster)
+    stored = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stored and not [path for path in stored if path.stat().st_mode & 0o077], "KV is for its own user"
+
+
+def check_scores(url: str, prompt: list[int], transformers_model: Any) -> None:
+    """Echo with log probabilities, with and without tokens behind the prompt, against transformers."""
+    import torch
+
+    with torch.inference_mode():
+        expected = transformers_model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    alone = complete(url, prompt, 0, echo=True, logprobs=2)
+    behind = complete(url, prompt, 2, echo=True, logprobs=2)
+    assert alone["usage"]["completion_tokens"] == 0 and alone["usage"]["prompt_tokens"] == len(prompt)
+    assert behind["choices"][0]["text"].startswith(alone["choices"][0]["text"])
+    own = [expected[i, token].item() for i, token in enumerate(prompt[1:])]
+    best = expected.topk(1).values[:-1, 0].tolist()
+    for answer, more in ((alone, 0), (behind, 2)):
+        logprobs = answer["choices"][0]["logprobs"]
+        assert [len(column) for column in logprobs.values()] == [len(prompt) + more] * 4
+        found = logprobs["token_logprobs"]
+        assert found[0] is None and logprobs["top_logprobs"][0] is None
+        assert found[1 : len(prompt)] == pytest.approx(own, abs=2e-3)
+        assert [max(top.values()) for top in logprobs["top_logprobs"][1 : len(prompt)]] == pytest.approx(best, abs=2e-3)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def fetched(cluster: Any, prompt: list[int], text: str) -> dict[str, int]:

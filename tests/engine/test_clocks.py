@@ -32,3 +32,14 @@ def test_nodes_of_one_host_share_a_clock():
     clocks = Clocks()
     clocks.observe("b", 0.0, 1.0, 5.0, same_host=True)
     assert clocks.of(["b"]) == {"b": {"offset_s": 0.0, "error_s": 0.0}}
+
+
+def test_a_clock_that_was_set_is_noticed_though_the_round_trip_is_longer():
+    clocks = Clocks()
+    clocks.observe("b", 1000.0, 1000.1, 1000.05, same_host=False)
+    clocks.observe("b", 1001.0, 1001.2, 4601.1, same_host=False)  # theirs, an hour forward
+    assert abs(clocks.of(["b"])["b"]["offset_s"] - 3600.0) < 0.01
+    clocks.observe("b", -2598.0, -2597.7, 4602.15, same_host=False)  # ours, an hour back
+    assert abs(clocks.of(["b"])["b"]["offset_s"] - 7200.0) < 0.01
+    clocks.observe("b", -2597.0, -2596.7, -2596.85, same_host=False)  # theirs, both hours back
+    assert abs(clocks.of(["b"])["b"]["offset_s"]) < 0.01

@@ -14,7 +14,9 @@ from engine.doctor.finding import FAIL, OK, WARN, System, careful
 from engine.doctor.paths import Tried, verdict
 from engine.doctor.run import examine, main, show
 from engine.machine import Gpu
+from net.http.client import ClusterError
 from net.memory import Region
+from net.rdma.transport import PLAINTEXT
 from net.transfer import TransferEngine
 from tests.net.peers import channels
 
@@ -175,24 +177,44 @@ def test_the_verdict_says_how_to_get_a_better_path():
     assert verdict([refused]).status == FAIL
 
 
+def test_a_cluster_key_keeps_kv_off_rdma_and_the_doctor_says_how_to_change_that(machine):
+    active = machine(ONE_NIC)
+    assert paths.expected(active)[1].found.startswith("rdma")
+    sealed = paths.expected(active, sealed_only=True)[1]
+    assert sealed.found.startswith("tcp") and "for rdma: --rdma-plaintext" in sealed.remedy
+    tried = [Tried("rdma", False, f"the peer: {PLAINTEXT}"), Tried("tcp", True, "TCP")]
+    assert "--rdma-plaintext" in verdict(tried).remedy
+
+
 async def test_the_transports_to_a_peer_are_tried(monkeypatch):
     async with channels("node-1") as (channel,):
         transfer = TransferEngine(channel, ("shm", "tcp"))
         region = Region.shared("kv", 4096)
         transfer.register(region)
 
-        async def cluster(address, key, timeout_s):
+        async def cluster(address, key, timeout_s, cluster_key):
+            if address == "127.0.0.1:2":
+                raise ClusterError("--join 127.0.0.1:2: no node answers")
             host, port = channel.links.address
             return {"node_id": "node-1", "control": [host, port], "model": "m", "root": "same"} | {
                 "block_size": 16,
                 "dtype": "float32",
+                "pool_dtype": "float32",
+                "members": [
+                    {"node_id": "node-1", "status": "alive", "http": "http://127.0.0.1:1"},
+                    {"node_id": "node-2", "status": "alive", "http": "http://127.0.0.1:2"},
+                    {"node_id": "node-3", "status": "dead", "http": "http://127.0.0.1:3"},
+                ],
             }
 
         monkeypatch.setattr(paths, "fetch_cluster", cluster)
         findings = {one.check: one for one in await paths.to_peer("127.0.0.1:1", None, {})}
         assert findings["shm to node-1"].status == findings["tcp to node-1"].status == OK
         assert findings["rdma to node-1"].status == WARN and "not offered" in findings["rdma to node-1"].found
-        assert findings["path"].found.startswith("shm")
+        assert list(findings)[-2:] == ["path to node-2", "path to node-1"]
+        assert findings["path to node-1"].found.startswith("shm")
+        away = findings["path to node-2"]
+        assert (away.status, away.found) == (FAIL, "no node answers")
         await transfer.close()
         region.close()
 

@@ -15,11 +15,17 @@ from engine.serving.explain import main, table
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
 from engine.serving.timeline import Timeline
+from sched.member import Member
 from sched.placements.view import View
+from sched.record import NodeRecord
 from tests.engine.test_placing import DEMAND, MeasuredLinks, node
 
 
 def record() -> dict:
+    return json.loads(json.dumps(record_timeline().as_dict()))
+
+
+def record_timeline() -> Timeline:
     """A request that was placed twice: node a was lost before it prefilled."""
     policy = placement_policy(Config(), random.Random(0))
     timeline = Timeline("r-1", 1000, output_tokens=5, cached_tokens=0)
@@ -27,16 +33,15 @@ def record() -> dict:
     for attempt, names in enumerate((("a", "b"), ("b",))):
         view = View(0.0, [node(name, 0.5 * i) for i, name in enumerate(names)], MeasuredLinks(), 256)
         decision = accepted(policy.place(0.0, DEMAND, view, view.none))
-        timeline.decisions.append(
-            Placed(decision, [ProbeAnswer(node("b"), 16, 0.001, None, None, 0)], 2, 0.003).explain()
-        )
+        answer = ProbeAnswer(Member("b", ("h", 1)), NodeRecord().pack(), 0.0, None, 16, 0.001, None, None, 0)
+        timeline.decisions.append(Placed(decision, [answer], 2, 0.003))
         timeline.nodes |= {"acceptor": "acc", "prefill": decision.prefill, "decode": decision.decode}
         timeline.add(10.1 + attempt, "acc", "placed", attempt=attempt)
     timeline.add(11.11, "b", "waiting")
     timeline.add(11.2, "b", "running")
     timeline.add(12.1, "acc", "first_token")
     timeline.add(12.5, "acc", "answered")
-    return json.loads(json.dumps(timeline.as_dict()))
+    return timeline
 
 
 def test_truth_stands_beside_the_estimates_of_the_last_decision():
@@ -46,6 +51,25 @@ def test_truth_stands_beside_the_estimates_of_the_last_decision():
     assert truth["wait_s"]["measured_s"] == pytest.approx(0.09) and truth["wait_s"]["error"] == pytest.approx(1.0)
     assert truth["step_s"]["measured_s"] == pytest.approx(0.1)
     assert truth["step_s"]["error"] == pytest.approx(0.9)
+
+
+def test_the_truth_does_not_depend_on_the_nodes_clocks():
+    ahead = record_timeline()
+    for event in ahead.events:
+        if event["node"] == "b":
+            event["t"] += 100.0
+    ahead.clocks = {"b": {"offset_s": 100.0, "error_s": 0.001}}
+    told, real = ahead.as_dict()["truth"], record()["truth"]
+    assert told.keys() == real.keys()
+    for name, values in told.items():
+        assert values["measured_s"] == pytest.approx(real[name]["measured_s"]), name
+
+
+def test_a_request_that_lost_its_node_in_the_middle_teaches_nothing():
+    timeline = record_timeline()
+    timeline.add(12.2, "acc", "attempt_failed", attempt=1, reason="node b was lost")
+    timeline.add(12.3, "acc", "placed", attempt=2)
+    assert timeline.as_dict()["truth"] == {}
 
 
 def test_what_did_not_happen_has_no_truth():

@@ -75,6 +75,7 @@ def test_accepted(argv, field, value):
         (["--join", "somewhere"], "is not HOST:PORT"),
         (["--join", "host:0"], "is not HOST:PORT"),
         (["--host", "0.0.0.0"], "name one of this machine"),
+        (["--transport", "rdma", "--cluster-key-file", "k"], "or --rdma-plaintext for a network you trust"),
     ],
 )
 def test_refused_in_one_line(argv, remedy):
@@ -155,3 +156,8 @@ def test_choices_are_the_entries_of_the_registries():
     assert choices["eviction"] == set(policies)
     assert choices["placement"] == set(placements)
     assert choices["rejection"] == set(rejections)
+
+
+def test_a_mistyped_command_is_recognised():
+    with pytest.raises(UsageError, match=r"unexpected argument 'expain'; did you mean explain\?"):
+        parse(["expain", "x"], commands=("doctor", "explain"))

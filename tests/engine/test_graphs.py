@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention import choose
-from engine.inputs import Inputs, Row, build_inputs
+from engine.inputs import Inputs, PromptScores, Row, build_inputs
 from engine.model.decoder import Model
 from engine.model.graphs import Bucket, StaticStep, buckets, decode_sizes, obstacle
-from engine.request import SamplingParams
+from engine.request import SamplingParams, TokenLogprobs
 from engine.runner import Runner
 from engine.sampling.logit_rules import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
@@ -125,6 +125,12 @@ def test_a_runner_replays_small_steps_and_computes_the_others() -> None:
         ours, theirs = graphed.step(rows), plain.step(rows)
         assert [[t.token_id for t in row] for row in ours] == [[t.token_id for t in row] for row in theirs]
         assert recorder.replays - before == replayed
+    found: list[TokenLogprobs] = []
+    scored = [Row([7, 8, 9], 0, [6], scores=PromptScores(0, [8, 9], 1, found))]
+    before = recorder.replays
+    for runner in (graphed, plain):
+        runner.step(scored)
+    assert recorder.replays == before and found[:2] == found[2:], "nor is one that scores a prompt"
     layers: list[int] = []
     graphed.step(steps[1][0], layers.append)
     assert layers == list(range(config.num_layers)), "a step that has to tell of its layers is not replayed"

@@ -74,3 +74,39 @@ def test_the_embedded_model(ops, embedded, embedded_weights, embedded_tokenizer)
     truth = logits_of(runner(torch.float32, TorchOps()), [row])
     error, plain = ((logits_of(each, [row]) - truth).abs() for each in (ours, runner(torch.bfloat16, TorchOps())))
     assert error.mean() <= 1.25 * plain.mean() and error.max() <= 1.5 * plain.max()
+
+
+@pytest.mark.parametrize("family", ["llama-bias", "mistral", "mistral-full"])
+def test_all_layers_in_one_call_are_what_they_are_one_by_one(ops, family, tmp_path):
+    """A chunk beside two decodes, with window where the family has one: the same bits, in the pool too."""
+    save(family, tmp_path)
+    source = describe(str(tmp_path))
+    model = Model(source.config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
+    assert model.layers_at_once is not None
+    ids, tables = tokens(90), [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    found = []
+    for one_by_one in (False, True):
+        pool = empty_pool(source, torch.bfloat16)
+        runner, layers = Runner(model, pool, BLOCK_SIZE), []
+        on_layer = layers.append if one_by_one else None
+        found.append([])
+        for rows in (
+            [Row(ids[:40], 0, tables[0]), Row(ids[40:60], 0, tables[1]), Row(ids[60:70], 0, tables[2])],
+            [Row(ids[5:6], 40, tables[0]), Row(ids[6:7], 20, tables[1]), Row(ids[70:90], 10, tables[2])],
+        ):
+            inputs = runner._inputs.build(rows)
+            every = torch.arange(len(inputs.token_ids))
+            found[-1].append(model.forward(inputs.token_ids, inputs.batch, pool, every, on_layer))
+        found[-1].append(pool)
+        assert layers == [*range(source.config.num_layers)] * 2 * one_by_one
+    for ours, expected in zip(*found, strict=True):
+        assert ours.nan_to_num().abs().max() > 0  # what no request has written in the pool is NaN
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_layers_that_need_more_than_kernels_go_one_by_one(ops, tmp_path):
+    for family in ("qwen3", "gemma2-caps", "qwen3moe-mixed"):
+        save(family, tmp_path / family)
+        source = describe(str(tmp_path / family))
+        model = Model(source.config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
+        assert model.layers_at_once is None

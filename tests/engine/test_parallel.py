@@ -18,9 +18,12 @@ from torch.distributed import FileStore
 from attention import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
+from engine.inputs import PromptScores
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
 from engine.model.parallel import ProcessRanks, Shard
+from engine.model.rank_processes import bare_row
+from engine.request import TokenLogprobs
 from engine.runner import Row, Runner
 from tests.engine.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_families import FAMILIES, empty_pool, ours, save
@@ -105,6 +108,30 @@ def test_a_layer_is_reported_when_every_rank_has_written_it(tmp_path):
 
     side_by_side(2, compute)
     assert missing == [0] * source.config.num_layers
+
+
+def test_prompts_are_scored_by_all_ranks_together(tmp_path):
+    save("llama-bias", tmp_path)
+    source, whole = ours(tmp_path)
+    pool = empty_pool(source, torch.float32)
+    ids, found, expected = tokens(150), [], []
+
+    def asking(into: list[TokenLogprobs]) -> Row:
+        return Row(ids, 0, blocks_for(150), scores=PromptScores(0, ids[1:], 3, into))
+
+    def compute(rank: int) -> None:
+        runner = runner_of(source, pool, rank, 2, tmp_path / "store")
+        if rank == 0:
+            runner.step([asking(found)])
+        else:
+            runner.follow([bare_row(asking([]))])
+
+    side_by_side(2, compute)
+    whole.step([asking(expected)])
+    assert len(found) == len(expected) == 149
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
 def test_shards_are_a_partition():

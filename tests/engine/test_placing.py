@@ -12,16 +12,18 @@ import pytest
 from engine.config import Config
 from engine.flags import UsageError, parse
 from engine.serving.claims import Claims, accepted
-from engine.serving.measured_links import MeasuredLinks
+from engine.serving.known import with_silent
 from engine.serving.own_load import OwnLoad
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
-from engine.serving.placing import with_silent
+from engine.serving.placing import Placer
 from net.channel import RemoteError
 from net.http.frontend import Overloaded, Unavailable
 from net.load_words import Claim
+from sched.member import Member
 from sched.placements.choice import Rejected
 from sched.placements.demand import Demand
+from sched.placements.measured_links import MeasuredLinks
 from sched.placements.view import Candidate, View
 from sched.rejection import NoRejection
 from sched.state import NodeRecord
@@ -97,25 +99,38 @@ async def test_runners_up_are_given_up_twice_at_most():
 def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role():
     prefill, other = replace(node("p"), roles=("prefill",)), replace(node("q"), roles=("prefill",))
     decode = replace(node("d"), roles=("decode",))
-    gossiped = [prefill, other, decode]
-    assert with_silent([prefill], gossiped) == [prefill, decode]
-    assert with_silent([prefill, decode], gossiped) == [prefill, decode]
-    assert with_silent([], gossiped) == gossiped
+    gossiped = View(5.0, [prefill, other, decode], MeasuredLinks(), 256)
+
+    def seen(answered):
+        return with_silent(View(5.0, answered, MeasuredLinks(), 256), gossiped).ids
+
+    assert seen([prefill]) == ["p", "d"]
+    assert seen([prefill, decode]) == ["p", "d"]
+    assert seen([]) == ["p", "q", "d"]
 
 
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
-    load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0))
+    load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0), prefill_s=lambda request: 9.0)
     own = OwnLoad("n", load, words, NoRejection(), 1.0)
     promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
     with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
-        own.keep(promise)
+        own.keep(promise, None)
     assert caught.value.code == "redirect" and words.arrivals == [7]
-    own.keep(promise | {"redirects_left": 0})
-    own.keep(promise | {"wait_s": 2.5})
+    own.keep(promise | {"redirects_left": 0}, None)
+    own.keep(promise | {"wait_s": 2.5, "ttft_s": 3.5}, None)
     words.outstanding = 2_000_000
     with pytest.raises(RemoteError):
-        own.keep(promise | {"wait_s": 2.5})
+        own.keep(promise | {"wait_s": 2.5, "ttft_s": 3.5}, None)
+
+
+def test_a_longer_queue_that_computes_the_prompts_prefix_is_not_later():
+    load = SimpleNamespace(record=lambda: NodeRecord(work_s=2.0), prefill_s=lambda request: 0.01)
+    own = OwnLoad("n", load, Words(), NoRejection(), 1.0)
+    own.keep({"claim": 0, "wait_s": 0.0, "ttft_s": 2.0, "redirects_left": 1}, None)
+    load.prefill_s = lambda request: 2.0
+    with pytest.raises(RemoteError):
+        own.keep({"claim": 0, "wait_s": 0.0, "ttft_s": 2.0, "redirects_left": 1}, None)
 
 
 def test_refusals_become_what_the_api_answers():
@@ -129,10 +144,11 @@ def test_an_explanation_has_the_candidates_the_probes_and_the_claim():
     policy = placement_policy(Config(), random.Random(0))
     view = View(5.0, [node("a"), node("b", 1.0)], MeasuredLinks(), 256)
     decision = accepted(policy.place(5.0, DEMAND, view, np.zeros(2)))
-    probe = ProbeAnswer(node("a"), 0, 0.001, 0.3, 0.1, 0)
+    probe = ProbeAnswer(Member("a", ("h", 1)), NodeRecord(work_s=2.0).pack(), 0.5, None, 0, 0.001, 0.3, 0.1, 0)
     told = Placed(decision, [probe], 2, 0.002, Claim("a", 5, 0, 9.0, one_sided=True)).explain()
     assert [row["node"] for row in told["considered"] if row["stage"] == "prefill"] == ["a", "b"]
     assert told["probes"][0]["gossiped_wait_s"] == 0.3 and told["asked"] == 2
+    assert told["probes"][0]["wait_s"] == 2.5, "its queue and what was announced to it"
     assert told["claim"] == {"amount": 5, "one_sided": True}
 
 
@@ -169,3 +185,13 @@ def test_a_path_nobody_used_is_taken_to_be_like_the_others():
     (latency, _), (per_byte, other) = links.handover("a", ["d", "e"])
     assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
     assert other == pytest.approx(per_byte)
+
+
+def test_a_policy_that_learns_hears_what_became_of_its_placements():
+    policy = placement_policy(parse(["--placement", "mooncake-learned"]), random.Random(0))
+    explained = {"prefill": "a", "estimates": {"wait_s": 0.0, "transfer_s": 0.0, "prefill_s": 1.0, "ttft_s": 1.0}}
+    for _ in range(40):
+        Placer.learn(SimpleNamespace(_policy=policy), explained, 2.0)
+    assert policy.predictor.factor("a") > 1.5
+    plain = placement_policy(Config(), random.Random(0))
+    Placer.learn(SimpleNamespace(_policy=plain), explained, 2.0)

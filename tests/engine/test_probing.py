@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,16 +11,19 @@ import pytest
 
 from engine.serving import messages, probing
 from engine.serving.clocks import Clocks
-from engine.serving.measured_links import MeasuredLinks
-from engine.serving.probing import Known, Prober, Question
+from engine.serving.known import Known
+from engine.serving.probing import Prober, Question
 from net.channel import RemoteError
 from sched.load_word import Load, LoadWord
 from sched.member import Member
-from sched.placements.view import Candidate, View
+from sched.placements.measured_links import MeasuredLinks
+from sched.placements.view import View
+from sched.record import RECORD as ROW
 from sched.record import NodeRecord
 
 ROLES = {"p": ("prefill",), "d": ("decode",), "m": ("prefill", "decode")}
 RECORD = NodeRecord(blocks_total=100, work_s=1.0, decode_step_s=0.01)
+RECORD_ROW = np.frombuffer(RECORD.pack(), ROW)[0]
 
 
 class World:
@@ -30,6 +34,7 @@ class World:
         self.asked: list[str] = []
         self.read: list[str] = []
         self.slow: set[str] = set()
+        self.counters: Counter[str] = Counter()
         self.records = dict.fromkeys(ROLES, RECORD)
         holders = SimpleNamespace(state=lambda name: (1, 1))
         self.core = SimpleNamespace(digests=SimpleNamespace(holders=holders))
@@ -45,12 +50,16 @@ class World:
         reply = {
             "record": RECORD.pack().hex(), "claimed": 7, "outstanding": 500_000, "step_soon_s": 0.02,
             "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "x", "local_tokens": 48,
+            "fetch_bytes_per_s": 5e8, "bytes_per_s": dict.fromkeys(body["to"], 2e8),
         }  # fmt: skip
         return reply, memoryview(b"")
 
     async def probe(self, peers):
         self.read = list(peers)
         return {peer: Load(LoadWord(work_s=2.0, blocks_total=100, settled=3), 1_000_003, 0) for peer in self.read}
+
+    def record(self, peer):
+        return self.records.get(peer)
 
     def open_soon(self, peer):
         pass
@@ -62,9 +71,11 @@ class World:
         return SimpleNamespace(transport=self.transports[peer])
 
     async def ask(self, by_message: bool = False, times: int = 2):
-        prober = Prober(self, self, self, self, Clocks(), by_message)
-        view = View(0.0, [Candidate.of(member, RECORD) for member in self.members], MeasuredLinks(), 256)
-        known = Known(view, self.members, [], np.arange(len(self.members)), 0.0)
+        self.links = MeasuredLinks()
+        prober = Prober(self, self, self, self, Clocks(), by_message, self.links)
+        records = np.array([RECORD_ROW] * len(self.members))
+        view = View.of_records(0.0, self.members, records, self.links, 256)
+        known = Known(view, self.members, [], np.arange(len(self.members)), [], 0.0)
         question = Question([b"k" * 16], 1.0, {"m": 32})
         for _ in range(times):
             self.asked, self.read = [], []
@@ -76,8 +87,8 @@ async def test_on_one_host_only_nodes_that_do_not_prefill_are_read():
     world = World(dict.fromkeys(ROLES, "shm"))
     answers = await world.ask()
     assert (world.read, sorted(world.asked)) == (["d"], ["m", "p"])
-    assert answers["d"].candidate.wait_s == pytest.approx(2.0 + 1.0) and answers["d"].one_sided
-    assert answers["p"].candidate.wait_s == pytest.approx(1.5) and answers["p"].local_tokens == 48
+    assert answers["d"].as_dict()["wait_s"] == pytest.approx(2.0 + 1.0) and answers["d"].one_sided
+    assert answers["p"].as_dict()["wait_s"] == pytest.approx(1.5) and answers["p"].local_tokens == 48
 
 
 async def test_over_rdma_all_are_read_and_their_depth_is_the_digests():
@@ -90,7 +101,7 @@ async def test_over_rdma_all_are_read_and_their_depth_is_the_digests():
 async def test_the_first_question_and_what_only_messages_tell_are_messages():
     world = World(dict.fromkeys(ROLES, "rdma"))
     await world.ask(times=1)
-    assert world.read == [] and len(world.asked) == 3
+    assert world.read == [] and len(world.asked) == 3 == world.counters["asked_message"]
     await world.ask(by_message=True)
     assert world.read == []
 
@@ -102,3 +113,12 @@ async def test_a_node_that_does_not_answer_is_left_out_soon(monkeypatch):
     world.members.append(Member("gone", ("h", 1), roles=("decode",)))
     answers = await asyncio.wait_for(world.ask(times=1), 0.9)
     assert sorted(answers) == ["d", "p"]
+
+
+async def test_what_nodes_say_of_their_rails_bounds_how_fast_kv_is_taken_to_move():
+    world = World({})
+    await world.ask(times=1)
+    _, per_byte = world.links.fetch(["p", "nobody"])
+    assert per_byte.tolist() == [pytest.approx(1 / 5e8), pytest.approx(1e-9)]
+    _, per_byte = world.links.handover("p", ["d", "p"])
+    assert per_byte[0] == pytest.approx(1 / 2e8) and per_byte[1] == pytest.approx(1e-9)

@@ -161,6 +161,8 @@ def test_peers_must_agree_on_what_kv_means():
     assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
     assert "--pool-dtype int8" in str(disagreement(config, "aa", same | {"pool_dtype": "int8"}))
     assert "same model" in str(disagreement(config, "bb", same))
+    older = {name: value for name, value in same.items() if name != "pool_dtype"}
+    assert "does not say its pool_dtype" in str(disagreement(config, "aa", older))
 
 
 def test_survey_reads_proc_and_cgroup(tmp_path):

@@ -11,7 +11,7 @@ def told() -> Timeline:
     timeline = Timeline("r", 100)
     timeline.nodes = {"acceptor": "s", "prefill": "p", "decode": "d"}
     fetch = {"seconds": 0.010, "bytes": 640, "transports": {"shm": 640}}
-    push = {"seconds": 0.020, "exposed_seconds": 0.001, "bytes": 360, "transport": "tcp"}
+    push = {"how": "push", "seconds": 0.020, "exposed_seconds": 0.001, "bytes": 360, "transport": "tcp"}
     push["intervals"] = [[0.060, 0.030, 300], [0.020, 0.010, 60]]  # 1.240 .. 1.270 and 1.280 .. 1.290
     timeline.add(1.000, "s", "accepted")
     timeline.add(1.300, "p", "kv_moved", **push)

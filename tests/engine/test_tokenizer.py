@@ -327,6 +327,23 @@ def test_tools_reach_templates_that_show_them():
     template = ChatTemplate(source, {})
     assert template.render(messages, tools=[{"a": 1}]) == '[{"a": 1}]assistant:{"ä": 1};tool:rain;'
     assert template.render(messages) == 'assistant:{"ä": 1};tool:rain;'
-    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    with pytest.raises(ValueError, match="shows it no tools"):
-        plain.render(messages, tools=[{"a": 1}])
+
+
+def test_tools_stand_in_the_text_where_a_template_knows_none():
+    call = {"id": "1", "function": {"name": "f", "arguments": {"ä": 1}}}
+    messages = [
+        {"role": "user", "content": "rain?"},
+        {"role": "assistant", "content": "I ask.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "no"},
+    ]
+    plain = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", {})
+    spelt = '<tool_call>\n{"name": "f", "arguments": {"ä": 1}}\n</tool_call>'
+    talk = f"[user]rain?[assistant]I ask.\n{spelt}\n{spelt}[user]<tool_response>\nno\n</tool_response>"
+    assert plain.render(messages) == talk
+    shown = plain.render(messages, tools=[{"a": 1}, {"b": 2}])
+    assert shown.startswith('[system]You can call these functions:\n<tools>\n{"a": 1}\n{"b": 2}\n</tools>')
+    assert shown.endswith(talk)
+    with_system = [{"role": "system", "content": "Be brief."}, *messages]
+    assert plain.render(with_system, tools=[{"a": 1}]).startswith("[system]Be brief.\n\nYou can call")
+    with pytest.raises(ValueError, match="refused the messages"):
+        plain.render([{"role": "assistant", "tool_calls": [{"id": "1"}]}])

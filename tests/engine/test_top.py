@@ -49,7 +49,8 @@ def server():
             known = self.headers.get("Authorization") == "Bearer k"
             self.send_response(200 if known and self.path == "/live" else 401)
             self.end_headers()
-            self.wfile.write(json.dumps(live()).encode())
+            refused = {"error": {"message": "missing or wrong API key"}}
+            self.wfile.write(json.dumps(live() if known else refused).encode())
 
         def log_message(self, *args):
             pass
@@ -95,7 +96,7 @@ def test_once_and_json(server, capsys):
 
 def test_no_answer_names_the_flag(server, capsys):
     assert top.main(["--url", server, "--once"]) == 2
-    assert "401; give its --api-key" in capsys.readouterr().err
+    assert "401: missing or wrong API key (--api-key or --api-key-file here)" in capsys.readouterr().err
     assert top.main(["--url", "127.0.0.1:1", "--once"]) == 2
     assert "give --url of a running node" in capsys.readouterr().err
 
@@ -108,20 +109,21 @@ def test_following_survives_a_lost_answer(server, monkeypatch):
         if next(sleeps, "over") == "over":
             raise KeyboardInterrupt
 
-    answers = iter([live()])
+    class Node:
+        answers = iter([live()])
+        asked = 0
 
-    def fetch(url, key):
-        seen = next(answers, None)
-        if seen is None:
-            raise top.NoAnswer("gone")
-        asked.append(url)
-        return seen
+        def get(self, path):
+            seen = next(self.answers, None)
+            if seen is None:
+                raise top.NoAnswer("gone")
+            self.asked += 1
+            return seen
 
-    asked: list[str] = []
+    node = Node()
     monkeypatch.setattr(top.time, "sleep", sleep)
-    monkeypatch.setattr(top, "fetch", fetch)
-    top.follow(server, None, live(), 10, 0.0)
-    assert asked == [server]
+    top.follow(node, live(), 10, 0.0)
+    assert node.asked == 1
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, ""), (0.25, "0.25 ms"), (12.4, "12 ms"), (1500.0, "1.50 s")])

@@ -59,8 +59,8 @@ def make(num_blocks: int = 64) -> tuple[Worker, Counting]:
     return Worker(batcher, runner, NoPrefix(), publisher, StepCosts(), metrics), runner  # type: ignore[arg-type]
 
 
-def request(name: str, prompt: int = 5, max_tokens: int = 4) -> Request:
-    return Request(name, [1] * prompt, prompt, SamplingParams(temperature=0, max_tokens=max_tokens), 0.0, ROOT)
+def request(name: str, prompt: int = 5, max_tokens: int = 4, token: int = 1) -> Request:
+    return Request(name, [token] * prompt, prompt, SamplingParams(temperature=0, max_tokens=max_tokens), 0.0, ROOT)
 
 
 async def until(true: Any) -> None:
@@ -115,7 +115,7 @@ async def test_an_abort_during_a_step_keeps_the_blocks_until_its_end():
     runner.gate.clear()
     worker.start()
     worker.add(request("gone"))
-    worker.add(request("stays"))
+    worker.add(request("stays", token=2))
     await until(lambda: runner.begun)
     worker.abort("gone")
     assert worker.batcher.pool.usage()["held"] == 4
@@ -133,7 +133,7 @@ async def test_a_failing_step_ends_its_requests_and_nobody_elses():
     runner.error = RuntimeError("broken")
     worker.start()
     worker.add(request("a"))
-    worker.add(request("b"))
+    worker.add(request("b", token=2))
     await until(lambda: len(got) == 2)
     assert [(e.request.request_id, e.token_id, e.error) for e in got] == [
         ("a", None, "RuntimeError: broken"),

@@ -53,6 +53,9 @@ class FakeFrontend:
             raise ValueError(f"the {kind} cannot be compiled: !bad")
         return f"{kind} {source}"
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        return {"eos_token": "<special>", "chat_template": None}
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
@@ -123,7 +126,10 @@ class FakeFrontend:
             logprobs = None
             if sampling["logprobs"] is not None:
                 logprobs = [LogprobItem(token, -0.5, [(token, -0.5), (65, -1.5), (66, float("-inf"))])]
-            yield Output(text, [token], logprobs, reason, len(prompt), cached, stop)
+            of_prompt = None
+            if position == 0 and sampling.get("prompt_logprobs") is not None:
+                of_prompt = [LogprobItem(t, -float(i), [(65, -0.25), (t, -float(i))]) for i, t in enumerate(prompt)][1:]
+            yield Output(text, [token], logprobs, reason, len(prompt), cached, stop, of_prompt)
             if reason:
                 return
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from net import rails
 from net.errors import PeerLost, TransferError
+from net.landed import Landed
 from net.links import Links
 from net.memory import Region
 from net.rails import Rail
@@ -76,7 +77,14 @@ class Fake:
         return peer_id in self._open
 
     async def submit(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], priority: int = BULK
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
     ) -> None:
         if peer_id not in self._open:
             raise PeerLost(f"{peer_id!r} is cut off")
@@ -90,7 +98,8 @@ class Fake:
             for at in range(0, length, SLICE)
         ]
         self._fabric.rng.shuffle(pieces)
-        tasks = [asyncio.create_task(self._slice(peer_id, op, local, region, piece, priority)) for piece in pieces]
+        moves = [self._slice(peer_id, op, local, region, piece, priority, landed) for piece in pieces]
+        tasks = [asyncio.create_task(move) for move in moves]
         mine = self._tasks.setdefault(peer_id, set())
         mine.update(tasks)
         try:
@@ -105,7 +114,9 @@ class Fake:
             await asyncio.gather(*tasks, return_exceptions=True)
             mine.difference_update(tasks)
 
-    async def _slice(self, peer_id: str, op: Op, local: Region, remote: Region, piece: Span, priority: int) -> None:
+    async def _slice(
+        self, peer_id: str, op: Op, local: Region, remote: Region, piece: Span, priority: int, landed: Landed | None
+    ) -> None:
         fabric, faults = self._fabric, self._fabric.faults
         here, there, length = piece
         for _ in range(ATTEMPTS):
@@ -129,6 +140,8 @@ class Fake:
                     local.memory[here : here + length] = remote.memory[there : there + length]
                 else:
                     remote.memory[there : there + length] = local.memory[here : here + length]
+                if landed is not None:
+                    landed.add([piece])
                 await asyncio.sleep(0)
                 fabric.duplicated += 1
             fabric.duplicated -= 1

@@ -66,7 +66,7 @@ BAD = {
     "bias of no id": (COMPLETIONS, completion(logit_bias={"a": 1}), 400, "logit_bias"),
     "bias of unknown id": (COMPLETIONS, completion(logit_bias={"999": 1}), 400, "logit_bias"),
     "bias out of range": (COMPLETIONS, completion(logit_bias={"1": 101}), 400, "logit_bias"),
-    "echo with logprobs": (COMPLETIONS, completion(echo=True, logprobs=1), 400, "logprobs"),
+    "no tokens": (COMPLETIONS, completion(max_tokens=0), 400, "max_tokens"),
     "logprobs out of range": (COMPLETIONS, completion(logprobs=21), 400, "logprobs"),
     "suffix": (COMPLETIONS, completion(suffix="end"), 400, "suffix"),
     "best_of": (COMPLETIONS, completion(best_of=3), 400, "best_of"),
@@ -135,6 +135,8 @@ async def test_nulls_and_harmless_fields_are_accepted(api):
         assert response.status == 200
     async with api.post(CHAT, data=chat(response_format={"type": "text"}, tools=[]), headers=JSON) as response:
         assert response.status == 200
+    async with api.post(COMPLETIONS, data=completion(n=2, best_of=2), headers=JSON) as response:
+        assert response.status == 200, "the best 2 of 2"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])

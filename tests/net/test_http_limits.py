@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -10,9 +12,10 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from net.http.client import ClusterError, fetch_cluster
 from net.http.errors import ApiError
-from net.http.keys import LOOK_S, ApiKeyFileError, ApiKeys
-from net.http.limits import RateLimit, debug_is_local
+from net.http.keys import LOOK_S, ApiKeyFileError, ApiKeys, key_to_send
+from net.http.limits import RateLimit, data_is_local, is_local
 from tests.net.fake_frontend import FakeFrontend, serving
 
 PAGE = "https://page.example"
@@ -144,25 +147,66 @@ async def test_pages_that_may_call(origins, answer):
                 assert "Origin" in response.headers["Vary"]
 
 
+LOCAL = {"Host": "127.0.0.1:8000"}
+
+
 @pytest.mark.parametrize(
-    ("path", "address", "let_in"),
+    ("path", "address", "headers", "let_in"),
     [
-        ("/debug/state", "127.0.0.1", True),
-        ("/debug/state", "::1", True),
-        ("/debug/state", "10.0.0.7", False),
-        ("/debug/requests/x", "10.0.0.7", False),
-        ("/v1/models", "10.0.0.7", True),
+        ("/debug/state", "127.0.0.1", LOCAL, True),
+        ("/debug/state", "::1", {"Host": "[::1]:8000"}, True),
+        ("/debug/state", "10.0.0.7", LOCAL, False),
+        ("/debug/requests/x", "10.0.0.7", LOCAL, False),
+        ("/live", "127.0.0.1", {"Host": "localhost:8000"}, True),
+        ("/live", "127.0.0.1", {"Host": socket.gethostname()}, True),
+        ("/live", "10.0.0.7", LOCAL, False),
+        ("/live/requests/x", "10.0.0.7", LOCAL, False),
+        ("/live/requests/x", "127.0.0.1", {"Host": "rebound.example:8000"}, False),  # a page of another site
+        ("/live", "127.0.0.1", {"Host": "[broken"}, False),
+        ("/live", "127.0.0.1", LOCAL | {"X-Forwarded-For": "10.0.0.7"}, False),  # a proxy on this machine
+        ("/v1/models", "10.0.0.7", LOCAL, True),
+        ("/cluster", "10.0.0.7", LOCAL, True),  # who joins has nothing else yet
+        ("/livery", "10.0.0.7", LOCAL, True),
     ],
 )
-async def test_debug_without_keys_is_local(path, address, let_in):
-    request = make_mocked_request("GET", path).clone(remote=address)
+async def test_data_without_keys_is_local(path, address, headers, let_in):
+    request = make_mocked_request("GET", path, headers).clone(remote=address)
 
     async def handler(_):
         return "answer"
 
     if let_in:
-        assert await debug_is_local(request, handler) == "answer"
+        assert await data_is_local(request, handler) == "answer"
     else:
-        with pytest.raises(ApiError, match="this machine only") as error:
-            await debug_is_local(request, handler)
+        with pytest.raises(ApiError, match="clients of this machine") as error:
+            await data_is_local(request, handler)
         assert error.value.status == 403
+
+
+async def test_the_machine_itself_by_its_own_address():
+    """A node on 10.0.0.1 is asked from there by that address."""
+    transport = Mock()
+    transport.get_extra_info = {"sockname": ("10.0.0.1", 8000), "peername": ("10.0.0.1", 5)}.get
+    request = make_mocked_request("GET", "/live", {"Host": "10.0.0.1:8000"}, transport=transport)
+    assert is_local(request.clone(remote="10.0.0.1"))
+    assert not is_local(request.clone(remote="10.0.0.2"))
+
+
+def test_the_key_that_is_sent(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# first\nalice-key\nbob-key-1\n")
+    assert key_to_send(None, path) == "alice-key" and key_to_send("own", path) == "own"
+    assert key_to_send(None, None) is None
+    path.write_text("# nobody\n")
+    with pytest.raises(ApiKeyFileError, match="holds no key"):
+        key_to_send(None, path)
+
+
+async def test_a_joining_node_sends_the_first_key_of_the_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("alice-key\nbob-key-1\n")
+    async with serving(FakeFrontend(), keys=ApiKeys(None, path)) as url:
+        address = url.removeprefix("http://")
+        assert await fetch_cluster(address, key_to_send(None, path)) == {"members": []}
+        with pytest.raises(ClusterError, match=r"another API key .--api-key, or the first line of --api-key-file."):
+            await fetch_cluster(address, "wrong")

@@ -192,6 +192,8 @@ async def test_tokens(api):
         assert (await response.json())["count"] == 3
     async with api.post("/detokenize", json={"tokens": [97, 98]}) as response:
         assert await response.json() == {"prompt": "ab"}
+    async with api.get("/tokenizer_info") as response:
+        assert (await response.json())["eos_token"] == "<special>"
 
 
 async def test_models_carry_root_and_length(api):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import aiohttp
 import pytest
 
 from net.http.page import ASSETS, FOLDER
 from tests.net.fake_frontend import FakeFrontend, serving
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture
@@ -52,3 +55,24 @@ async def test_a_request_by_its_id_or_the_id_of_its_response(api):
             assert await response.json() == {"request_id": "mine"}
     async with api.get("/live/requests/other") as response:
         assert response.status == 404
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; scripts/setup --test installs it as root on Debian")
+async def test_the_page_asks_for_the_key_once():
+    playwright = pytest.importorskip("playwright.async_api")
+    async with serving(FakeFrontend(), api_key="secret-key") as url, playwright.async_playwright() as player:
+        browser = await player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = await browser.new_page()
+            await page.goto(url)
+            for key in ("wrong", "secret-key"):
+                await playwright.expect(page.locator("#login")).to_be_visible()
+                await page.locator("#key").fill(key)
+                await page.keyboard.press("Enter")
+            summary = page.locator("#summary")
+            await playwright.expect(summary).to_contain_text("seen from fake")
+            await page.reload()
+            await playwright.expect(summary).to_contain_text("seen from fake")
+            await playwright.expect(page.locator("#login")).to_be_hidden()
+        finally:
+            await browser.close()

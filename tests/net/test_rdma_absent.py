@@ -3,6 +3,7 @@
 import pytest
 
 from net.channel import Channel
+from net.errors import PeerRefused
 from net.memory import Region
 from net.rdma import build, verbs
 from net.transfer import Op, TransferEngine, TransferError
@@ -13,11 +14,11 @@ def no_device(monkeypatch, tmp_path):
     monkeypatch.setattr(verbs, "SYSFS", tmp_path / "nothing")
 
 
-async def nodes(order):
+async def nodes(order, options=None):
     made = []
     for name in "ab":
         channel = Channel(name, {})
-        engine = TransferEngine(channel, order)
+        engine = TransferEngine(channel, order, options)
         await channel.start("127.0.0.1")
         made.append((channel, engine))
     made[0][0].introduce("b", made[1][0].links.address)
@@ -60,3 +61,15 @@ def test_a_failing_compile_names_its_first_error(monkeypatch, tmp_path):
     with pytest.raises(build.BuildError, match=r"libibverbs-dev\): .*verbs.h"):
         build.compile_to(tmp_path / "cache" / "module.so")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_what_must_be_sealed_does_not_go_by_rdma():
+    (channel, engine), (other_channel, other) = await nodes(["rdma", "tcp"], {"rdma": {"sealed_only": True}})
+    path = await engine.open("b")
+    assert path.transport == "tcp"
+    assert "--rdma-plaintext" in path.refused["rdma"] and "unencrypted" in path.refused["rdma"]
+    assert "--rdma-plaintext" in other._transports["rdma"].offer()["refused"], "peers are told, too"
+    with pytest.raises(PeerRefused, match="no 'rdma' connections"):
+        await channel.links.dial("b", "rdma")
+    for part in (engine, other, channel, other_channel):
+        await part.close()

@@ -208,7 +208,7 @@ async def test_a_lost_peer_is_behind_the_fence():
     async with two(("tcp",)) as (a, b):
         await a.engine.submit("b", Op.WRITE, "host", "device", [(0, 0, 1)])
         task = asyncio.create_task(a.engine.submit("b", Op.WRITE, "host", "device", [(0, 0, SIZE)]))
-        await until(lambda: b.engine._serving or task.done())
+        await until(lambda: b.engine._others._serving or task.done())
         b.channel.drop("a", "the test says so")
         with pytest.raises((PeerLost, TransferError)):
             await task

@@ -1,6 +1,7 @@
-"""A prefill and a decode node whose KV travels by RDMA, forked from one process so that torch is imported once.
+"""Prefill and decode nodes whose KV travels by RDMA, pushed and then pulled, forked from one process so that torch is
+imported once.
 
-Prints one JSON line: what the decode cluster answered, and what one engine without any network computes.
+Prints one JSON line: what the two clusters answered, and what one engine without any network computes.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> 
     pid = os.fork()
     if pid:
         return pid
-    log = os.open(folder / f"{role}.log", os.O_WRONLY | os.O_CREAT)
+    log = os.open(folder / f"{role}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 1
@@ -67,7 +68,8 @@ def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> 
             [
                 *("--role", role, "--port", str(port), "--node-id", role, "--num-threads", "1"),
                 *("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-bytes", "8M"),
-                *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch", *flags),
+                *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch"),
+                *("--calibration-ms", "0", *flags),
             ]
         )
         code = 0
@@ -83,7 +85,7 @@ def ask(port: int, path: str, body: dict | None = None) -> dict:
 
 
 def until_ready(port: int, pid: int) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         if os.waitpid(pid, os.WNOHANG)[0]:
             raise SystemExit("a node ended before it was ready")
         try:
@@ -115,24 +117,22 @@ def main(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
+    served = {how: serve(folder, how) for how in ("push", "pull")}
+    print(json.dumps({"expected": [expected(folder, prompt) for prompt in PROMPTS], **served}))
+
+
+def serve(folder: Path, how: str) -> dict:
+    """Answers of a cluster with --kv-transfer `how`, and the states of its two nodes."""
     first, second = free_port(), free_port()
-    nodes = [fork_node(folder, "prefill", "rxa0,rxa1", first)]
+    moves = ("--kv-transfer", how)
+    nodes = [fork_node(folder, "prefill", "rxa0,rxa1", first, *moves)]
     try:
         until_ready(first, nodes[0])
-        nodes.append(fork_node(folder, "decode", "rxb0,rxb1", second, "--join", f"127.0.0.1:{first}"))
+        nodes.append(fork_node(folder, "decode", "rxb0,rxb1", second, "--join", f"127.0.0.1:{first}", *moves))
         until_ready(second, nodes[1])
         body = {"model": folder.name, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True}
         answers = [ask(second, "/v1/completions", body | {"prompt": prompt}) for prompt in PROMPTS]
-        print(
-            json.dumps(
-                {
-                    "answers": answers,
-                    "expected": [expected(folder, prompt) for prompt in PROMPTS],
-                    "cluster": ask(first, "/cluster"),
-                    "states": [ask(port, "/debug/state") for port in (first, second)],
-                }
-            )
-        )
+        return {"answers": answers, "states": [ask(port, "/debug/state") for port in (first, second)]}
     except BaseException:
         for log in folder.glob("*.log"):
             print(f"--- {log.name}\n{log.read_text()}", file=sys.stderr)

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from net.channel import Channel
+from net.landed import Landed
 from net.memory import Region
 from net.rdma.device import Device
 from net.rdma.queue_pair import RECEIVES, QueuePair, Request
@@ -44,6 +45,12 @@ async def test_notices_come_after_the_bytes_they_announce():
         assert all(int.from_bytes(word, "little") >= i for i, (_, _, _, word) in enumerate(seen))
         with pytest.raises(ValueError, match="does not fit"):
             await link_of(a, "b").notify(0, bytes(65))
+        heard, landed, spans = [], Landed(), [(0, 0, SIZE // 2), (SIZE // 2, SIZE - 8, 8)]
+        b.engine.notices.listen(lambda peer, content: heard.append((peer, content)))
+        await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", spans, landed=landed, notice=b"all of it")
+        await until(lambda: heard)
+        assert heard == [("a", b"all of it")] and landed.of(spans) == [True, True]
+        assert len(seen) == 41, "it went as a message of the queue pairs"
 
 
 async def test_atomics_from_both_sides_of_a_counter():

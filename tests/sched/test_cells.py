@@ -60,15 +60,17 @@ def test_a_summary_adds_up():
 def test_records_stay_in_the_cell_and_summaries_get_everywhere():
     net = VirtualNet(seed=2, preset=replace(LOCAL, cell_nodes=6), loss=0.05)
     nodes = [net.start(f"n{i}") for i in range(24)]
-    for node in nodes:
-        node.load = NodeRecord(work_s=5.0, blocks_total=10, prefill_a1=0.001)
-    net.acquaint()
-    net.run(6.0)
     keys = np.array([node_key(node.name) for node in nodes], np.uint64)
     bits = bits_for(keys, 6)
     cells: dict[int, set[str]] = {}
     for node in nodes:
         cells.setdefault(cell_of(node_key(node.name), bits), set()).add(node.name)
+    busy = min(cells)
+    for node in nodes:
+        work_s = 5.0 if node.name in cells[busy] else 1.0
+        node.load = NodeRecord(work_s=work_s, blocks_total=10, prefill_a1=0.001)
+    net.acquaint()
+    net.run(6.0)
     for node in nodes:
         mine = cells[cell_of(node_key(node.name), bits)]
         assert set(node.core.view.records(net.now + node.clock_offset)) == mine
@@ -76,6 +78,8 @@ def test_records_stay_in_the_cell_and_summaries_get_everywhere():
         assert rows["cell"].tolist() == sorted(cells)
         assert rows["nodes"].tolist() == [len(cells[cell]) for cell in sorted(cells)]
         assert rows["age_s"].max() < 4.0
+        asked = {member.node_id for member in node.core.elsewhere(net.now + node.clock_offset, net.rng)}
+        assert bool(asked) == (node.name in cells[busy]) and not asked & mine, "the busy cell asks another, they do not"
     assert any(node.core.digests.holders.index(other) is None for node in nodes for other in net.nodes)
 
 

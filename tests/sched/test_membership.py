@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sched.events import Join, Joined, Refused, Suspect, Tick
+from sched.events import Join, Joined, MemberDown, MemberSuspected, Refused, Suspect, Tick
 from sched.member import Member, Status, presets
 from sched.membership import Membership
 from tests.sched.virtual import VirtualNet
@@ -269,3 +269,13 @@ def test_a_member_too_long_for_a_packet_is_a_clear_error():
         Membership(0.0, Member("n", ("h", 1), info={"model": "m" * 2000}), LOCAL, random.Random(0))
     with pytest.raises(ValueError, match="64 bytes"):
         Membership(0.0, Member("n" * 65, ("h", 1)), LOCAL, random.Random(0))
+
+
+def test_a_suspicion_is_told_before_the_death_and_only_while_it_is_news():
+    net = converged_net(4, seed=5)
+    net.crash("n2")
+    assert net.run_until(net.converged, 10.0) is not None
+    for node in net.up():
+        told = [effect for _, effect in node.log if isinstance(effect, MemberSuspected | MemberDown)]
+        assert [type(effect) for effect in told] == [MemberSuspected, MemberDown]
+        assert {effect.node_id for effect in told} == {"n2"}

@@ -6,8 +6,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from scripts.faultbench.checks import differences, pause_rows
 from scripts.faultbench.client import Stream, stream
-from scripts.kill_roles import _differences, _rows
 
 TOKENS = list(range(50, 60))
 
@@ -64,12 +64,12 @@ async def test_an_error_of_the_api_ends_it():
 
 def test_what_is_wrong():
     calm = [Stream(tokens=[1, 2, 3]), Stream(tokens=[4])]
-    assert _differences("decode", calm, [Stream(tokens=[1, 2, 3]), Stream(tokens=[4])]) == []
-    wrong = _differences("decode", calm, [Stream(tokens=[1, 9, 3]), Stream(error="503: no")])
+    assert differences("decode killed", calm, [Stream(tokens=[1, 2, 3]), Stream(tokens=[4])]) == []
+    wrong = differences("decode killed", calm, [Stream(tokens=[1, 9, 3]), Stream(error="503: no")])
     assert "differs from token 1" in wrong[0] and "stream 1 failed: 503" in wrong[1]
 
 
 def test_pauses_count_from_the_death_on():
     streams = [Stream(at=[0.0, 5.0, 5.1, 5.4]), Stream(at=[4.0, 4.1])]
-    rows = {row.metric: row.ours for row in _rows("decode", streams, 5.05)}
+    rows = {row.metric: row.ours for row in pause_rows("decode killed", streams, 5.05)}
     assert rows["streams cut"] == 1.0 and abs(rows["longest pause p99"] - 0.3) < 1e-9

@@ -97,6 +97,19 @@ def test_a_dying_node_ends_the_cluster_with_its_last_words(fake, tmp_path):
     assert pids_gone(seen)
 
 
+def test_a_node_that_leaves_is_said_and_the_others_go_on(fake, tmp_path):
+    process = launch(fake, tmp_path, "--nodes", "prefill=1,store=1")
+    seen = read_until(process, "Ctrl-C stops")
+    leaver = re.search(r"store-0 +store +http://127\.0\.0\.1:\d+ +(\d+)", seen)
+    assert leaver is not None
+    os.kill(int(leaver[1]), signal.SIGTERM)
+    read_until(process, "store-0 has left; 1 nodes go on")
+    process.send_signal(signal.SIGINT)
+    code, _, err = outcome(process)
+    assert (code, err) == (0, "")
+    assert pids_gone(seen)
+
+
 def test_a_failed_question_exits_with_1(fake, tmp_path):
     code, _, err = outcome(launch(fake, tmp_path, "--nodes", "mixed=1", "--ask", "die"))
     assert code == 1

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.cluster import Cluster
@@ -60,6 +60,9 @@ def check(cluster: Cluster, requests: list[TraceRow]) -> None:
     detect_s=st.floats(0.01, 0.5),
     loss=st.floats(0, 0.9),
     mixed=st.booleans(),
+)
+@example(
+    seed=952, placement="least-load", overlap="layer", every_s=0.75, down_s=1.5, detect_s=0.5, loss=0.75, mixed=False
 )
 def test_every_token_comes_once_whatever_crashes(seed, placement, overlap, every_s, down_s, detect_s, loss, mixed):
     shape = {"prefill": 0, "decode": 0, "mixed": 4} if mixed else {"prefill": 3, "decode": 3}

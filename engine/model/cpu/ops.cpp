@@ -184,4 +184,25 @@ void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, bf16* y, i
     });
 }
 
+// The arguments of `tail` in one.
+struct TailCall {
+    const Tail* layer;
+    const bf16* attended;
+    bf16 *x, *normed, *y;
+    int64_t m;
+    int32_t threads;
+};
+
+void tail_call(const TailCall* c) { tail(c->layer, c->attended, c->x, c->normed, c->y, c->m, c->threads); }
+
+struct Call {
+    void (*function)(const void*);
+    const void* argument;
+};
+
+// One after the other, of this library and of others (layers_cpu.py).
+void run_calls(const Call* calls, int64_t count) {
+    for (int64_t i = 0; i < count; i++) calls[i].function(calls[i].argument);
+}
+
 }  // extern "C"

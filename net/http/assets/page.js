@@ -12,10 +12,10 @@ async function poll() {
   if (!document.hidden) {
     try {
       const answer = await request("/live");
-      if (!answer.ok) throw new Error(`the node answers ${answer.status}`);
+      if (!answer.ok) throw new Error((await answer.json()).error.message);
       show(await answer.json());
     } catch (error) {
-      at("summary").textContent = `no answer from this node: ${error.message}`;
+      at("summary").textContent = `no figures from this node: ${error.message}`;
       at("summary").className = "bad";
     }
   }

@@ -1,0 +1,67 @@
+"""All layers of a step in one C call.
+
+Layer by layer, a step enters the interpreter some three hundred times, and each time its lock may be in the hands of
+the event loop: with 32 streams to answer that took a quarter of the time of a decode step. So where all layers are
+alike and made of C++ kernels alone, their calls are listed first (attention/cpu/layers.py and `tail` of
+engine/model/cpu/ops.cpp) and run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention.cpu.backend import CpuBackend, Plan
+from attention.cpu.layers import Work, address_of, addresses, attention_calls
+from attention.interface import AttentionBackend
+from engine.model.model_config import ModelConfig
+from engine.model.ops import Ops, Tail
+from engine.model.ops_cpu import CpuOps, CpuTail, TailCall
+
+TAIL_CALL = np.dtype(TailCall)
+Angles = tuple[Tensor, Tensor]
+
+
+class CpuLayers:
+    """The layers of one model, but what follows attention in the last one: that is wanted for few rows only."""
+
+    def __init__(self, config: ModelConfig, backend: CpuBackend, ops: CpuOps, tails: Sequence[CpuTail]) -> None:
+        self._backend, self._kernels = backend, ops.kernels
+        self._tails = tails  # own what the addresses point to
+        self._addresses = np.array([tail.address for tail in tails[:-1]], np.uint64)
+        self._windows = [config.window(layer) for layer in range(config.num_layers)]
+        self._heads, self._head_size = config.num_heads, config.head_size
+        self._scale, self._soft_cap = config.attention_scale, config.attention_soft_cap
+
+    def run(self, qkv: Tensor, x: Tensor, kv_pool: Tensor, plan: Plan, angles: Angles, local_angles: Angles) -> Tensor:
+        """The last layer's attention [T, num_heads * head_size]. qkv [T, (num_heads + 2 num_kv_heads) * head_size] of
+        the first layer and x [T, H] are overwritten, x with what it is before the last tail."""
+        rows, threads = len(x), torch.get_num_threads()
+        heads = qkv.view(rows, -1, self._head_size)
+        out = torch.empty(rows, self._heads, self._head_size, dtype=qkv.dtype)
+        work = Work(heads, self._heads, kv_pool, out, self._scale, self._soft_cap)
+        attention = attention_calls(self._backend, work, plan, self._windows, angles, local_angles)
+        normed = torch.empty_like(x)
+        tails = np.zeros(len(self._windows) - 1, TAIL_CALL)
+        tails["layer"] = self._addresses
+        buffers = {"attended": out, "x": x, "normed": normed, "y": qkv}
+        for name, tensor in buffers.items():
+            tails[name] = tensor.data_ptr()
+        tails["m"], tails["threads"] = rows, threads
+        each = np.zeros((len(self._windows), attention.calls.shape[1] + 1, 2), np.uint64)
+        each[:, :-1] = attention.calls
+        each[:-1, -1, 0], each[:-1, -1, 1] = address_of(self._kernels.tail_call), addresses(tails)
+        calls = each.reshape(-1, 2)[:-1]
+        self._kernels.run_calls(calls.ctypes.data, len(calls))
+        return out.flatten(1)
+
+
+def all_in_one(config: ModelConfig, backend: AttentionBackend, ops: Ops, tails: Sequence[Tail]) -> CpuLayers | None:
+    """None where some layer needs the interpreter: another backend, experts, norms of q and k, several ranks."""
+    ours = [tail for tail in tails if isinstance(tail, CpuTail)]
+    if type(backend) is not CpuBackend or not isinstance(ops, CpuOps) or len(ours) < len(tails) or config.qk_norm:
+        return None
+    return CpuLayers(config, backend, ops, ours)

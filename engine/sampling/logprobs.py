@@ -1,0 +1,69 @@
+"""Log probabilities of tokens that are known: of those just chosen, and of a prompt's.
+
+They are natural logarithms of the raw distribution, softmax of the logits as the model gave them.
+
+A prompt's tokens take logits [tokens, vocab_size], two hundred megabytes for a thousand tokens: the model hands them
+over in parts of SCORED_AT_ONCE rows, and of each row only the asked numbers are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.inputs import PromptScores, Row
+from engine.request import TokenLogprobs
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """For each row of logits [R, V] float32 the log probability of tokens[r] and of the counts[r] best. Best first;
+    equal ones by token id."""
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(1, tokens[:, None]).squeeze(-1).tolist()
+    values, ids = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
+    found = []
+    for logprob, count, top_ids, top in zip(own, counts, ids.tolist(), values.tolist(), strict=True):
+        pairs = sorted(zip(top_ids, top, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        found.append(TokenLogprobs(logprob, pairs[:count]))
+    return found
+
+
+class PromptRows:
+    """Where the scored positions of one step are; what Model.forward takes as `scores`. This one scores nothing: ranks
+    other than the first have a part of the logits each.
+
+    rows [S] int64: which of the step's tokens [T]."""
+
+    def __init__(self, rows: Sequence[Row], order: Sequence[int], q_lens: Sequence[int], device: torch.device) -> None:
+        """rows[order[s]] has q_lens[s] tokens of the step, one request behind the other."""
+        places: list[int] = []
+        self.asked: list[PromptScores] = []
+        first = 0
+        for i, q_len in zip(order, q_lens, strict=True):
+            scores = rows[i].scores
+            if scores is not None:
+                begin = first + scores.first
+                places += range(begin, begin + len(scores.next_ids))
+                self.asked.append(scores)
+            first += q_len
+        self.rows = torch.tensor(places, dtype=torch.int64, device=device)
+
+    def take(self, first: int, logits: Tensor) -> None:
+        """Logits [C, V] float32 of rows[first : first + C]; the parts come in order."""
+
+
+class PromptScorer(PromptRows):
+    """Puts what it finds where each request wants it."""
+
+    def __init__(self, rows: Sequence[Row], order: Sequence[int], q_lens: Sequence[int], device: torch.device) -> None:
+        super().__init__(rows, order, q_lens, device)
+        self._next = torch.tensor([token for scores in self.asked for token in scores.next_ids], device=device)
+        self._owners = [scores for scores in self.asked for _ in scores.next_ids]
+
+    def take(self, first: int, logits: Tensor) -> None:
+        owners = self._owners[first : first + len(logits)]
+        found = token_logprobs(logits, self._next[first : first + len(logits)], [owner.top for owner in owners])
+        for owner, logprobs in zip(owners, found, strict=True):
+            owner.found.append(logprobs)

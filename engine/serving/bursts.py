@@ -1,0 +1,64 @@
+"""Asking whether a prompt's new blocks are being computed somewhere already; the claims are sched/intents.py's.
+
+engine.intend{node, ready_s} + keys  ──>  <── {coming}     to the home of the prompt's first block
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from cache.block import KEY_BYTES, BlockKey
+from engine.serving import messages
+from net.channel import Channel, PeerLost, PeerRefused, RemoteError
+from net.gossip import Gossip
+from sched.intents import Coming, Intents, Ring, claimed_depths, home_of
+
+ASK_S = 0.1
+"""A home that does not answer within this, or within the time that the prefill takes, has nothing to say."""
+
+MOST_KEYS = 96
+MOST_S = 600.0
+
+
+class Bursts:
+    """The claims kept here, and the way to those kept elsewhere."""
+
+    def __init__(self, channel: Channel, gossip: Gossip) -> None:
+        self._channel = channel
+        self._kept = Intents()
+        channel.handle(messages.INTEND, self._on_intend)
+        gossip.on_down(lambda member, reason: self._kept.drop(member.node_id))
+
+    async def claim(
+        self, keys: Sequence[BlockKey], known: int, ring: Ring, node: str, ready_s: float
+    ) -> dict[str, Coming]:
+        """`node` is to compute the blocks of `keys` behind the `known` leading ones, which takes `ready_s`. Returns, by
+        node, how many leading blocks are being computed already; then nothing was claimed. Empty too when the home
+        does not answer."""
+        depths = claimed_depths(known, len(keys))
+        if not depths or not ring:
+            return {}
+        home = home_of(keys[0], ring)
+        claimed = [keys[depth - 1] for depth in depths]
+        ready_s = min(ready_s, MOST_S)
+        if home == self._channel.node_id:
+            coming = self._kept.claim(time.monotonic(), claimed, node, ready_s)
+        else:
+            body = {"node": node, "ready_s": ready_s}
+            try:
+                reply, _ = await self._channel.call(
+                    home, messages.INTEND, body, [b"".join(claimed)], max(ASK_S, ready_s)
+                )
+            except (PeerLost, PeerRefused, RemoteError, TimeoutError):
+                return {}
+            coming = {name: Coming(count, left) for name, (count, left) in reply["coming"].items()}
+        return {name: Coming(depths[found.depth - 1], found.ready_s) for name, found in coming.items()}
+
+    async def _on_intend(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES or not 0 <= body["ready_s"] <= MOST_S:
+            raise RemoteError(f"a claim has up to {MOST_KEYS} keys, ready in {MOST_S:g} s", code="bad_request")
+        keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
+        coming = self._kept.claim(time.monotonic(), keys, body["node"], body["ready_s"])
+        return {"coming": {name: [found.depth, found.ready_s] for name, found in coming.items()}}

@@ -1,0 +1,48 @@
+"""Tools for a model whose chat template knows none: told in the system message, calls and results as text. Pure.
+
+The form is the one that net/http/tools.py finds in answers, that of Hermes and Qwen. A model that was not made for it
+often answers in words; a forced call is held to it by a grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+
+def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """`messages` with nothing left in them that only a template for tools would show."""
+    plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
+    first = plain[0] if plain[0]["role"] == "system" else None
+    text = _offer(tools) if first is None else f"{first['content'] or ''}\n\n{_offer(tools)}"
+    return [{"role": "system", "content": text}, *(plain if first is None else plain[1:])]
+
+
+def _offer(tools: Sequence[Mapping[str, Any]]) -> str:
+    listed = "\n".join(_json(tool) for tool in tools)
+    example = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
+    return f"You can call these functions:\n<tools>\n{listed}\n</tools>\nA call is written as\n{example}"
+
+
+def _plain(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content'] or ''}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return message
+    calls = [f"<tool_call>\n{_json(_call(call))}\n</tool_call>" for call in message["tool_calls"]]
+    words = [message["content"]] if message["content"] else []
+    return {"role": message["role"], "content": "\n".join(words + calls)}
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {"name": function["name"], "arguments": function.get("arguments", {})}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

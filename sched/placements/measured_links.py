@@ -1,0 +1,91 @@
+"""Transfer times between nodes, learnt from the transfers that requests report and from what nodes say of their rails.
+
+A path is taken to be as fast as its transfers were, but no faster than its rails are now: the regressions forget in
+dozens of transfers, rails measure every MiB (net/rails.py). A path that nobody has used yet is as fast as its rails,
+and where nothing is known of those either, like all others together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sched.cost import TransferModel
+from sched.placements.links import Lines
+
+
+class MeasuredLinks:
+    """One model per path, and the bytes/s of the rails of paths as they were last told."""
+
+    def __init__(self) -> None:
+        self._fetch, self._handover = TransferModel(), TransferModel()
+        self._fetches: dict[str, TransferModel] = {}
+        self._handovers: dict[tuple[str, str], TransferModel] = {}
+        self._fetch_rails: dict[str, float] = {}
+        self._handover_rails: dict[tuple[str, str], float] = {}
+
+    # --- what is known
+
+    def fetch(self, nodes: Sequence[str]) -> Lines:
+        return _lines(nodes, self._fetches, self._fetch_rails, self._fetch)
+
+    def handover(self, source: str, nodes: Sequence[str]) -> Lines:
+        paths = [(source, node) for node in nodes]
+        return _lines(paths, self._handovers, self._handover_rails, self._handover)
+
+    # --- what is learnt
+
+    def told(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
+        """`node` says what its rails give in bytes/s: a mean over its peers, 0 = not known, and to some of them."""
+        if fetch > 0:
+            self._fetch_rails[node] = fetch
+        for peer, rate in to.items():
+            if rate > 0:
+                self._handover_rails[node, peer] = rate
+
+    def fetched(self, node: str, nbytes: int, seconds: float) -> None:
+        """From the pool into `node`."""
+        _observe((self._fetches.setdefault(node, TransferModel()), self._fetch), nbytes, seconds)
+
+    def handed_over(self, source: str, node: str, nbytes: int, seconds: float) -> None:
+        _observe((self._handovers.setdefault((source, node), TransferModel()), self._handover), nbytes, seconds)
+
+    def learn(self, events: Iterable[dict[str, Any]], decode: str) -> None:
+        """Timeline events of a request that decodes on `decode`."""
+        for event in events:
+            detail = event["detail"]
+            if event["event"] == "kv_moved":
+                self.handed_over(event["node"], decode, detail["bytes"], detail["seconds"])
+            elif event["event"] == "prefix_fetched":
+                self.fetched(event["node"], detail["bytes"], detail["seconds"])
+
+    def forget(self, node: str) -> None:
+        """The node is gone; another may come back under its name."""
+        self._fetches.pop(node, None)
+        self._fetch_rails.pop(node, None)
+        for path in [path for path in self._handovers if node in path]:
+            del self._handovers[path]
+        for path in [path for path in self._handover_rails if node in path]:
+            del self._handover_rails[path]
+
+
+def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> None:
+    if nbytes and seconds > 0:
+        for model in models:
+            model.observe(nbytes, seconds)
+
+
+def _lines(
+    paths: Sequence[Any], models: Mapping[Any, TransferModel], rails: Mapping[Any, float], common: TransferModel
+) -> Lines:
+    """A column of latencies and one of seconds per byte."""
+    columns = np.empty((2, len(paths)))
+    for i, path in enumerate(paths):
+        model, rate = models.get(path), rails.get(path)
+        latency_s, per_byte_s = (model or common).regression.coefficients
+        if rate is not None:
+            per_byte_s = 1 / rate if model is None else max(per_byte_s, 1 / rate)
+        columns[:, i] = latency_s, per_byte_s
+    return columns[0], columns[1]

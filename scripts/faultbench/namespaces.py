@@ -1,0 +1,136 @@
+"""Nodes in network namespaces of their own, joined by a bridge: a cut is the kernel losing packets. Linux, root.
+
+    hub: a new namespace of this process      bridge 10.77.0.254
+      port0 ──veth── eth0 10.77.0.1           namespace of the first node
+      port1 ──veth── eth0 10.77.0.2           of the second ...
+
+The namespaces have no names: they end with this process and the sleepers that hold them, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+CLONE_NEWNET = 0x40000000
+NET = "10.77.0"
+TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
+DROP_ALL = ("root", "tbf", "rate", "8bit", "burst", "1", "limit", "1")
+"""A token bucket too small for any packet: all that goes out there is dropped."""
+
+Way = Literal["both", "in", "out"]
+"""What a cut loses, seen from the node."""
+
+
+class Unavailable(Exception):
+    """This machine does not let us have network namespaces; the text says why."""
+
+
+class Namespaces:
+    """A namespace per name. Entering moves this thread, and what it starts, into the hub for good: use it once, in a
+    process of its own, before anything else runs there."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._holders: list[subprocess.Popen[bytes]] = []
+        self._cuts: dict[str, Way] = {}
+
+    def __enter__(self) -> Self:
+        """Raises Unavailable."""
+        missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+        if missing:
+            raise Unavailable(f"{', '.join(missing)} not found: install iproute2 and util-linux")
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWNET) != 0:
+            raise Unavailable(f"no new network namespace: {os.strerror(ctypes.get_errno())}")
+        try:
+            _do("ip", "link", "set", "lo", "up")
+            _do("ip", "link", "add", "name", "hub", "type", "bridge")
+            _do("ip", "address", "add", f"{NET}.254/24", "dev", "hub")
+            _do("ip", "link", "set", "hub", "up")
+            for name in self._names:
+                self._add(name)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    # --- what a LocalCluster asks
+
+    def prefix(self, name: str) -> list[str]:
+        """Before the command of a process that is to run in the namespace."""
+        return ["nsenter", f"--net=/proc/{self._holder(name)}/ns/net", "--"]
+
+    def host(self, name: str) -> str:
+        return f"{NET}.{self._names.index(name) + 1}"
+
+    # --- cuts
+
+    def cut(self, name: str, way: Way) -> None:
+        """From now on packets of this node (`out`), to it (`in`) or both are lost, silently and to and from everybody,
+        this process included."""
+        if name in self._cuts:
+            raise ValueError(f"{name} is cut off already")
+        self._cuts[name] = way
+        port = self._port(name)
+        if way == "both":
+            _do("ip", "link", "set", port, "nomaster")
+        elif way == "in":
+            _do("tc", "qdisc", "add", "dev", port, *DROP_ALL)
+        else:
+            _do(*self.prefix(name), "tc", "qdisc", "add", "dev", "eth0", *DROP_ALL)
+
+    def heal(self, name: str) -> None:
+        way, port = self._cuts.pop(name), self._port(name)
+        if way == "both":
+            _do("ip", "link", "set", port, "master", "hub")
+        elif way == "in":
+            _do("tc", "qdisc", "del", "dev", port, "root")
+        else:
+            _do(*self.prefix(name), "tc", "qdisc", "del", "dev", "eth0", "root")
+
+    # --- inside
+
+    def _add(self, name: str) -> None:
+        holder = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--net", "--", "sleep", "infinity"]
+        )
+        self._holders.append(holder)
+        ours = Path("/proc/self/ns/net").readlink()
+        deadline = time.monotonic() + 5.0
+        while Path(f"/proc/{holder.pid}/ns/net").readlink() == ours:
+            if holder.poll() is not None or time.monotonic() > deadline:
+                raise Unavailable(f"no network namespace for {name}")
+            time.sleep(0.01)
+        port, inside = self._port(name), self.prefix(name)
+        _do("ip", "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+        _do("ip", "link", "set", port, "master", "hub", "up")
+        _do(*inside, "ip", "link", "set", "lo", "up")
+        _do(*inside, "ip", "address", "add", f"{self.host(name)}/24", "dev", "eth0")
+        _do(*inside, "ip", "link", "set", "eth0", "up")
+
+    def _holder(self, name: str) -> int:
+        return self._holders[self._names.index(name)].pid
+
+    def _port(self, name: str) -> str:
+        return f"port{self._names.index(name)}"
+
+    def _end(self) -> None:
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"{' '.join(command)}: {done.stderr.strip()}")

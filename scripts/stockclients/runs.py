@@ -1,0 +1,139 @@
+"""The command lines of stock clients, and how to tell from their own results that they worked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REQUESTS = 8
+
+
+class Unexpected(Exception):
+    """A client's own result is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server, and what clients need beside it."""
+
+    url: str
+    model: str
+    tokenizer: Path  # a Hugging Face directory
+    scratch: Path  # for results
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One command of one client."""
+
+    what: str
+    argv: list[str]
+    read: Callable[[str], str]  # its standard output -> a line of what it found; raises Unexpected
+
+
+def openai_package(python: str, target: Target) -> Iterator[Run]:
+    """sync and async, streams, tools, structured output, log probabilities, errors."""
+
+    def read(output: str) -> str:
+        checks = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        failed = [check["check"] for check in checks if check["error"] is not None]
+        if failed or not checks:
+            raise Unexpected(f"failed: {', '.join(failed) or 'everything'}")
+        return f"{len(checks)} checks: {', '.join(check['check'] for check in checks)}"
+
+    yield Run("application", [python, str(HERE / "openai_checks.py"), target.url, target.model], read)
+
+
+def lm_eval(python: str, target: Target) -> Iterator[Run]:
+    """local-completions on a task of this repository: log likelihoods of choices and of whole texts, generation."""
+    tasks = target.scratch / "tasks"
+    tasks.mkdir(exist_ok=True)
+    for path in (HERE / "tasks").glob("*.yaml"):
+        (tasks / path.name).write_text(path.read_text().replace("{folder}", str(HERE / "tasks")))
+    names = ("mooncake_capitals_choice", "mooncake_capitals_generate", "mooncake_capitals_rolling")
+    for way, more in (("text prompts", "tokenized_requests=False"), ("token ids", "tokenized_requests=True")):
+        out = target.scratch / f"lm_eval {way}"
+        arguments = (
+            f"model={target.model},base_url={target.url}/v1/completions,tokenizer={target.tokenizer},"
+            f"num_concurrent=2,max_retries=1,max_length=1024,{more}"
+        )
+        argv = [python, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments]
+        argv += ["--tasks", ",".join(names), "--include_path", str(tasks), "--output_path", str(out)]
+
+        def read(output: str, out: Path = out) -> str:
+            found = json.loads(_only(out, "results_*.json").read_text())["results"]
+            choice = found[names[0]]["acc,none"]
+            generated = found[names[1]]["exact_match,none"]
+            bits = found[names[2]]["bits_per_byte,none"]
+            if choice < 0.5 or generated < 0.5 or not 0 < bits < 2:
+                raise Unexpected(f"acc {choice}, exact match {generated}, bits per byte {bits}")
+            return f"12 questions: acc {choice:.2f}, exact match {generated:.2f}, bits per byte {bits:.4f}"
+
+        yield Run(f"loglikelihood, rolling, generate_until; {way}", argv, read)
+
+
+def vllm_bench(python: str, target: Target) -> Iterator[Run]:
+    """vllm bench serve, both backends."""
+    for backend, endpoint in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
+        argv = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", backend]
+        argv += ["--base-url", target.url, "--endpoint", endpoint, "--model", target.model]
+        argv += ["--tokenizer", str(target.tokenizer), "--dataset-name", "random", "--random-input-len", "64"]
+        argv += ["--random-output-len", "16", "--num-prompts", str(REQUESTS), "--request-rate", "4", "--ignore-eos"]
+        argv += ["--save-result", "--result-dir", str(target.scratch), "--result-filename", f"vllm-{backend}.json"]
+
+        def read(output: str, path: Path = target.scratch / f"vllm-{backend}.json") -> str:
+            found = json.loads(path.read_text())
+            if found["completed"] != REQUESTS or found["total_output_tokens"] != 16 * REQUESTS:
+                raise Unexpected(f"{found['completed']} completed, {found['total_output_tokens']} output tokens")
+            return f"{REQUESTS} requests, {found['total_output_tokens']} output tokens"
+
+        yield Run(f"bench serve --backend {backend}", argv, read)
+
+
+def guidellm(python: str, target: Target) -> Iterator[Run]:
+    """guidellm benchmark, chat and text completions."""
+    for kind in ("chat_completions", "text_completions"):
+        out = target.scratch / f"guidellm-{kind}.json"
+        argv = [python, "-m", "guidellm", "benchmark", "--target", target.url, "--model", target.model]
+        argv += ["--request-type", kind, "--processor", str(target.tokenizer), "--profile", "concurrent", "--rate", "2"]
+        argv += ["--data", "prompt_tokens=64,output_tokens=16", "--max-requests", str(REQUESTS)]
+        argv += ["--disable-console-interactive", "--output-path", str(out)]
+
+        def read(output: str, out: Path = out) -> str:
+            (benchmark,) = json.loads(out.read_text())["benchmarks"]
+            done = benchmark["requests"]
+            errors, good = len(done["errored"]), len(done["successful"])
+            if errors or good < REQUESTS:
+                raise Unexpected(f"{good} requests completed, {errors} failed")
+            return f"{good} requests"
+
+        yield Run(f"benchmark, {kind}", argv, read)
+
+
+def aiperf(python: str, target: Target) -> Iterator[Run]:
+    """aiperf profile, chat and completions."""
+    for kind in ("chat", "completions"):
+        out = target.scratch / f"aiperf-{kind}"
+        argv = [python, "-m", "aiperf", "profile", "--model", target.model, "--url", target.url]
+        argv += ["--endpoint-type", kind, "--streaming", "--tokenizer", str(target.tokenizer), "--concurrency", "2"]
+        argv += ["--request-count", str(REQUESTS), "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16"]
+        argv += ["--extra-inputs", "ignore_eos:true", "--artifact-dir", str(out), "--ui", "none"]
+
+        def read(output: str, out: Path = out) -> str:
+            found = json.loads(_only(out, "profile_export_aiperf.json").read_text())
+            count, errors = found["request_count"]["avg"], found.get("error_request_count", {}).get("avg", 0)
+            if count != REQUESTS or errors:
+                raise Unexpected(f"{count} requests completed, {errors} failed")
+            return f"{count:g} requests, TTFT {found['time_to_first_token']['avg']:.0f} ms on average"
+
+        yield Run(f"profile --endpoint-type {kind}", argv, read)
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = list(folder.rglob(pattern))
+    if len(found) != 1:
+        raise Unexpected(f"{len(found)} files {pattern} in {folder}")
+    return found[0]
