@@ -167,11 +167,12 @@ class Batcher:
 
     def _prefill(self, now: float, decodes: Sequence[ScheduledRow]) -> list[ScheduledRow]:
         """Chunks of the next prompts beside `decodes`. A waiting one that cannot start keeps those behind it from
-        starting: they would take the blocks or the seat that it waits for. One whose next block another prompt of the
-        step is about to compute lets it: a burst of one prefix is computed once."""
+        starting: they would take the blocks or the seat that it waits for. One whose next block another prompt has yet
+        to compute gives that one its place in the step: a burst of one prefix is computed once."""
         queue = self._order.order(now, self.seats.prompts())
         budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
         rows: list[ScheduledRow] = []
+        taken: set[str] = set()
         blocked = bool(self.seats.handed_over())
         for request in queue:
             if budget <= 0:
@@ -180,17 +181,25 @@ class Batcher:
             if waits and (blocked or not self.seats.may_start(request)):
                 blocked = True
                 continue
-            if waits and any(self.blocks.computes_next(request, row.request) for row in rows):
-                continue  # a step later it takes that block from the cache
+            if waits and (ahead := self._computing_for(request)) is not None:
+                request, waits = ahead, False
+            if request.request_id in taken:
+                continue
             count = self._chunk(request, budget, whole=bool(rows))
             if not count:
                 break
             if waits:
                 self.seats.start(now, request)
+            taken.add(request.request_id)
             if self.seats.grow(now, request, count):
                 rows.append(self._row(request, count))
                 budget -= count
         return rows
+
+    def _computing_for(self, request: Request) -> Request | None:
+        """The begun prompt that is to compute the block which `request` needs next."""
+        begun = (other for other in self.running if other.num_uncomputed > 1)
+        return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, decodes: Sequence[ScheduledRow], prefill_context: int) -> int:
         left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)

@@ -30,10 +30,12 @@ class Config(CacheConfig):
         "mooncake",
         "scheduling",
         "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
-        "mooncake-central-greedy = over all nodes, as the paper's Conductor; or your own: FILE.py:NAME",
+        "mooncake-central-greedy = over all nodes, as the paper's Conductor; mooncake-learned = mooncake corrected by "
+        "measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
         (
             "mooncake",
             "mooncake-central-greedy",
+            "mooncake-learned",
             "dynamo-cost",
             "power-of-two",
             "local-cache",
@@ -70,15 +72,18 @@ class Config(CacheConfig):
         "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
         least=0,
     )
-    role_changes: bool = flag(
-        False,
+    first_role: str = flag(
+        "both",
         "scheduling",
-        "let nodes that prefill and decode give up one of the two for a while when the other stage is short of nodes",
+        "what a node that prefills and decodes takes: both; or it begins with one and changes over when the other "
+        "stage is short of nodes",
+        ("both", "prefill", "decode"),
     )
     role_change_hold_ms: int = flag(
         15_000,
         "scheduling",
-        "how long a stage must be short before --role-changes acts; two of these between two changes, eight per node",
+        "how long a stage must be short before a node of --first-role changes over; two of these between two changes, "
+        "eight per node",
         least=1,
     )
     queue_order: str = flag(

@@ -141,6 +141,13 @@ class ModelConfig:
         least=0,
         most=19,
     )
+    record_steps: str | None = flag(
+        None,
+        "engine",
+        "append what every step computed and how long it took to this file, a JSON line each: scripts/validate.py fits "
+        "the simulator to it",
+        unit="file",
+    )
     attention_backend: str = flag(
         "auto",
         "engine",

@@ -26,6 +26,7 @@ from engine.serving.own_load import OwnLoad
 from engine.serving.rail_news import RailNews
 from engine.serving.service import EngineService
 from engine.speculation.speculative import Speculator
+from engine.step_recorder import step_recorder
 from engine.worker import Worker
 from net.channel import Channel
 from net.load_words import LoadWords
@@ -108,6 +109,7 @@ class Engine:
             self.speculator,
             self.draft,
             config.engine_nice,
+            step_recorder(config),
         )
         self.service = EngineService(
             config.node_id,

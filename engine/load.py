@@ -11,7 +11,7 @@ from engine.costs import StepCosts
 from engine.request import Request, RequestState
 from sched.classes import CLASSES
 from sched.intents import claimed_depths
-from sched.load_word import DRAINING, ROLE_BITS, LoadWord
+from sched.load_word import CHANGING, DRAINING, ROLE_BITS, LoadWord
 from sched.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
 from sched.role_change import BOTH
@@ -24,12 +24,18 @@ COMPARED = 64
 """Prompts of the queue that are looked at for prefixes that they share."""
 
 
+def first_role(config: Config) -> frozenset[str]:
+    """What a node takes when it starts."""
+    can = BOTH & set(config.roles)
+    return can if can < BOTH or config.first_role == "both" else frozenset({config.first_role})
+
+
 class EngineLoad:
     """Reads the batcher's books."""
 
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
         self.lengths = OutputLengths()
-        self.does = BOTH & set(config.roles)  # what it takes new requests for (engine/role_changes.py)
+        self.does = first_role(config)  # what it takes new requests for (engine/role_changes.py)
         self.draining = False
         self._config = config
         self._batcher = batcher
@@ -60,6 +66,7 @@ class EngineLoad:
             decode_step_s=self.step_s(running + 1),
             residual=self._costs.residual,
             flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
+            | CHANGING * (not self.does)
             | DRAINING * self.draining,
         )
 

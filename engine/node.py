@@ -29,6 +29,7 @@ from engine.front_door import FrontDoor
 from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
+from engine.load import first_role
 from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
@@ -82,6 +83,7 @@ class Node:
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.metrics.watch_transfers(self.transfer.snapshot)
+        self.metrics.watch_load_words(self.words.counters)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.store = Store(
             config.node_id,
@@ -143,8 +145,9 @@ class Node:
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
-            if config.role_changes and self.engine.load.does >= BOTH:
-                self._role_changes = RoleChanges(self.gossip, self.engine.load, config.role_change_hold_ms / 1000)
+            if self.engine.load.does < BOTH <= set(config.roles):
+                hold_s = config.role_change_hold_ms / 1000
+                self._role_changes = RoleChanges(self.gossip, self.engine.load, hold_s)
                 self._role_changes.start()
             self.phase("engine")
         if config.prefault:
@@ -255,8 +258,14 @@ class Node:
             address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
-            info=self.identity() | {"share": self.config.dram_bytes + self._ssd_bytes},
+            info=self.identity() | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
         )
+
+    @property
+    def _first_role(self) -> dict[str, list[str]]:
+        """Of a node that changes its role: what it goes back to when all is calm."""
+        begins = first_role(self.config)
+        return {"first_role": sorted(begins)} if begins < BOTH <= set(self.config.roles) else {}
 
     @property
     def _ssd_bytes(self) -> int:

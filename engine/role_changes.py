@@ -1,5 +1,5 @@
 """The shell of sched/role_change.py: looks at the gossiped records every few seconds and tells the engine what it does
-from now on. With --role-changes."""
+from now on. With --first-role."""
 
 from __future__ import annotations
 
@@ -47,21 +47,23 @@ class RoleChanges:
             ]
             does = self._controller.step(asyncio.get_running_loop().time(), nodes)
             if does is not None:
-                log.info("from now on: %s", " and ".join(sorted(does)))
+                log.info("from now on: %s", " and ".join(sorted(does)) or "nothing new, what is here is finished first")
                 self._load.does = does
 
 
 def seen(member: Member, record: NodeRecord) -> Seen:
     """A node as the rules look at it."""
-    can = BOTH & set(member.roles)
-    does = frozenset(role for role in can if record.flags & ROLE_BITS[role])
+    roles = BOTH & set(member.roles)
+    does = frozenset(role for role in roles if record.flags & ROLE_BITS[role])
+    home = frozenset(member.info.get("first_role", ()))
     return Seen(
         node_id=member.node_id,
-        can=can,
-        does=does or can,
+        can=roles if home else does,
+        does=does if record.flags else roles,
         work_s=record.work_s,
         running_soon=record.running_soon,
         max_running=record.max_running,
         blocks_soon=record.blocks_soon,
         blocks_total=record.blocks_total,
+        home=home or does,
     )

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
@@ -28,10 +27,8 @@ from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step
+from engine.step_recorder import StepRecorder
 from net.metrics import Metrics
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("mooncake.engine")
 
@@ -73,6 +70,7 @@ class Worker:
         speculator: Speculator | None = None,
         draft: DraftModel | None = None,
         nice: int = 0,
+        recorder: StepRecorder | None = None,
     ) -> None:
         """nice: of the thread that computes, beside ours."""
         self.batcher = batcher
@@ -83,6 +81,8 @@ class Worker:
         self._metrics = metrics
         self._speculator = speculator
         self._draft = draft
+        self._recorder = recorder
+        self._idle = True  # since the last step
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._transfers: dict[str, KvTransfer] = {}
         self._arriving = Arriving()
@@ -139,6 +139,8 @@ class Worker:
         await asyncio.gather(*(transfer.stop() for transfer in self._transfers.values()))
         self._transfers.clear()
         self._executor.shutdown(wait=True)
+        if self._recorder is not None:
+            self._recorder.close()
         for request_id in list(self.batcher.requests):
             self.batcher.abort(time.monotonic(), request_id)
 
@@ -170,6 +172,7 @@ class Worker:
 
     async def _sleep(self) -> None:
         """Until something happens. Transfers free blocks without telling, so a blocked queue looks again soon."""
+        self._idle = True
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BLOCKED_RETRY_S if self.batcher.waiting else None):
@@ -225,6 +228,9 @@ class Worker:
         # Steps that waited for a prefix, or had the logits of a prompt to compute, teach nothing about others.
         if not self._waited and not any(row.request.scores_prompt for row in step.rows):
             self.costs.observe(step, end - begin)
+        if self._recorder is not None:
+            self._recorder.add(step, begin, end, self._idle, self._waited)
+        self._idle = False
         for row in step.rows:
             row.request.steps.add(begin, end, row.num_tokens)
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
@@ -253,6 +259,8 @@ class Worker:
         self._metrics.observe_step(produced.num_tokens)
         if produced.emissions:
             self.on_emissions(produced.emissions)
+        if self._recorder is not None:
+            self._recorder.write()
 
     def _fail(self, step: Step, error: str) -> None:
         """A step raised: its requests end here, the node lives on."""

@@ -72,7 +72,7 @@ class LoadWords:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """claim_ttl_s: how long a claim counts whose request does not come; the same on all nodes."""
-        self.counters: Counter[str] = Counter()  # read, claimed; one_sided or message; torn
+        self.counters: Counter[str] = Counter()  # read, claimed; one_sided or message; torn; asked_message: by probes
         self._channel = channel
         self._transfer = transfer
         self._clock = clock

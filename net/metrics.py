@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from net.stalls import SLOW_S, Stall
-from net.transfer_metrics import TransferCollector
+from net.transfer_metrics import LoadWordCollector, TransferCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -160,6 +160,10 @@ class Metrics:
     def watch_transfers(self, snapshot: Callable[[], list[dict[str, Any]]]) -> None:
         """Show the transfer engine's rows (net.transfer.TransferEngine.snapshot) per peer in every scrape."""
         self.registry.register(TransferCollector(self._labels, snapshot))
+
+    def watch_load_words(self, counters: Mapping[str, int]) -> None:
+        """Show how load words of other nodes were read and claimed (net.load_words.LoadWords.counters)."""
+        self.registry.register(LoadWordCollector(self._labels, counters))
 
     def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
         """One finished submission. direction: read or write; transport: local, shm, tcp, ..."""

@@ -7,7 +7,7 @@ wait for. While a payload arrives, or an answer is due, the next bytes come soon
 Waits are of two kinds, for the rest of a payload and for the next message. One in which nothing came for `most_s` was
 polled in vain: the peer is slow or seldom asks, or it needs the core on which this loop polls. The next waits of its
 kind then sleep: 2 of them, after the next failure 4, up to SKIP_MAX. Bytes that come while the loop polls start that
-anew.
+anew. On a link whose packets come within `most_s` of each other that is the whole transfer: a core is awake for it.
 """
 
 from __future__ import annotations

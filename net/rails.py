@@ -14,7 +14,7 @@ from typing import Any
 
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
-FIRST_GUESS = 1e9  # bytes/s of a rail nothing has been moved on
+FIRST_GUESS = 1e9  # bytes/s of a rail while none has been measured
 WEIGHT = 0.2  # of a new measurement in the estimate
 SAMPLE_BYTES = 1 << 20  # measured over at least so many bytes: latency is not bandwidth
 
@@ -96,12 +96,14 @@ def choose(
     of those has room. distances: of each rail, the same for all when empty. window: bytes a rail may have in flight
     before it takes more."""
     nearest = min((distances[i] for i, rail in enumerate(rails) if rail.up), default=0) if distances else 0
+    known = [rail.bytes_per_s for rail in rails if rail.measured]
+    guess = sum(known) / len(known) if known else FIRST_GUESS  # a rail not measured yet is one like the others
     best, best_s = None, float("inf")
     for i, rail in enumerate(rails):
         if not rail.up or room[i] <= 0 or (distances and distances[i] > nearest):
             continue
         if window is None or rail.in_flight < window:
-            seconds = (rail.in_flight + nbytes) / rail.bytes_per_s
+            seconds = (rail.in_flight + nbytes) / (rail.bytes_per_s if rail.measured else guess)
             if seconds < best_s:
                 best, best_s = i, seconds
     return best

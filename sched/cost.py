@@ -37,16 +37,18 @@ ROUNDS = 4
 class Regression:
     """t = sum c_i x_i with c >= 0, robust least squares of relative errors over a window."""
 
-    def __init__(self, prior: Sequence[float]) -> None:
-        """`prior`: coefficients to start from, all > 0; only their ratios matter once something was observed."""
+    def __init__(self, prior: Sequence[float], window: int = WINDOW) -> None:
+        """`prior`: coefficients to start from, all > 0; only their ratios matter once something was observed.
+        `window`: observations that count."""
         if not all(c > 0 for c in prior):
             raise ValueError(f"prior coefficients must be positive, got {list(prior)}")
         self.observations = 0
         self.error = 0.0  # moving average of |predicted - measured| / measured, before learning from it
         self._prior: Vector = np.asarray(prior, dtype=np.float64)
         self._coefficients = tuple(float(c) for c in prior)
-        self._features: Vector = np.zeros((WINDOW, len(prior)))
-        self._seconds: Vector = np.zeros(WINDOW)
+        self._window = window
+        self._features: Vector = np.zeros((window, len(prior)))
+        self._seconds: Vector = np.zeros(window)
         self._unseen = 0  # observations since the last fit
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
@@ -54,7 +56,7 @@ class Regression:
         if not seconds > 0 or not min(features) >= 0 or not max(features) > 0:
             raise ValueError(f"cannot learn from {seconds} s for {list(features)}")
         miss = abs(self.estimate(features) - seconds) / seconds
-        row = self.observations % WINDOW
+        row = self.observations % self._window
         self._features[row], self._seconds[row] = features, seconds
         self.observations += 1
         self._unseen += 1
@@ -63,7 +65,13 @@ class Regression:
     @property
     def coefficients(self) -> tuple[float, ...]:
         """Fitted anew when they are asked for and an eighth of the window's observations (16 at most) is unseen."""
-        if self._unseen > min(self.observations, WINDOW) // 8:
+        if self._unseen > min(self.observations, self._window) // 8:
+            self.refit()
+        return self._coefficients
+
+    def refit(self) -> tuple[float, ...]:
+        """Fitted to all observations that count, now."""
+        if self._unseen:
             self._coefficients, self._unseen = tuple(float(c) for c in self._fit()), 0
         return self._coefficients
 
@@ -77,7 +85,7 @@ class Regression:
         The pull is measured in what it changes of the predictions, so a prior that is wrong by orders of magnitude
         in a term that matters cannot hold out against data.
         """
-        count = min(self.observations, WINDOW)
+        count = min(self.observations, self._window)
         x, t = self._features[:count], self._seconds[:count]
         prior = self._prior * float(np.median(t / (x @ self._prior)))
         c = prior

@@ -42,6 +42,7 @@ CLAIM_UNIT_S = 1e-6
 
 ROLE_BITS = {"prefill": 1, "decode": 2, "store": 4}
 DRAINING = 8  # finishes what it has, takes nothing new
+CHANGING = 16  # neither prefills nor decodes for others until it has changed its role
 
 
 class TornWord(ValueError):

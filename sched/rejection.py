@@ -44,14 +44,17 @@ class Refusal:
 
 
 class Rejection(Protocol):
-    """One variant. `scale` multiplies the objectives of the classes."""
+    """One variant. `scale` multiplies the objectives of the classes, `tbt_scale`, if given, that of the time per
+    token."""
 
     forecasts: bool  # reads Estimate.step_soon_s, which nodes answer only by message
 
-    def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         """Before the prefill."""
 
-    def after_prefill(self, service_class: str, step_s: float, step_alone_s: float, scale: float) -> Refusal | None:
+    def after_prefill(
+        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+    ) -> Refusal | None:
         """When the prompt has come to its decode node."""
 
 
@@ -60,29 +63,33 @@ class NoRejection:
 
     forecasts = False
 
-    def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         return None
 
-    def after_prefill(self, service_class: str, step_s: float, step_alone_s: float, scale: float) -> Refusal | None:
+    def after_prefill(
+        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+    ) -> Refusal | None:
         return None
 
 
 class StageLoad(NoRejection):
     """The paper's baseline."""
 
-    def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         return _late(estimate, scale)
 
-    def after_prefill(self, service_class: str, step_s: float, step_alone_s: float, scale: float) -> Refusal | None:
-        return _slow(service_class, step_s, step_alone_s, 0.0, scale)
+    def after_prefill(
+        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+    ) -> Refusal | None:
+        return _slow(service_class, step_s, step_alone_s, 0.0, tbt_scale or scale)
 
 
 class Early(NoRejection):
     """On the decode load of now."""
 
-    def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         e = estimate
-        return _late(e, scale) or _slow(e.service_class, e.step_s, e.step_alone_s, e.decode_s, scale)
+        return _late(e, scale) or _slow(e.service_class, e.step_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
 
 
 class Predicted(NoRejection):
@@ -90,9 +97,9 @@ class Predicted(NoRejection):
 
     forecasts = True
 
-    def at_arrival(self, estimate: Estimate, scale: float) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         e = estimate
-        return _late(e, scale) or _slow(e.service_class, e.step_soon_s, e.step_alone_s, e.decode_s, scale)
+        return _late(e, scale) or _slow(e.service_class, e.step_soon_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
 
 
 rejections: dict[str, Callable[[], Rejection]] = {
@@ -147,7 +154,9 @@ def running_soon(
     made: Iterable[int], arriving: int, expected_tokens: float, step_s: float, horizon_s: float, most: int
 ) -> int:
     """Requests decoding `horizon_s` from now: those running whose expected tokens are not all made by then (`made`: so
-    many each), and those whose KV is on its way. A request that has outlived the expectation is taken to go on."""
+    many each), and those whose KV is on its way; these come evenly until then, and the first of them are done by then
+    where a decode is shorter than that. A request that has outlived the expectation is taken to go on."""
     steps = horizon_s / step_s if step_s > 0 else 0.0
     stay = sum(tokens >= expected_tokens or tokens + steps < expected_tokens for tokens in made)
-    return min(most, stay + arriving)
+    share = min(1.0, expected_tokens / steps) if steps > 0 else 1.0
+    return min(most, stay + math.ceil(arriving * share))

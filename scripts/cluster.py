@@ -53,7 +53,7 @@ class LocalCluster:
 
     nodes      what to start, as `parse_nodes` reads it
     flags      passed to every node; '{node}' in a flag becomes the node's name
-    role_flags role ('store') -> more flags for the nodes that have this role
+    role_flags role ('store') or node ('store-0') -> more flags for the nodes that have this role, or for this one
     env        added to this process's environment
     run_dir    existing directory for NAME.log and NAME.out
     program    command of a node; tests give a stand-in
@@ -235,7 +235,7 @@ class LocalCluster:
         argv += ["--join", join.removeprefix("http://")] if join else []
         named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in self.flags)
         argv += ["--api-key", self.api_key] if self.api_key and not named else []
-        by_role = [flag for has in Config(role=role).roles for flag in self.role_flags.get(has, ())]
+        by_role = [flag for has in (*Config(role=role).roles, name) for flag in self.role_flags.get(has, ())]
         extra = [*self.flags, *by_role, *flags]
         argv += [flag.replace("{node}", name) for flag in extra]
         self._nodes[name] = spawn(name, role, argv, self.run_dir, self.env)

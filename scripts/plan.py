@@ -27,8 +27,8 @@ from scripts.benchlib.results import write_result
 from scripts.lab.generate import chats
 from scripts.lab.loads import drawn, load_of
 from scripts.lab.traces import find_trace
-from sim.models import PRESETS
 from sim.plan import Infeasible, Load, Objective, Plan, plan
+from sim.presets import preset
 from sim.trace import TraceRow, read_trace
 
 SHOWN = 8  # splits of the front
@@ -42,7 +42,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--rate", type=float, default=0.0, help="requests per second (default: the trace's)")
     made.add_argument("--hit-rate", type=float, default=0.0, help="share of every prompt that is found")
     made.add_argument("--pool-blocks", type=int, metavar="N", help="find prefixes by a replay through a pool of N")
-    made.add_argument("--model", choices=tuple(PRESETS), default="llama3-70b-8xa800", help="step times of a node")
+    made.add_argument("--model", default="llama3-70b-8xa800", help="step times of a node: a preset, or FILE.json")
     made.add_argument("--ttft-s", type=float, default=30.0, help="objective for the first token (default: 30)")
     made.add_argument("--tbt-s", type=float, default=0.1, help="objective between tokens, a request's mean")
     made.add_argument("--share", type=float, default=0.9, help="of requests that must keep them (default: 0.9)")
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{name}: {wanted.rate:.3g} requests/s, {wanted.prompt.mean():.0f} tokens in, {wanted.answer.mean():.0f} "
             f"out, {wanted.hit_rate:.1%} of the prompt tokens found"
         )
-        found = plan(PRESETS[args.model], wanted, objective, args.prefill_cost, args.decode_cost)
+        found = plan(preset(args.model), wanted, objective, args.prefill_cost, args.decode_cost)
     except Infeasible as why:
         console.print(str(why), style="red")
         return 1

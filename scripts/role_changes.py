@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Nodes that change between prefill and decode under a load that changes its nature: no request fails, equal tokens.
 
-    python scripts/role_changes.py                     four nodes of both roles and a store, tiny model, about a minute
+    python scripts/role_changes.py                     two prefill and two decode nodes that change, tiny model
     python scripts/role_changes.py --hold-ms 15000 --phase-s 120 --json out.json
 
 Clients send one request after the other: in the first phase long prompts with short answers, in the second short
@@ -66,7 +66,7 @@ class Seen:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=4, help="that prefill and decode")
+    parser.add_argument("--nodes", type=int, default=4, help="half of them begin with prefill, half with decode")
     parser.add_argument("--hold-ms", type=int, default=1500, help="--role-change-hold-ms of the nodes; 0 = no changes")
     parser.add_argument("--phase-s", type=float, default=12.0)
     parser.add_argument("--phases", type=int, default=3)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_result_flags(parser)
     args = parser.parse_args(argv)
     if args.quick:
-        args.nodes, args.hold_ms, args.phase_s, args.phases = 3, 600, 6.0, 2
+        args.hold_ms, args.phase_s, args.phases = 600, 8.0, 2
     print(f"seed {args.seed}")
     rows, wrong = measure(args)
     config = {name: getattr(args, name) for name in ("nodes", "hold_ms", "phase_s", "phases", "seed")}
@@ -87,12 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(args: argparse.Namespace) -> tuple[list[Row], list[str]]:
     """(rows, what was wrong)"""
     rows: list[Row] = []
-    changing = ["--role-changes", "--role-change-hold-ms", str(args.hold_ms)] if args.hold_ms else []
+    names = [f"{role}-{number}" for number in range(args.nodes // 2) for role in ("prefill", "decode")]
+    nodes = f"prefill={args.nodes // 2},decode={args.nodes // 2},store=1"
+    changing: dict[str, list[str]] = {}
+    if args.hold_ms:
+        hold = ["--role", "prefill,decode", "--role-change-hold-ms", str(args.hold_ms)]
+        changing = {name: [*hold, "--first-role", name.partition("-")[0]] for name in names}
     with tempfile.TemporaryDirectory() as scratch:
-        flags = [*tiny_model(Path(scratch)), "--max-model-len", "4096", "--max-num-seqs", str(SEATS), *changing]
+        flags = [*tiny_model(Path(scratch)), "--max-model-len", "4096", "--max-num-seqs", str(SEATS)]
         run_dir = Path(scratch) / "run"
         run_dir.mkdir()
-        with LocalCluster(f"mixed={args.nodes},store=1", flags, run_dir=run_dir) as cluster:
+        with LocalCluster(nodes, flags, role_flags=changing, run_dir=run_dir) as cluster:
             model = rest.get(f"{cluster[DOOR].url}/v1/models")["data"][0]["id"]
             loads = [
                 [

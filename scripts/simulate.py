@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,21 +28,23 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from sched.batching import batching_policies
 from scripts.benchlib.results import write_result
-from scripts.lab.agents import agents
-from scripts.lab.generate import chats
+from scripts.lab.generators import GENERATORS
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
 from sim.links import KINDS
-from sim.models import PRESETS
+from sim.predictors import predictors
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
 
-CHOICES = {"model": tuple(PRESETS), "kv_overlap": ("layer", "none"), "links": KINDS}
-GENERATORS: dict[str, Callable[[int, int], list[TraceRow]]] = {
-    "chats": lambda seed, count: chats(seed, count).rows,
-    "agents": agents,
+CHOICES = {
+    "kv_overlap": ("layer", "none"),
+    "publish": ("none", "home"),
+    "predictor": tuple(predictors),
+    "batching": tuple(batching_policies),
+    "links": KINDS,
 }
 OWN = {"placement"}  # takes several
 
@@ -54,7 +56,9 @@ def parser() -> ArgumentParser:
     made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests in place of a trace, by --seed")
     made.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
     made.add_argument("--speed", type=float, default=1.0, help="replay speed: 2 = half the time between requests")
-    made.add_argument("--jitter-s", type=float, default=3.0, help="spread over which equal timestamps are moved, s")
+    made.add_argument(
+        "--jitter-s", type=float, default=3.0, help="spread over which a trace's equal timestamps are moved, s"
+    )
     made.add_argument("--jobs", type=Path, metavar="FILE", help="write what became of every request, a JSON line each")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the whole configuration")
     made.add_argument("--placement", default="mooncake", help="policies, joined by commas (default: mooncake)")
@@ -74,13 +78,13 @@ def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
     """(name of the trace, its rows by time). Raises OSError, ValueError."""
     path = Path(args.trace) if args.trace else find_trace("conversation")
     if args.generate or path is None:
-        kind = args.generate or "chats"
+        kind = args.generate or "conversation"
         name, rows = f"generated {kind}", GENERATORS[kind](args.seed, args.requests or 4000)
     else:
         name, rows = path.name, list(read_trace(path))
     if not args.speed > 0:
         raise ValueError(f"--speed must be positive, got {args.speed}")
-    rows = jittered(rows[: args.requests], args.jitter_s, args.seed)
+    rows = jittered(rows[: args.requests], args.jitter_s, args.seed) if path and not args.generate else rows
     return name, [replace(row, timestamp_ms=row.timestamp_ms / args.speed) for row in rows]
 
 
@@ -128,7 +132,7 @@ def write_jobs(path: Path, cluster: Cluster) -> None:
     """One JSON object per request; null = it did not get there."""
     with path.open("wb") as file:
         for job in cluster.jobs:
-            row = {name: value for name, value in asdict(job).items() if name not in ("blocks", "log")}
+            row = {name: value for name, value in asdict(job).items() if name not in ("blocks", "log", "gaps")}
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 

@@ -30,7 +30,8 @@ from scripts.benchlib.results import write_result
 from scripts.lab.loads import pooled
 from scripts.lab.traces import HINT, find_trace
 from sim.caches import Cache
-from sim.models import PRESETS, StepModel
+from sim.models import StepModel
+from sim.presets import preset
 from sim.trace import BLOCK_TOKENS, TraceRow, read_trace
 
 PAYS = 0.05
@@ -118,7 +119,7 @@ def shown(stats: dict[str, Any]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
-    made.add_argument("--model", choices=tuple(PRESETS), default="llama3-70b-8xa800", help="step times of a node")
+    made.add_argument("--model", default="llama3-70b-8xa800", help="step times of a node: a preset, or FILE.json")
     made.add_argument("--nodes", type=int, default=8, help="that keep blocks (default: 8)")
     made.add_argument("--node-blocks", type=int, default=6000, help="512-token blocks of each (default: 6000)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the statistics")
@@ -127,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.nodes < 1 or args.node_blocks < 1:
             raise ValueError("--nodes and --node-blocks must be at least 1")
+        model = preset(args.model)
         path = Path(args.trace) if args.trace else find_trace("conversation")
         if path is None:
             raise ValueError(HINT)
@@ -136,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         console.print(f"trace_stats: {error}", style="red")
         return 2
-    stats = statistics(rows, PRESETS[args.model], args.nodes, args.node_blocks)
+    stats = statistics(rows, model, args.nodes, args.node_blocks)
     Console().print(shown(stats))
     print(
         f"{stats['distinct_blocks']} distinct of {stats['blocks']} blocks, {stats['used_once']:.1%} of them used once; "

@@ -9,21 +9,23 @@ from random import Random
 
 from cache.policies import policies
 from cache.policy import Facts
-from sched.placements.choice import Placement, Rejected
+from sched.placements.choice import LearningPolicy, Placement, Rejected
 from sched.placements.demand import Demand
-from sched.placements.view import Candidate, View
-from sched.queueing import queue_orders
-from sched.rejection import Estimate, rejections
+from sim import making
 from sim.caches import Cache
 from sim.config import SimConfig
+from sim.contention import Contention
 from sim.failures import Failures
 from sim.job import Job
 from sim.links import SimLinks
 from sim.loop import Loop
-from sim.models import PRESETS, StepModel, with_bandwidth
+from sim.models import StepModel, with_bandwidth
 from sim.network import Network
 from sim.node import Node
 from sim.placing import Placing
+from sim.predictors import equip
+from sim.presets import preset
+from sim.refusals import Refusals
 from sim.roles import Roles
 from sim.trace import TraceRow
 
@@ -32,32 +34,35 @@ class Cluster:
     """One run. `jobs` are all requests so far, in the order of their arrival."""
 
     def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
-        """`model` in place of the preset that the config names. Raises KeyError for unknown names, ValueError."""
-        model = PRESETS[config.model] if model is None else model
+        """`model` in place of the config's. Raises KeyError for unknown policies, ValueError, OSError."""
+        model = preset(config.model) if model is None else model
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
         self.loop = Loop()
         self.jobs: list[Job] = []
         self.rng = Random(config.seed)
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
-        self.nodes = [self._node(i, name, roles) for i, (name, roles) in enumerate(_names(config))]
+        self.nodes = making.nodes(self)
+        self.contention = Contention(config.contention, self.nodes)
         if not self.nodes:
             raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
         self.by_name = {node.name: node for node in self.nodes}
         size = len(self.nodes)
         self.pool = Cache(policies[config.eviction](), config.pool_blocks * size)
-        self.rejection = rejections[config.rejection]()
         self._facts: list[Facts] = []
         wire = self.model.token_bytes * config.kv_scale
         self._wire_bytes = wire
         self.links = SimLinks(config.links, self.network)
-        candidates = [self._candidate(node) for node in self.nodes]
+        candidates = [making.candidate(self, node) for node in self.nodes]
         self.placing = Placing(config, self.loop, self.rng, candidates, self.links)
+        self._learner = self.placing.policy if isinstance(self.placing.policy, LearningPolicy) else None
         self.live = self.placing.live
-        self.caches = [self._cache(node) for node in self.nodes]
+        self.caches = [making.cache(self, node) for node in self.nodes]
         self._left = 0
         self.failures = Failures(self)
+        self.refusals = Refusals(self)
         self.roles = Roles(self)
+        equip(self)
 
     # --- a run
 
@@ -98,13 +103,12 @@ class Cluster:
         if self.by_name[decision.prefill].down or self.by_name[decision.decode].down:
             self.loop.after(self.config.retry_s, self.place, job)
             return
-        onto = view.index[decision.decode]
-        if self.config.rejection != "none":  # the estimate looks at the requests of every node
-            refusal = self.rejection.at_arrival(self._estimate(job, decision, view, onto), self.config.slo_scale)
-            if refusal is not None:
-                self._refuse(job, refusal.reason)
-                return
-        job.sent, job.placed = now, now + made.questions * self.config.probe_s
+        refusal = self.refusals.at_arrival(job, decision, view)
+        if refusal is not None:
+            self._refuse(job, refusal.reason)
+            return
+        asking_s = max(made.questions * self.config.probe_s, self.config.lookup_s if self.pool.capacity else 0.0)
+        job.sent, job.placed, job.estimates = now, now + self.model.front_s + asking_s, decision.estimates
         job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
         job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival
         self.placing.charge(made.cell, decision)
@@ -120,34 +124,6 @@ class Cluster:
             token_bytes=round(self._wire_bytes),
             service_class=job.service_class,
         )
-
-    def _estimate(self, job: Job, decision: Placement, view: View, onto: int) -> Estimate:
-        node = self.by_name[decision.decode]
-        step_s = float(view.step_s[onto])
-        return Estimate(
-            service_class=job.service_class,
-            ttft_s=decision.estimates["ttft_s"],
-            wait_s=decision.estimates["wait_s"],
-            step_s=step_s,
-            step_soon_s=self._step_soon(node, decision.estimates["ttft_s"]),
-            step_alone_s=self.model.decode_s(1, job.input_tokens),
-            decode_s=job.output_tokens * step_s,
-        )
-
-    def _step_soon(self, node: Node, seconds: float) -> float:
-        """The decode step of `node` when the prompt would arrive: without those done by then."""
-        step_s = max(node.step_s(), 1e-9)
-        steps = seconds / step_s
-        staying = [job for job in node.batch if job.output_tokens - job.decoded > steps]
-        coming = list(self.coming_to(node))
-        context = sum(job.context for job in staying) + sum(job.input_tokens for job in coming)
-        return self.model.decode_s(len(staying) + len(coming) + 1, context)
-
-    def coming_to(self, node: Node) -> Iterator[Job]:
-        """Requests placed to decode on `node` that are not there yet."""
-        for other in self.nodes:
-            yield from (job for job in other.queue if job.decode == node.name)
-            yield from (job for job in other.coming if job.decode == node.name)
 
     def _refuse(self, job: Job, reason: str) -> None:
         job.refused = reason
@@ -202,6 +178,11 @@ class Cluster:
         while len(self._facts) < len(blocks):
             size, position = self.config.block_tokens, len(self._facts)
             self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
+        if self._learner is not None and not job.resumed:
+            self._learner.observed(job.prefill, job.estimates, job.first_token - job.sent)
+        if self.config.publish == "home":
+            nbytes = (len(blocks) - self.pool.run(blocks)) * self.config.block_tokens * self._wire_bytes
+            self.network.send(node.name, self._home(job), nbytes, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
@@ -233,14 +214,31 @@ class Cluster:
             job.log.append((self.loop.now, "half"))
             if sum(what == "half" for _, what in job.log) < 2:
                 return
-        self.by_name[job.decode].join(job)
+        if self.model.handover_s:
+            self.loop.after(self.model.handover_s, self._join, job, attempt)
+        else:
+            self._join(job, attempt)
+
+    def _join(self, job: Job, attempt: int) -> None:
+        if job.retries != attempt:
+            return
+        node = self.by_name[job.decode]
+        refusal = self.refusals.after_prefill(job, node)
+        if refusal is None:
+            node.join(job)
+            return
+        node.release(job)
+        self.changed(node)
+        self._refuse(job, refusal.reason)
 
     def finished(self, node: Node, job: Job) -> None:
         self._left -= 1
+        self.refusals.ended(job)
 
     def changed(self, node: Node) -> None:
         """Keep the live columns."""
         live, i = self.live, node.index
+        self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch)
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
@@ -254,39 +252,6 @@ class Cluster:
         if self._left:
             self.loop.after(self.config.gossip_s, self._gossip)
 
-    # --- making
 
-    def _node(self, index: int, name: str, roles: tuple[str, ...]) -> Node:
-        chunk = self.config.chunk_tokens or self.model.chunk_tokens
-        order = queue_orders[self.config.queue_order]()
-
-        def slowness(now: float) -> float:
-            return self.failures.slowness[index]
-
-        return Node(self.loop, index, name, roles, self.model, order, self, chunk, slowness)
-
-    def _cache(self, node: Node) -> Cache:
-        def changed(block: int, here: bool) -> None:
-            self.placing.exact.tell(self.loop.now, node.index, block, here)
-            self.placing.told.tell(self.loop.now, node.index, block, here)
-
-        prefills = "prefill" in node.roles or self.config.role_changes
-        capacity = self.config.cache_blocks if prefills else 0
-        return Cache(policies[self.config.eviction](), capacity, changed)
-
-    def _candidate(self, node: Node) -> Candidate:
-        blocks = self.model.kv_tokens // self.config.block_tokens
-        return Candidate(
-            node_id=node.name,
-            roles=node.roles,
-            prefill=self.model.prefill,
-            free_blocks=blocks,
-            total_blocks=blocks,
-            step_s=node.step_s() if "decode" in node.roles else 0.0,
-        )
-
-
-def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
-        yield from ((f"{role}-{i}", (role,)) for i in range(count))
-    yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
+def _nothing() -> None:
+    """Blocks are in the pool's books from the end of their prefill on."""

@@ -11,7 +11,7 @@ class SimConfig:
     """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
     `pool_blocks`. Times in seconds."""
 
-    model: str = "llama3-70b-8xa800"
+    model: str = "llama3-70b-8xa800"  # a preset of sim/models.py, or a file that scripts/validate.py wrote
     prefill: int = 8
     decode: int = 8
     mixed: int = 0
@@ -21,14 +21,21 @@ class SimConfig:
     cache_blocks: int = 6_000  # of a node, in its own memory
     pool_blocks: int = 0  # of a node's share of the pool
     block_tokens: int = 512
-    chunk_tokens: int = 0  # of prompts in a step; 0 = the model's
+    chunk_tokens: int = 0  # of a step; 0 = the model's
+    batching: str = "decode-first"  # sched/batching.py: what of them prompts may have
+    prefill_chunk_tokens: int = 256  # with batching mixed
+    tbt_budget_s: float = 0.1  # with batching dynamic
+    step_prompts: int = 1  # that may share a step; nodes have no limit
+    contention: float = 0.0  # by how much a step is longer while another node computes: nodes of one machine
     nic_gbit_s: float = 0.0  # 0 = the model's
     kv_overlap: Literal["layer", "none"] = "layer"
+    publish: Literal["none", "home"] = "none"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node
     delivery_s: float = 0.03  # until a record is everywhere
     digest_s: float = 1.0  # until others know what a node holds
     probe_s: float = 0.5e-3  # a question to a node and its answer
+    lookup_s: float = 0.5e-3  # asking the pool for a prompt's blocks, beside the questions to the nodes
     cell_nodes: int = 0  # most nodes of a cell, see sched/cells.py; 0 = one cell
     cell_s: float = 2.0  # until a change of a cell's load is known in the others
     entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only
@@ -37,7 +44,12 @@ class SimConfig:
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000
     rejection: str = "none"
-    slo_scale: float = 1.0
+    slo_scale: float = 1.0  # of the objectives that it judges by
+    tbt_slo_scale: float = 0.0  # of the time per token; 0 = slo_scale
+    predictor: str = "factors"  # of --placement mooncake-learned: factors, perfect, noisy, inverted
+    predictor_noise: float = 0.3  # standard deviation of the logarithm
+    guard_slack: float = 1.25  # width of the envelope
+    guard_most_error: float = 0.3  # moving relative error from which the predictor is not believed
     faults: str = ""  # sim/faults.py: crash:NODE@AT+SECONDS, slow:NODE@AT+SECONDSxFACTOR
     crash_every_s: float = 0.0  # a node crashes, by seed; 0 = never
     crash_down_s: float = 30.0  # until it is back

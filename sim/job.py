@@ -26,6 +26,7 @@ class Job:
     retries: int = 0  # attempts that a crash ended
     resumed: int = 0  # tokens answered by them, now part of the prompt
     estimate_s: float = float("nan")  # of TTFT, when it was placed
+    estimates: dict[str, float] = field(default_factory=dict)  # all of the last decision
     prefill_s: float = 0.0  # estimated work, what it weighs in the queue
     refused: str = ""
 
@@ -36,6 +37,7 @@ class Job:
     joined: float = float("nan")  # the decode batch
     finished: float = float("nan")
     longest_gap: float = 0.0
+    gaps: list[tuple[int, float]] = field(default_factory=list)  # (so many between tokens, seconds of each)
     fetched: float = 0.0  # seconds that the prefix took
     broken: float = float("nan")  # when the last attempt's node crashed
     prefilled: float = float("nan")  # the last attempt's prompt
@@ -70,3 +72,16 @@ class Job:
         """Mean gap between tokens, the hand-over included; NaN for one token."""
         gaps = self.resumed + self.output_tokens - 1
         return (self.finished - self.first_token) / gaps if gaps else float("nan")
+
+    @property
+    def tail_tbt(self) -> float:
+        """FAST'25's time between tokens: the mean of the longest tenth of the gaps; NaN for one token."""
+        left = tenth = -(-sum(count for count, _ in self.gaps) // 10)
+        if not tenth:
+            return float("nan")
+        total = 0.0
+        for count, seconds in sorted(self.gaps, key=lambda gap: -gap[1]):
+            taken = min(count, left)
+            total += taken * seconds
+            left -= taken
+        return total / tenth

@@ -2,6 +2,7 @@
 
     prefill chunk   t = a0 + a1 n + a2 n (n + 2 ctx)     n new tokens behind ctx known ones (sched.cost)
     decode step     t = max(w, p B) + d0 + d1 B + k sum(ctx)
+    both in one     t = c0 + c1 B + c2 sum(ctx) + c3 n + c4 n (n + 2 ctx)      where it was measured (sched.step_cost)
 
 w: weights read once per step; p: products of one token; k: KV read per token of context. For fixed B a decode step is
 a line in the context, so the simulator jumps over the steps between two changes of a batch.
@@ -10,7 +11,11 @@ a line in the context, so the simulator jumps over the steps between two changes
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+Chunk = tuple[int, int]
+"""(new tokens of a prompt, known ones before them)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,17 @@ class StepModel:
     nic_latency_s: float = 20e-6
     ssd_bytes_s: float = 3e9
     max_batch: int = 256
+    mixed: tuple[float, float, float, float, float] | None = None  # c0 .. c4, where such steps were measured
+    front_s: float = 0.0  # from the client to a node's queue, and the first token back
+    handover_s: float = 0.0  # from the last byte of a prompt's KV to the decode node's batch
 
     def prefill_s(self, new: int, context: int) -> float:
+        return self.chunks_s([(new, context)])
+
+    def chunks_s(self, chunks: Sequence[Chunk]) -> float:
+        """Of one or several prompts in one step."""
         a0, a1, a2 = self.prefill
-        return a0 + a1 * new + a2 * new * (new + 2 * context)
+        return a0 + sum(a1 * new + a2 * new * (new + 2 * context) for new, context in chunks)
 
     def prompt_s(self, new: int, context: int) -> float:
         """All chunks of a prompt."""
@@ -47,12 +59,17 @@ class StepModel:
         base, slope = self.decode_line(batch)
         return base + slope * context
 
-    def mixed_s(self, new: int, context: int, batch: int, batch_context: int) -> float:
-        """A chunk and a decode step in one: weights are read once, products and attention add up."""
+    def mixed_s(self, chunks: Sequence[Chunk], batch: int, batch_context: int) -> float:
+        """Chunks and a decode step in one: as measured, else weights are read once, products and attention add up."""
+        new = sum(n for n, _ in chunks)
+        pairs = sum(n * (n + 2 * context) for n, context in chunks)
+        if self.mixed is not None:
+            c0, c1, c2, c3, c4 = self.mixed
+            read = batch_context + sum(context for _, context in chunks)
+            return c0 + c1 * batch + c2 * read + c3 * new + c4 * pairs
         w, p, d0, d1, k = self.decode
         a0, a1, a2 = self.prefill
-        products = a1 * new + p * batch
-        return max(a0, d0) + max(w, products) + a2 * new * (new + 2 * context) + d1 * batch + k * batch_context
+        return max(a0, d0) + max(w, a1 * new + p * batch) + a2 * pairs + d1 * batch + k * batch_context
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,22 @@
 """A prefill, decode or mixed node: the queue of prompts, the batch that decodes, and the KV memory of the batch.
 
-One step at a time, as the engine does: a chunk of the first prompt in the queue's order, together with one token of
-every running request; without prompts only the latter. Between two changes of the batch a decode step is a line in the
-context, so steps are not simulated one by one:
-
-    t(k) = k (base + slope S) + slope B k (k - 1) / 2      S = context of B requests now, each step adds B tokens
+One step at a time, as the engine does: chunks of the first prompts in the queue's order, as many tokens as the batching
+policy allows, together with one token of every running request; without prompts only the latter, many steps at once
+(segment.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.queueing import QueueOrder
 from sim.job import Job
 from sim.loop import Loop
 from sim.models import StepModel
+from sim.segment import Segment
 
 
 class Events(Protocol):
@@ -30,30 +29,6 @@ class Events(Protocol):
     def finished(self, node: Node, job: Job) -> None: ...
 
     def changed(self, node: Node) -> None: ...
-
-
-@dataclass(slots=True)
-class Segment:
-    """Decode steps under way whose number may still be cut."""
-
-    begun: float
-    steps: int
-    base: float
-    slope: float
-    batch: int
-    context: int
-
-    def seconds(self, steps: int) -> float:
-        b = self.slope * self.batch / 2
-        return steps * (self.base + self.slope * self.context) + b * steps * (steps - 1)
-
-    def steps_until(self, seconds: float) -> int:
-        """Whole steps that take at least so long, at least one."""
-        b = self.slope * self.batch / 2
-        a = self.base + self.slope * self.context - b
-        # The root of k a + k^2 b = seconds, written so that a tiny b loses no digits.
-        root = 2 * seconds / (a + math.sqrt(a * a + 4 * b * max(0.0, seconds)))
-        return max(1, math.ceil(root - 1e-6))
 
 
 class Node:
@@ -70,8 +45,11 @@ class Node:
         events: Events,
         chunk_tokens: int,
         slowness: Callable[[float], float] = lambda now: 1.0,
+        policy: BatchingPolicy | None = None,
+        prompts: int = 1,
     ) -> None:
-        """chunk_tokens: of prompts in one step, at most; slowness: multiplies step times (a slow node)."""
+        """chunk_tokens: of a step, at most; slowness: multiplies step times (a slow node); policy: decode-first unless
+        given; prompts: that may share a step."""
         self.index, self.name, self.roles, self.model = index, name, roles, model
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, their prefix is on its way
@@ -87,10 +65,16 @@ class Node:
         self.known_slowness = 1.0
         self._loop, self._order, self._events = loop, order, events
         self._chunk_tokens, self._slowness = chunk_tokens, slowness
+        self._policy, self._prompts = policy or DecodeFirst(), prompts
+        self._held_s = 0.0  # that the batch waits for prompts (prefill-first)
         self._segment: Segment | None = None
-        self._computing: tuple[Job, int, int] | None = None  # of which attempt
+        self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
         self._version = 0
         self._idle = True
+
+    @property
+    def computing(self) -> bool:
+        return not self._idle
 
     @property
     def waiting(self) -> int:
@@ -108,6 +92,17 @@ class Node:
     @property
     def free_tokens(self) -> int:
         return self.model.kv_tokens - self.promised_tokens
+
+    @property
+    def promised(self) -> int:
+        """Requests placed here to decode, those that run included."""
+        return len(self._promises)
+
+    def made(self) -> list[int]:
+        """Tokens of each running request by now."""
+        segment = self._segment
+        steps = 0 if segment is None else segment.steps_until(self._loop.now - segment.begun) - 1
+        return [job.decoded + steps for job in self.batch]
 
     def step_s(self) -> float:
         """A decode step if one more request joined it."""
@@ -173,9 +168,9 @@ class Node:
         self.coming.clear()
         self._promises.clear()
         self.queue, self.batch, self.joining = [], [], []
-        self.queued_s, self.promised_tokens, self.held_tokens = 0.0, 0, 0
+        self.queued_s, self.promised_tokens, self.held_tokens, self._held_s = 0.0, 0, 0, 0.0
         self._version += 1
-        self._segment = self._computing = None
+        self._segment, self._computing = None, []
         self._idle = self.down = True
         self._events.changed(self)
 
@@ -185,13 +180,14 @@ class Node:
         if self._idle:
             self._idle = False
             self._loop.after(0.0, self._begin, self._version)  # others may come at the same moment
-        elif self._segment is not None:
-            self._cut()
+        else:
+            self.disturb()
 
-    def _cut(self) -> None:
-        """Something new is here: decode no further than to the end of the present step."""
+    def disturb(self) -> None:
+        """Something new is here, or steps have another length: decode no further than to the end of the present one."""
         segment = self._segment
-        assert segment is not None
+        if segment is None:
+            return
         steps = segment.steps_until(self._loop.now - segment.begun)
         if steps < segment.steps:
             segment.steps = steps
@@ -218,30 +214,54 @@ class Node:
         self._events.changed(self)
 
     def _chunk(self, now: float) -> None:
-        job = self._order.order(now, self.queue)[0]
-        if math.isnan(job.begun):
-            job.begun = now
-            self._events.prefill_begun(self, job)
-        tokens = min(job.num_uncomputed, max(1, self._chunk_tokens - len(self.batch)))
-        self._order.served(job, tokens)
-        if self.batch:
-            context = sum(running.context for running in self.batch)
-            seconds = self.model.mixed_s(tokens, job.computed, len(self.batch), context)
+        """A step with prompts in it."""
+        queue = self._order.order(now, self.queue)
+        context = sum(running.context for running in self.batch)
+        for job, tokens in self._share(now, queue, context):
+            self._order.served(job, tokens)
+            self._computing.append((job, tokens, job.retries))
+        chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
+        if self.batch and not self._policy.decodes_wait:
+            seconds = self.model.mixed_s(chunks, len(self.batch), context)
         else:
-            seconds = self.model.prefill_s(tokens, job.computed)
-        self._computing = (job, tokens, job.retries)
+            seconds = self.model.chunks_s(chunks)
         self._version += 1
         self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
 
+    def _share(self, now: float, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
+        """Who gets how many tokens of the next step; the batch attends to `context`. A prompt that begins may find
+        more of itself computed than when it came."""
+        self._started(now, queue[0])
+        beside = 0 if self._policy.decodes_wait else len(self.batch)
+        left = max(1, self._chunk_tokens - beside)
+        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
+        shares = []
+        for job in queue[: self._prompts]:
+            self._started(now, job)
+            shares.append((job, min(job.num_uncomputed, left)))
+            left -= shares[-1][1]
+            if not left:
+                break
+        return shares
+
+    def _started(self, now: float, job: Job) -> None:
+        if math.isnan(job.begun):
+            job.begun = now
+            self._events.prefill_begun(self, job)
+
     def _chunked(self, version: int, begun: float) -> None:
-        if version != self._version or self._computing is None:
+        if version != self._version or not self._computing:
             return
-        job, tokens, attempt = self._computing
-        self._computing = None
-        self._stepped(self._loop.now - begun, 1)
-        self._advance(1, self._loop.now - begun, begun)
-        if job.retries == attempt:
-            self._computed(job, tokens)
+        computed, self._computing = self._computing, []
+        seconds = self._loop.now - begun
+        self._stepped(seconds, 1)
+        if self._policy.decodes_wait:
+            self._held_s += seconds
+        else:
+            self._advance(1, seconds, begun)
+        for job, tokens, attempt in computed:
+            if job.retries == attempt:
+                self._computed(job, tokens)
         self._begin(self._version)
 
     def _computed(self, job: Job, tokens: int) -> None:
@@ -254,6 +274,7 @@ class Node:
             job.prefilled, job.decoded = self._loop.now, 1
             if job.resumed:
                 job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
+                job.gaps.append((1, job.prefilled - job.broken))
             else:
                 job.first_token = job.prefilled
             self._events.prefilled(self, job)
@@ -272,14 +293,20 @@ class Node:
     def _advance(self, steps: int, last_s: float, begun: float, first_s: float | None = None) -> None:
         """`steps` tokens for every running request, the first after first_s, the last took last_s."""
         done = []
+        first_s = last_s if first_s is None else first_s
+        mean_s = (self._loop.now - begun) / steps
         for job in self.batch:
-            if job.decoded == 1:  # the gap behind the first token holds the hand-over
-                gap = begun + (last_s if first_s is None else first_s) - job.prefilled
-                job.longest_gap = max(job.longest_gap, gap)
+            # The gap behind the first token holds the hand-over.
+            gap = begun + first_s - job.prefilled if job.decoded == 1 else self._held_s + first_s
+            job.longest_gap = max(job.longest_gap, gap)
+            job.gaps.append((1, gap))
+            if steps > 1:
+                job.gaps.append((steps - 1, mean_s))
             job.decoded += steps
             job.longest_gap = max(job.longest_gap, last_s)
             if job.decoded >= job.output_tokens:
                 done.append(job)
+        self._held_s = 0.0
         for job in done:
             self.batch.remove(job)
             self.held_tokens -= job.input_tokens + job.output_tokens

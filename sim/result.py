@@ -15,13 +15,16 @@ from sim.job import Job
 SHARES = (0.5, 0.9, 0.99)
 
 
-def figures(cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None) -> dict[str, Any]:
-    """JSON-ready. Goodput counts requests that keep both objectives: those given, or the ones of their class."""
+def figures(
+    cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None, tail_tbt: bool = False
+) -> dict[str, Any]:
+    """JSON-ready. Goodput counts requests that keep both objectives: those given, or the ones of their class; the time
+    between tokens is a request's mean, or with `tail_tbt` the mean of its longest tenth, as FAST'25 has it."""
     jobs = cluster.jobs
     done = [job for job in jobs if not math.isnan(job.finished)]
     placed = [job for job in jobs if not math.isnan(job.first_token)]
     span = max((job.finished for job in done), default=0.0) - min((job.arrival for job in jobs), default=0.0)
-    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s)]
+    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt)]
     tokens = sum(job.input_tokens for job in placed)
     return {
         "requests": len(jobs),
@@ -30,6 +33,7 @@ def figures(cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float 
         "seconds": span,
         "ttft_s": spread(placed, lambda job: job.ttft),
         "tbt_s": spread(done, lambda job: job.tbt),
+        "tail_tbt_s": spread(done, lambda job: job.tail_tbt),
         "longest_gap_s": spread([job for job in done if job.output_tokens > 1], lambda job: job.longest_gap),
         "slowdown": spread(placed, lambda job: job.ttft / cluster.model.prompt_s(job.input_tokens, 0)),
         "goodput": len(good) / len(jobs) if jobs else 0.0,
@@ -46,18 +50,25 @@ def figures(cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float 
             job.computed - job.prefix_tokens for job in placed if job.refused and math.isnan(job.finished)
         ),
         "by_class": {
-            name: {"requests": len(own), "ttft_s": spread(own, lambda job: job.ttft)}
+            name: {
+                "requests": len(own),
+                "ttft_s": spread(own, lambda job: job.ttft),
+                "goodput": sum(kept(job, ttft_slo_s, tbt_slo_s, tail_tbt) for job in own) / len(own),
+            }
             for name in CLASSES
-            if (own := [job for job in placed if job.service_class == name])
+            if (own := [job for job in jobs if job.service_class == name])
         },
     }
 
 
-def kept(job: Job, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None) -> bool:
-    """Both objectives, of a finished request."""
+def kept(job: Job, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None, tail_tbt: bool = False) -> bool:
+    """Both objectives; a request that did not end kept none."""
+    if math.isnan(job.finished):
+        return False
     wanted = CLASSES[job.service_class]
     late = job.ttft > (wanted.ttft_s if ttft_slo_s is None else ttft_slo_s)
-    slow = job.output_tokens > 1 and job.tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)
+    tbt = job.tail_tbt if tail_tbt else job.tbt
+    slow = job.output_tokens > 1 and tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)
     return not late and not slow
 
 
@@ -68,12 +79,13 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def spread(jobs: Sequence[Job], value: Callable[[Job], float]) -> dict[str, float] | None:
-    """Mean and percentiles; None of nothing."""
+    """Mean, percentiles and the largest; None of nothing."""
     values = [v for v in map(value, jobs) if not math.isnan(v)]
     if not values:
         return None
     at = np.percentile(values, [100 * share for share in SHARES])
-    return {"mean": float(np.mean(values)), **{f"p{round(100 * s)}": float(v) for s, v in zip(SHARES, at, strict=True)}}
+    known = {f"p{round(100 * s)}": float(v) for s, v in zip(SHARES, at, strict=True)}
+    return {"mean": float(np.mean(values)), **known, "max": max(values)}
 
 
 def _mape(jobs: Sequence[Job]) -> float | None:

@@ -72,13 +72,17 @@ PURE = (
     "net.rdma.send_queue",
     "sched",
     "sim.caches",
+    "sim.contention",
+    "sim.fit",
     "sim.job",
     "sim.loop",
+    "sim.making",
     "sim.models",
     "sim.network",
     "sim.node",
     "sim.plan",
     "sim.result",
+    "sim.segment",
 )
 IMPURE_IMPORTS = {
     "asyncio",

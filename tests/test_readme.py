@@ -25,7 +25,7 @@ ELSEWHERE = {
 }  # mooncake's own help, and ruff's
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
 SCRIPTS |= {"--kills", "--flips", "--minutes", "--disk", "--rounds", "--sizes", "--arena-mb"}  # of the store
-SCRIPTS |= {"--test", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
+SCRIPTS |= {"--test", "--live", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
 
 
 @pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))

@@ -16,6 +16,8 @@ from net.gossip import Gossip
 from sched.intents import Coming, Intents, Ring, claimed_depths, home_of
 
 ASK_S = 0.1
+"""A home that does not answer within this, or within the time that the prefill takes, has nothing to say."""
+
 MOST_KEYS = 96
 MOST_S = 600.0
 
@@ -46,7 +48,9 @@ class Bursts:
         else:
             body = {"node": node, "ready_s": ready_s}
             try:
-                reply, _ = await self._channel.call(home, messages.INTEND, body, [b"".join(claimed)], ASK_S)
+                reply, _ = await self._channel.call(
+                    home, messages.INTEND, body, [b"".join(claimed)], max(ASK_S, ready_s)
+                )
             except (PeerLost, PeerRefused, RemoteError, TimeoutError):
                 return {}
             coming = {name: Coming(count, left) for name, (count, left) in reply["coming"].items()}

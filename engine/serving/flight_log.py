@@ -127,8 +127,11 @@ class FlightLog:
             self._recorder.ended(accepted, prompt, flight.num_output_tokens, flight.service_class)
         self.recent.add(flight.timeline, flight.service_class, reason, time.time())
         summary = flight.timeline.summary()
-        for name, found in flight.timeline.truth(summary).items():
+        truth = flight.timeline.truth(summary)
+        for name, found in truth.items():
             self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
+        if "ttft_s" in truth:
+            self._placer.learn(summary["placement"], truth["ttft_s"]["measured_s"])
         for observe, value in (
             (self._metrics.observe_queue, summary["queue_ms"]),
             (self._metrics.observe_prefill, summary["prefill_ms"]),

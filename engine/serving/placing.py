@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from net.transfer import TransferEngine
 from sched.intents import WORTH_S
 from sched.member import Rng, Status
 from sched.placements.burst import Choice
-from sched.placements.choice import Placement, PlacementPolicy, Rejected
+from sched.placements.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.measured_links import MeasuredLinks
@@ -102,10 +103,17 @@ class Placer:
         decision = accepted(choice.decide())
         if new:
             self._admit(decision, request.service_class, view)
-        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
-            decision = await self._joined(decision, choice, question, known, answers)
         claimed = {node: answer.claimed for node, answer in answers.items()}
-        decision, claim, given_up = await self._claims.secure(decision, choice.decide, choice.view, now, claimed)
+        decision, claim, given_up = await self._claims.secure(decision, choice.decide, view, now, claimed)
+        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
+            joined = await self._joined(decision, choice, question, known, answers)
+            if joined is not decision:
+                claimed = {node: answer.claimed for node, answer in answers.items()}
+                if claim is not None:
+                    await self._words.release(claim)
+                    claimed[claim.peer] = claim.previous + claim.amount
+                secured = await self._claims.secure(joined, choice.decide, choice.view, now, claimed)
+                decision, claim, given_up = *secured[:2], given_up + secured[2]
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up)
         self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
@@ -151,6 +159,11 @@ class Placer:
         """Alive, as gossip has them."""
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
+    def learn(self, explained: Mapping[str, Any], ttft_s: float) -> None:
+        """A placement (Placed.explain) led to a first token so long after the decision."""
+        if isinstance(self._policy, LearningPolicy):
+            self._policy.observed(explained["prefill"], explained["estimates"], ttft_s)
 
     def suspects(self, node_id: str) -> bool:
         """Whether gossip holds the node for dead or soon to be."""

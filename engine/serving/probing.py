@@ -156,6 +156,7 @@ class Prober:
 
     async def _ask(self, member: Member, body: dict[str, Any], keys: list[bytes], known: Known) -> ProbeAnswer | None:
         data = keys if "prefill" in member.roles else []
+        self._words.counters["asked_message"] += 1
         sent, begun = time.time(), time.monotonic()
         try:
             reply, _ = await self._channel.call(member.node_id, messages.PROBE, body, data, PROBE_TIMEOUT_S)

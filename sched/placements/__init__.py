@@ -8,6 +8,7 @@ choice.py     the decision, with what it was based on
 two_stages.py what all policies share: prefill node first, then a decode node for it
 mooncake.py   ours: gossip shortlists, fresh load words decide
 central.py    the paper's: everybody is asked, the least estimate wins
+learned.py    ours with a predictor that may choose inside the rule's envelope
 rivals.py     random, round-robin, least-load, local-cache, power-of-two, dynamo-cost
 table.py      by the name on the command line
 """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sched.placements.costs import DecodeCosts, PrefillCosts, Row
 from sched.placements.demand import Demand
@@ -63,3 +63,12 @@ class PlacementPolicy(Protocol):
 
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
         """matched [N]: leading tokens of the prompt that each node of the view has, in whole blocks."""
+
+
+@runtime_checkable
+class LearningPolicy(Protocol):
+    """A policy that wants to hear what became of its placements."""
+
+    def observed(self, node: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """A request that was placed to prefill on `node` with these estimates (Placement.estimates) had its first token
+        `ttft_s` after the decision."""

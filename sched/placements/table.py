@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sched.placements.central import CentralGreedy
+from sched.placements.learned import LearnedPlacement
 from sched.placements.mooncake import MooncakePlacement
 from sched.placements.rivals import DynamoCost, LeastLoad, LocalCache, PowerOfTwo, RandomPlacement, RoundRobin
 from sched.placements.two_stages import TwoStages
@@ -10,6 +11,7 @@ from sched.placements.two_stages import TwoStages
 placements: dict[str, type[TwoStages]] = {
     "mooncake": MooncakePlacement,
     "mooncake-central-greedy": CentralGreedy,
+    "mooncake-learned": LearnedPlacement,
     "dynamo-cost": DynamoCost,
     "power-of-two": PowerOfTwo,
     "local-cache": LocalCache,

@@ -11,12 +11,19 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from scripts.lab.generate import chats
+from scripts.lab.generators import GENERATORS, STANDS_FOR
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
+from sim.models import StepModel
 from sim.result import figures
 from sim.trace import TraceRow, jittered, read_trace
+
+GENERATE = 4000
+"""Requests of a generated load when nobody says how many."""
+
+ROWS = {"conversation": 12_031, "synthetic": 3_993, "toolagent": 23_608}
+"""Of the released traces."""
 
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """Student's t for 95 %, by degrees of freedom."""
@@ -24,13 +31,18 @@ T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Rows of a released trace, or of a generator where it is not at hand (the result says which)."""
+    """Rows of a released trace, or where it is not at hand of the generator fitted to it (the result says which); a
+    name of scripts/lab/generators.py that is none of a trace generates by the seed."""
 
     trace: str = "conversation"
     requests: int | None = None
     speed: float = 1.0
     jitter_s: float = 3.0
     change: Callable[[list[TraceRow], int], list[TraceRow]] | None = None  # (rows, seed) -> rows
+
+
+Look = Callable[[Cluster], dict[str, float]]
+"""Further figures of a run, from its requests; see scripts/lab/looks.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +54,23 @@ class Case:
     workload: Workload = Workload()
     ttft_slo_s: float | None = 30.0  # FAST'25's effective request
     tbt_slo_s: float | None = 0.2
+    tail_tbt: bool = False  # its time between tokens, the mean of the longest tenth, in place of the mean
+    look: tuple[Look, ...] = ()
+    model: StepModel | None = None  # in place of the configuration's preset
     series: str = ""
     x: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed)."""
+    """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: it has none."""
 
     mean: float
     half: float
 
     def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return ""
         return f"{self.mean:.4g}" if math.isnan(self.half) else f"{self.mean:.4g} ±{self.half:.2g}"
 
 
@@ -61,8 +78,19 @@ Metric = Callable[[dict[str, Any]], float]
 
 
 @dataclass(frozen=True, slots=True)
+class Goal:
+    """A number that was to be reached, and what was."""
+
+    text: str
+    wanted: str
+    ours: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Ablation:
-    """`paper`: by case label, the value of the first metric there; `reading`: what the numbers say, from them."""
+    """`paper`: by case label, the value of the first metric there; `reading`: what the numbers say, from them; `goals`:
+    those of this project that they answer."""
 
     name: str
     question: str
@@ -72,13 +100,14 @@ class Ablation:
     reading: Callable[[dict[str, dict[str, Estimated]]], str]
     paper: dict[str, float] = field(default_factory=dict)
     paper_source: str = ""
+    goals: Callable[[dict[str, dict[str, Estimated]]], list[Goal]] | None = None
 
 
 def metric(name: str, part: str | None = None, scale: float = 1.0) -> Metric:
-    """A figure of sim.result, NaN where there is none."""
+    """A figure of sim.result or of a look, NaN where there is none."""
 
     def of(result: dict[str, Any]) -> float:
-        value = result[name]
+        value = result.get(name)
         if value is not None and part is not None:
             value = value[part]
         return math.nan if value is None else scale * float(value)
@@ -118,29 +147,50 @@ def run(ablation: Ablation, requests: int | None, seeds: int, workers: int, done
         label: {name: estimated([of(result) for result in results]) for name, of in ablation.metrics.items()}
         for label, results in raw.items()
     }
-    return Outcome(ablation, cases, values, raw, rows_of(cases[0].workload.trace)[0])
+    sources = dict.fromkeys(rows_of(case.workload, 0)[0] for case in cases)
+    return Outcome(ablation, cases, values, raw, ", ".join(sources))
 
 
 def simulate(case: Case, seed: int) -> dict[str, Any]:
     """Figures of one case under one seed."""
     work = case.workload
-    rows = rows_of(work.trace)[1][: work.requests]
+    source, rows = rows_of(work, seed)
+    rows = rows[: work.requests]
     if work.change is not None:
         rows = work.change(rows, seed)
-    rows = jittered(rows, work.jitter_s, seed)
-    cluster = Cluster(replace(case.config, seed=seed))
+    if not source.startswith(GENERATED):
+        rows = jittered(rows, work.jitter_s, seed)
+    cluster = Cluster(replace(case.config, seed=seed), case.model)
     for _ in cluster.run([replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]):
         pass
-    return figures(cluster, case.ttft_slo_s, case.tbt_slo_s)
+    found = figures(cluster, case.ttft_slo_s, case.tbt_slo_s, case.tail_tbt)
+    for look in case.look:
+        found |= look(cluster)
+    return found
+
+
+GENERATED = "generated"
+
+
+def rows_of(work: Workload, seed: int) -> tuple[str, list[TraceRow]]:
+    """(where they are from, rows)"""
+    if work.trace in GENERATORS and work.trace not in STANDS_FOR:
+        return f"{GENERATED}: {work.trace}", _generated(work.trace, seed, work.requests or GENERATE)
+    return _released(work.trace)
 
 
 @lru_cache(maxsize=4)
-def rows_of(trace: str) -> tuple[str, list[TraceRow]]:
-    """(where they are from, rows)"""
+def _released(trace: str) -> tuple[str, list[TraceRow]]:
     path = find_trace(trace)
     if path is None:
-        return f"generated chats in place of the {trace} trace", chats(0, 4000).rows
+        kind = STANDS_FOR[trace]
+        return f"{GENERATED}: {kind}, in place of the {trace} trace", _generated(kind, 0, ROWS[trace])
     return path.name, list(read_trace(Path(path)))
+
+
+@lru_cache(maxsize=4)
+def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
+    return GENERATORS[kind](seed, requests)
 
 
 def estimated(values: Sequence[float]) -> Estimated:

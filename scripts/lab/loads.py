@@ -54,7 +54,7 @@ def drawn(
     rows, at, block = [], 0.0, 1_000_000
     for _ in range(requests):
         at += rng.expovariate(rate)
-        tokens, output = _lognormal(rng, *prompt), _lognormal(rng, *answer)
+        tokens, output = lognormal(rng, *prompt), lognormal(rng, *answer)
         blocks = -(-tokens // BLOCK_TOKENS)
         common = min(blocks // 2, 10_000) if rng.random() < shared else 0
         ids = rng.choice(documents)[:common] + list(range(block, block + blocks - common))
@@ -63,6 +63,7 @@ def drawn(
     return rows
 
 
-def _lognormal(rng: Random, mean: float, variation: float) -> int:
+def lognormal(rng: Random, mean: float, variation: float) -> int:
+    """At least one."""
     square = float(np.log(1 + variation**2))
     return max(1, round(rng.lognormvariate(float(np.log(mean)) - square / 2, square**0.5)))

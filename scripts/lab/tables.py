@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.lab.ablation import Outcome
+from collections.abc import Sequence
+
+from scripts.lab.ablation import Goal, Outcome
 
 
 def section(outcome: Outcome, plot: str | None = None) -> str:
@@ -24,4 +26,13 @@ def section(outcome: Outcome, plot: str | None = None) -> str:
         lines += ["", f"Paper: {ablation.paper_source}."]
     if plot is not None:
         lines += ["", f"![{ablation.name}]({plot})"]
-    return "\n".join([*lines, "", ablation.reading(outcome.values), ""])
+    lines += ["", ablation.reading(outcome.values), ""]
+    if ablation.goals is not None:
+        lines += [goal_table(ablation.goals(outcome.values)), ""]
+    return "\n".join(lines)
+
+
+def goal_table(goals: Sequence[Goal]) -> str:
+    """What was to be reached, beside what was."""
+    rows = [f"| {goal.text} | {goal.wanted} | {goal.ours} | {'met' if goal.met else 'NOT met'} |" for goal in goals]
+    return "\n".join(["| goal | wanted | ours | |", "|---|---|---|---|", *rows])

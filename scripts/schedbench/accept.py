@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ class Answers:
     def __init__(self, nodes: int, rng: random.Random) -> None:
         self.members = [Member(f"n{i}", ("127.0.0.1", i), roles=("prefill", "decode")) for i in range(nodes)]
         self.records = {member.node_id: _record(rng) for member in self.members}
+        self.counters: Counter[str] = Counter()
         self.me, self.node_id = self.members[0], self.members[0].node_id
         self.view = SimpleNamespace(charge=lambda *_: None)
         self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()), mates=lambda: self.members[1:])

@@ -12,16 +12,15 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
-from engine.serving import acceptor as acceptor_module
 from engine.serving import messages, silence
 from engine.serving.acceptor import MAX_ATTEMPTS, Acceptor
 from engine.serving.clocks import Clocks
-from engine.serving.measured_links import MeasuredLinks
 from engine.serving.placed import Placed
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Unavailable
 from net.metrics import Metrics
 from sched.placements.choice import Placement
+from sched.placements.measured_links import MeasuredLinks
 from tests.engine.test_service import Wires
 
 ESTIMATES = dict.fromkeys(("wait_s", "transfer_s", "prefill_s", "ttft_s", "handover_s", "step_s"), 0.1)
@@ -119,7 +118,7 @@ async def test_a_lost_node_is_a_pause_and_its_late_tokens_are_nobodys(world):
     for index in range(2):
         await tell(world, 0, index, 10 + index)
     await until(lambda: len(tokens) == 2)
-    world.acceptor.node_lost("d0")
+    world.channel.lost("d0")
     await until(lambda: len(world.channel.called) == 4)
     assert world.nodes.placed[1] == [*PROMPT, 10, 11], "the new nodes get what was already answered"
     assert {peer for peer, _ in world.channel.aborted} == {"p0", "d0"}, "an abort reaches every node of the attempt"
@@ -200,7 +199,7 @@ async def test_after_the_last_attempt_the_client_is_told(world):
     work = asyncio.create_task(collect(ask(world), []))
     for attempt in range(MAX_ATTEMPTS):
         await until(lambda: len(world.channel.called) == 2 * attempt + 2)  # noqa: B023 - awaited in this turn
-        world.acceptor.node_lost(f"p{attempt}")
+        world.channel.lost(f"p{attempt}")
     with pytest.raises(Unavailable, match=f"failed on {MAX_ATTEMPTS} placements, last: node p3 was lost"):
         await work
 
@@ -226,4 +225,3 @@ async def test_a_step_of_the_wall_clock_changes_no_answer(world, monkeypatch, st
     for index in range(1, 6):
         await tell(world, 0, index, 10 + index, "length" if index == 5 else None)
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
-    assert acceptor_module.time is time, "the acceptor reads the clock that was stepped"

@@ -16,6 +16,7 @@ from engine.serving.known import with_silent
 from engine.serving.own_load import OwnLoad
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
+from engine.serving.placing import Placer
 from net.channel import RemoteError
 from net.http.frontend import Overloaded, Unavailable
 from net.load_words import Claim
@@ -184,3 +185,13 @@ def test_a_path_nobody_used_is_taken_to_be_like_the_others():
     (latency, _), (per_byte, other) = links.handover("a", ["d", "e"])
     assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
     assert other == pytest.approx(per_byte)
+
+
+def test_a_policy_that_learns_hears_what_became_of_its_placements():
+    policy = placement_policy(parse(["--placement", "mooncake-learned"]), random.Random(0))
+    explained = {"prefill": "a", "estimates": {"wait_s": 0.0, "transfer_s": 0.0, "prefill_s": 1.0, "ttft_s": 1.0}}
+    for _ in range(40):
+        Placer.learn(SimpleNamespace(_policy=policy), explained, 2.0)
+    assert policy.predictor.factor("a") > 1.5
+    plain = placement_policy(Config(), random.Random(0))
+    Placer.learn(SimpleNamespace(_policy=plain), explained, 2.0)

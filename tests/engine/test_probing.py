@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +34,7 @@ class World:
         self.asked: list[str] = []
         self.read: list[str] = []
         self.slow: set[str] = set()
+        self.counters: Counter[str] = Counter()
         self.records = dict.fromkeys(ROLES, RECORD)
         holders = SimpleNamespace(state=lambda name: (1, 1))
         self.core = SimpleNamespace(digests=SimpleNamespace(holders=holders))
@@ -99,7 +101,7 @@ async def test_over_rdma_all_are_read_and_their_depth_is_the_digests():
 async def test_the_first_question_and_what_only_messages_tell_are_messages():
     world = World(dict.fromkeys(ROLES, "rdma"))
     await world.ask(times=1)
-    assert world.read == [] and len(world.asked) == 3
+    assert world.read == [] and len(world.asked) == 3 == world.counters["asked_message"]
     await world.ask(by_message=True)
     assert world.read == []
 

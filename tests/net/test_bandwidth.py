@@ -36,6 +36,25 @@ async def test_a_transport_with_one_way_has_its_name(order):
                 await engine.close()
 
 
+async def test_a_limit_is_part_of_the_estimate():
+    async with channels("a", "b") as made:
+        a = TransferEngine(made[0], ("tcp",), rail_limit=500e6)
+        b = TransferEngine(made[1], ("tcp",))
+        with Region.shared("x", 4 << 20) as x, Region.shared("y", 4 << 20) as y:
+            a.register(x)
+            b.register(y)
+            await a.submit("b", Op.WRITE, "x", "y", [(0, 0, 1000)])
+            assert a.bandwidth("b") == {}, "latency is not bandwidth, and a guess no estimate"
+            await a.submit("b", Op.WRITE, "x", "y", [(0, 0, 4 << 20)])
+            rates = a.bandwidth("b")
+            assert sum(rates.values()) <= 500e6 * 1.001
+            for rail in a._transports["tcp"]._bundles["b", "data"].rails:
+                rail.bytes_per_s, rail.measured = 3e9, True
+            assert a.bandwidth("b") == pytest.approx({"tcp0": 250e6, "tcp1": 250e6})
+            for engine in (a, b):
+                await engine.close()
+
+
 def test_rails_are_in_a_scrape():
     rail = {"rail": "mlx5_0", "up": True, "gb_per_s": 20.5, "bytes": 7, "in_flight": 0, "failures": 2, "resent": 3}
     row = {"peer": "p", "transport": "rdma", "retries": 3, "rails": [rail, rail | {"rail": "mlx5_1", "up": False}]}

@@ -120,3 +120,18 @@ def test_two_nodes_in_one_process():
 def test_size_buckets():
     assert size_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
     assert size_buckets(30) == (1, 2, 5, 10, 20)
+
+
+def test_load_words_tell_which_way_they_went():
+    metrics = Metrics("tiny", "a")
+    counters = {"read_one_sided": 3, "claimed_message": 2, "torn": 1}
+    metrics.watch_load_words(counters)
+    counters["read_one_sided"] += 1
+    labels = {"model_name": "tiny", "engine": "a"}
+
+    def value(operation, way):
+        return metrics.registry.get_sample_value(
+            "mooncake:load_words_total", labels | {"operation": operation, "way": way}
+        )
+
+    assert (value("read", "one_sided"), value("claimed", "message"), value("torn", "one_sided")) == (4, 2, 1)

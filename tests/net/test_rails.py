@@ -23,7 +23,8 @@ def test_slices_cover_the_span_in_order(offset, length, piece):
 
 
 def test_a_slice_goes_where_it_is_done_first():
-    fast, slow = Rail("fast", up=True, bytes_per_s=4e9), Rail("slow", up=True, bytes_per_s=1e9)
+    fast = Rail("fast", up=True, bytes_per_s=4e9, measured=True)
+    slow = Rail("slow", up=True, bytes_per_s=1e9, measured=True)
     sent = [0, 0]
     for _ in range(100):
         index = choose([fast, slow], 1000, [1, 1])
@@ -35,8 +36,23 @@ def test_a_slice_goes_where_it_is_done_first():
     assert choose([fast, slow], 1000, [0, 1]) is None
 
 
+def test_a_rail_that_is_not_measured_is_taken_for_one_like_the_others():
+    slow, new = Rail("slow", up=True, bytes_per_s=1e6, measured=True), Rail("new", up=True)
+    sent = [0, 0]
+    for _ in range(100):
+        index = choose([slow, new], 1000, [1, 1])
+        (slow, new)[index].sent(0.0, 1000)
+        sent[index] += 1
+    assert sent == [50, 50]
+    assert new.row()["gb_per_s"] == 0.0, "a guess is not told as a measurement"
+
+
 def test_the_estimate_follows_the_measurements():
     rail, now = Rail("r", up=True), 0.0
+    rail.sent(now, 4 << 20)
+    now += (4 << 20) / 9e8
+    rail.arrived(now, 4 << 20)
+    assert rail.measured and rail.bytes_per_s == pytest.approx(9e8), "the first one counts in full"
     for _ in range(60):
         rail.sent(now, 4 << 20)
         now += (4 << 20) / 2.5e9

@@ -69,6 +69,9 @@ def test_who_decodes_soon():
     assert running_soon([5, 50, 95], 2, 100, 0.01, 0.06, 64) == 4
     assert running_soon([5, 50, 95], 2, 100, 0.01, 0.6, 64) == 3
     assert running_soon([5, 50, 95], 0, 100, 0.01, 0.0, 64) == 3
+    assert running_soon([], 8, 100, 0.01, 4.0, 64) == 2, (
+        "decodes of 1 s: of those that come within 4 s, the last quarter"
+    )
     assert running_soon([100, 300], 0, 100, 0.01, 9.0, 64) == 2, "who has outlived the expectation goes on"
     assert running_soon([5] * 9, 9, 100, 0.01, 0.0, 8) == 8, "seats are limited"
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sched.role_change import BOTH, DWELL, HOLD_S, REST, RoleController, Seen, loads, wanted
+from sched.role_change import BOTH, DRAIN, DWELL, HOLD_S, REST, RoleController, Seen, loads, wanted
 
 REST_S, DWELL_S = REST * HOLD_S, DWELL * HOLD_S
 PREFILL, DECODE = frozenset({"prefill"}), frozenset({"decode"})
@@ -29,16 +30,21 @@ def run(nodes: list[Seen], seconds: float, controllers=None, begin: float = 0.0)
     return changes, nodes, controllers
 
 
-def test_a_busy_stage_gets_a_node_of_its_own_after_a_while_and_then_the_cell_rests():
-    changes, nodes, _ = run([node(name, work_s=4.0) for name in "abcd"], 100)
-    assert [does for _, _, does in changes] == [PREFILL, PREFILL, PREFILL][: len(changes)] and len(changes) >= 2
-    times = [when for when, _, _ in changes]
-    assert times[0] >= HOLD_S and all(b - a >= REST_S for a, b in pairwise(times))
-    assert sum("decode" in one.does for one in nodes) >= 1
+def test_a_busy_stage_gets_nodes_of_the_other_after_a_while_and_then_the_cell_rests():
+    changes, nodes, _ = run([node(name, DECODE, work_s=4.0) for name in "abcd"] + [node("p", PREFILL)], 150)
+    done = [(when, does) for when, _, does in changes if does]
+    assert len(done) >= 2 and {does for _, does in done} == {PREFILL}
+    assert done[0][0] >= HOLD_S and all(b - a >= REST_S for (a, _), (b, _) in pairwise(done))
+    assert sum(one.does == DECODE for one in nodes) >= 1
+
+
+def test_nodes_that_do_both_stay():
+    assert run([node(name, work_s=9.0) for name in "abc"], 200)[0] == []
 
 
 def test_a_short_burst_changes_nothing():
-    busy, idle = [node(n, work_s=4.0) for n in "abc"], [node(n) for n in "abc"]
+    busy, idle = ([node(n, DECODE, work_s=w) for n in "abc"] + [node("p", PREFILL)] for w in (4.0, 0.0))
+    busy, idle = ([replace(one, home=one.does) for one in nodes] for nodes in (busy, idle))
     changes, _, controllers = run(busy, HOLD_S - 1)
     later, _, controllers = run(idle, 5, controllers, HOLD_S)
     again, _, _ = run(busy, HOLD_S - 1, controllers, HOLD_S + 5)
@@ -47,10 +53,47 @@ def test_a_short_burst_changes_nothing():
 
 def test_who_gave_up_a_role_takes_it_back_when_it_is_needed_or_all_is_calm():
     narrow = [node("a", PREFILL), node("b", DECODE, can=DECODE, running=10), node("c", PREFILL, can=PREFILL)]
-    assert wanted(narrow) == ("a", BOTH)
-    assert wanted([node("a", PREFILL), node("b")]) == ("a", BOTH)
+    assert wanted(narrow) == ("a", DECODE)
+    calm = [replace(node("a", DECODE), home=PREFILL), node("b", DECODE, can=DECODE)]
+    assert wanted([*calm, node("c", PREFILL, can=PREFILL)]) == ("a", PREFILL)
     changes, _, _ = run(narrow, DWELL_S)
-    assert [(name, does) for _, name, does in changes] == [("a", BOTH)]
+    assert [(name, does) for _, name, does in changes] == [("a", frozenset()), ("a", DECODE)]
+
+
+def test_a_node_finishes_what_it_gives_up_before_it_begins_with_the_other_stage():
+    decoding = replace(node("a", DECODE, running=5), home=DECODE)
+    nodes = [decoding, node("b", DECODE, can=DECODE), node("c", PREFILL, work_s=9.0, can=PREFILL)]
+    controller = RoleController("a")
+    told = {second: does for second in range(30) if (does := controller.step(second, nodes)) is not None}
+    assert list(told.values()) == [frozenset()] and min(told) >= HOLD_S
+    nodes[0] = replace(decoding, does=frozenset())
+    assert controller.step(31, nodes) is None, "five requests still decode there"
+    nodes[0] = replace(nodes[0], running_soon=1)
+    assert controller.step(32, nodes) == PREFILL
+    stuck = RoleController("a")
+    layouts = [decoding, *nodes[1:]]
+    times = []
+    for second in range(200):
+        if (does := stuck.step(second, layouts)) is not None:
+            times.append((second, does))
+            layouts[0] = replace(decoding, does=does)
+    assert [does for _, does in times] == [frozenset(), PREFILL]
+    assert times[1][0] - times[0][0] == DRAIN * HOLD_S, "it does not wait for ever"
+
+
+def test_a_stage_that_can_spare_nobody_gives_nobody():
+    nodes = [node("a", DECODE, running=6), node("b", DECODE, running=6), node("c", PREFILL, work_s=99.0)]
+    assert wanted(nodes) is not None, "prompts wait for minutes"
+    nodes[2] = replace(nodes[2], work_s=2.5)
+    assert wanted(nodes) is None, "one decode node could not bear 12 of 10"
+    assert wanted([*nodes[1:]]) is None, "nor may a stage lose its last node"
+
+
+def test_kv_counts_where_it_is_scarcer_than_seats():
+    assert math.isinf(loads([node("a", DECODE)]).prefill), "nobody does"
+    full = [replace(one, blocks_soon=90, blocks_total=100) for one in (node("a", DECODE), node("b", DECODE))]
+    assert loads([*full, node("c", PREFILL)]).decode == 0.9
+    assert wanted([*full, node("c", PREFILL), node("d", PREFILL)])[1] == DECODE
 
 
 def test_nodes_of_one_role_never_change():
@@ -76,4 +119,4 @@ def test_no_stage_loses_its_last_node_and_only_capable_nodes_change(drawn):
     for role in BOTH:
         had = any(role in one.does for one in nodes)
         assert any(role in one.does for one in after) or not had
-    assert all(one.does <= one.can and one.does for one in after)
+    assert all(one.does <= one.can and (one.does or one.can == BOTH) for one in after)

@@ -13,7 +13,7 @@ from sim.caches import Cache, Directory
 from sim.loop import Loop
 from sim.models import LLAMA3_70B, PRESETS, Geometry, Hardware, roofline, with_bandwidth
 from sim.network import Network
-from sim.node import Segment
+from sim.segment import Segment
 
 times = st.floats(1e-4, 0.1)
 
@@ -93,7 +93,7 @@ def test_presets_are_plausible(model):
     assert model.prompt_s(4096, 0) > model.prompt_s(4096, 0) / 2 > 0
     assert model.prompt_s(1000, 3000) < model.prompt_s(4000, 0)
     assert model.decode_s(1, 0) < model.decode_s(8, 8000) < 8 * model.decode_s(1, 1000)
-    assert model.mixed_s(512, 0, 8, 8000) < model.prefill_s(512, 0) + model.decode_s(8, 8000)
+    assert model.mixed_s([(512, 0)], 8, 8000) < model.prefill_s(512, 0) + model.decode_s(8, 8000)
     assert with_bandwidth(model, 8).nic_bytes_s == 1e9
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from scripts.lab.ablation import Ablation
 from scripts.lab.ablations.bandwidth import BANDWIDTH
 from scripts.lab.ablations.blocks import OVERLAP, QUANTIZED
-from scripts.lab.ablations.classes import ORDERS
+from scripts.lab.ablations.classes import MIXED, ORDERS
 from scripts.lab.ablations.colocated import COLOCATED
 from scripts.lab.ablations.failure import FAILURE
+from scripts.lab.ablations.gossip import GOSSIP
+from scripts.lab.ablations.learned import LEARNED
 from scripts.lab.ablations.overload import OVERLOAD
 from scripts.lab.ablations.pool import POOL
 from scripts.lab.ablations.ratio import RATIO
@@ -15,12 +17,15 @@ from scripts.lab.ablations.regret import REGRET
 from scripts.lab.ablations.roles import ROLES
 from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
+from scripts.lab.ablations.speculative import SPECULATIVE
 
 ABLATIONS: dict[str, Ablation] = {
     one.name: one
     for one in (
         SCHEDULING,
         REGRET,
+        GOSSIP,
+        LEARNED,
         POOL,
         RATIO,
         BANDWIDTH,
@@ -28,9 +33,14 @@ ABLATIONS: dict[str, Ablation] = {
         COLOCATED,
         OVERLAP,
         QUANTIZED,
+        SPECULATIVE,
         ORDERS,
+        MIXED,
         SHIFTS,
         FAILURE,
         ROLES,
     )
 }
+
+WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
+"""Those that answer a number which this project wants to reach."""

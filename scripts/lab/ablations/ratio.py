@@ -21,6 +21,7 @@ def cases(requests: int | None) -> list[Case]:
             Workload("synthetic", requests, jitter_s=0.0),
             ttft_slo_s=10.0,
             tbt_slo_s=0.1,
+            tail_tbt=True,
             series="effective share",
             x=prefill,
         )
@@ -34,19 +35,20 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     low, high = share[best] - share[5], share[best] - share[11]
     return (
         f"Best at {label(best)} with {share[best]:.1%}; 5 prefill nodes cost {low:.1%} (paper 21 points), 5 decode "
-        f"nodes {high:.1%} (paper 13). TBT here is a request's mean gap, the paper's the mean of its longest tenth."
+        f"nodes {high:.1%} (paper 13). Absolute times differ: the paper's engine is not public."
     )
 
 
 RATIO = Ablation(
     "ratio",
     "How many of 16 nodes should prefill?",
-    "The synthetic trace at its own speed; effective = TTFT <= 10 s and TBT <= 100 ms.",
+    "The synthetic trace at its own speed; effective = TTFT <= 10 s and TBT (mean of the longest tenth of a "
+    "request's gaps) <= 100 ms.",
     cases,
     {
         "effective": metric("goodput"),
         "mean TTFT, s": metric("ttft_s", "mean"),
-        "mean TBT, ms": metric("tbt_s", "mean", 1000),
+        "mean TBT, ms": metric("tail_tbt_s", "mean", 1000),
     },
     reading,
     {label(prefill): share for prefill, share in zip(SPLITS, PAPER, strict=True)},

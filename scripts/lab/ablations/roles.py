@@ -8,13 +8,14 @@ from scripts.lab.ablation import Ablation, Case, Estimated, Workload, metric
 from sim.config import SimConfig
 from sim.trace import TraceRow
 
-TIDE_S = 240.0
+TIDE_S = 600.0
+OUTPUT = 12
 SPEED = 1.5
 SPLITS = (5, 8, 11)
 
 
 def tides(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-    """By turns as recorded, which is nearly all prefill, and with a quarter of the input and eight times the output."""
+    """By turns as recorded, nearly all prefill, and with a quarter of the input and OUTPUT times the output."""
     made = []
     for row in rows:
         if int(row.timestamp_ms / 1000 / SPEED // TIDE_S) % 2 == 0:
@@ -22,7 +23,7 @@ def tides(rows: list[TraceRow], seed: int) -> list[TraceRow]:
             continue
         blocks = row.hash_ids[: -(-len(row.hash_ids) // 4)]
         tokens = min(max(1, row.input_length // 4), 512 * len(blocks))
-        made.append(replace(row, input_length=tokens, output_length=8 * row.output_length, hash_ids=blocks))
+        made.append(replace(row, input_length=tokens, output_length=OUTPUT * row.output_length, hash_ids=blocks))
     return made
 
 
@@ -33,32 +34,38 @@ def cases(requests: int | None) -> list[Case]:
         Case(f"{count}P+{16 - count}D", replace(base, prefill=count, decode=16 - count), work, 10.0, 0.1)
         for count in SPLITS
     ]
-    split = replace(base, prefill=8, decode=8, role_changes=True)
+    made += [
+        Case(
+            f"{count}P+{16 - count}D that change",
+            replace(base, prefill=count, decode=16 - count, role_changes=True),
+            work,
+            10.0,
+            0.1,
+        )
+        for count in SPLITS
+    ]
     mixed = replace(base, prefill=0, decode=0, mixed=16, chunk_tokens=512)
     return [
         *made,
-        Case("8P+8D that change", split, work, 10.0, 0.1),
-        Case("8P+8D that change sooner", replace(split, role_hold_s=5.0), work, 10.0, 0.1),
         Case("16 mixed", mixed, work, 10.0, 0.1),
         Case("16 mixed that change", replace(mixed, role_changes=True), work, 10.0, 0.1),
     ]
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    fixed = max((f"{count}P+{16 - count}D" for count in SPLITS), key=lambda name: values[name]["effective"].mean)
-    best, split, changing = (values[name]["effective"].mean for name in (fixed, "8P+8D", "8P+8D that change"))
-    mixed, narrowing = values["16 mixed"]["effective"].mean, values["16 mixed that change"]["effective"].mean
-    return (
-        f"8P+8D nodes that change reach {changing:.1%}; fixed they reach {split:.1%}, the best fixed split ({fixed}) "
-        f"{best:.1%}. Mixed nodes reach {mixed:.1%}, and {narrowing:.1%} when they may give up a role."
+    share = {name: found["effective"].mean for name, found in values.items()}
+    splits = [f"{count}P+{16 - count}D" for count in SPLITS]
+    told = "; ".join(
+        f"{name} {share[name]:.1%}, {share[f'{name} that change']:.1%} when they change" for name in splits
     )
+    return f"{told}; 16 mixed {share['16 mixed']:.1%}, {share['16 mixed that change']:.1%}."
 
 
 ROLES = Ablation(
     "roles",
     "What do nodes gain that change between prefill and decode?",
     f"16 nodes, conversation trace {SPEED:g} times as fast, its nature changing every {TIDE_S:g} s: as recorded, then "
-    "a quarter of the input and eight times the output; effective = TTFT <= 10 s and mean TBT <= 100 ms.",
+    f"a quarter of the input and {OUTPUT} times the output; effective = TTFT <= 10 s and mean TBT <= 100 ms.",
     cases,
     {
         "effective": metric("goodput"),

@@ -1,0 +1,132 @@
+"""A learned choice inside a robust envelope (reference/scheduling.md section 9, 7).
+
+Algorithm 1's estimates are right as far as the records are. What they do not tell (a node that is a fifth slower than
+its model says, a neighbour on the same memory bus) can be learned from the times to first token that come back. But a
+predictor may be wrong, so it decides only among the nodes whose estimate by the rule is within `slack` of the best one:
+
+    estimate(chosen) <= slack * min estimate        whatever the predictor says
+
+and not at all while its moving relative error is above MOST_ERROR and above the rule's own. A node that the predictor
+avoids falls idle, so the envelope closes around it and it is tried again: the guard explores, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sched.admission import Limits
+from sched.member import Rng
+from sched.placements.costs import PrefillCosts, Row
+from sched.placements.mooncake import MooncakePlacement
+
+SLACK = 1.25
+"""Width of the envelope: how many times the least estimate a chosen node's may be."""
+
+MOST_ERROR = 0.3
+"""Moving mean of |predicted - measured| / measured from which a predictor is not believed (scheduling.md section 9)."""
+
+MEMORY = 32
+"""Requests that a moving mean remembers; for NodeFactors, of one node."""
+
+FLOOR_S = 1e-3
+"""Times to first token below it count as this much in errors."""
+
+
+class Predictor(Protocol):
+    """Seconds to the first token on a node, from the rule's terms for it. The same terms come back with the truth."""
+
+    def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float: ...
+
+    def observed(self, node: str, wait_s: float, transfer_s: float, prefill_s: float, ttft_s: float) -> None: ...
+
+
+class NodeFactors:
+    """By how much each node is slower than it says: the geometric mean of measured over estimated, its transfers left
+    out. One until a node has been seen."""
+
+    MOST = math.log(4.0)  # one measurement says no more than a factor of four
+
+    def __init__(self) -> None:
+        self._logs: dict[str, tuple[float, int]] = {}  # node -> (mean logarithm, observations and a prior of four)
+
+    def factor(self, node: str) -> float:
+        return math.exp(self._logs[node][0]) if node in self._logs else 1.0
+
+    def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float:
+        return self.factor(node) * (wait_s + prefill_s) + transfer_s
+
+    def observed(self, node: str, wait_s: float, transfer_s: float, prefill_s: float, ttft_s: float) -> None:
+        expected = wait_s + prefill_s
+        if expected <= 0:
+            return
+        seen = math.log(max(ttft_s - transfer_s, FLOOR_S) / max(expected, FLOOR_S))
+        mean, count = self._logs.get(node, (0.0, 4))
+        count += 1
+        mean += (min(self.MOST, max(-self.MOST, seen)) - mean) / min(count, MEMORY)
+        self._logs[node] = mean, count
+
+
+class RelativeError:
+    """A moving mean, from nothing."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self._count = 0
+
+    def add(self, predicted: float, measured: float) -> None:
+        """Errors of more than 1,000 % count as that."""
+        miss = abs(predicted - measured) / max(measured, FLOOR_S)
+        self._count += 1
+        self.mean += (min(miss if math.isfinite(miss) else 10.0, 10.0) - self.mean) / min(self._count, MEMORY)
+
+
+class LearnedPlacement(MooncakePlacement):
+    """`mooncake`, but which of the asked nodes prefills is the predictor's to say, inside the envelope."""
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
+        super().__init__(limits, rng, threshold)
+        self.predictor: Predictor = NodeFactors()
+        self.slack, self.most_error = SLACK, MOST_ERROR
+        self.error, self.rule_error = RelativeError(), RelativeError()
+        self.worst = 1.0  # the largest estimate chosen, over the least there was
+        self.decided = self.departed = 0  # choices; those that the rule would not have made
+
+    @property
+    def trusted(self) -> bool:
+        return self.error.mean <= self.most_error or self.error.mean < self.rule_error.mean
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        self.decided += 1
+        if not self.trusted:
+            return super().choose_prefill(costs, able)
+        best = float(costs.ttft_s[able].min())
+        inside = envelope(costs.ttft_s[able].tolist(), able, self.slack)
+        predicted = {i: self._predicted(costs.row(i)) for i in inside}
+        least = min(predicted.values())
+        chosen = self.drawn([i for i in inside if predicted[i] <= least])
+        estimate = float(costs.ttft_s[chosen])
+        self.departed += estimate > best
+        self.worst = max(self.worst, estimate / best if best > 0 else 1.0)
+        return chosen
+
+    def observed(self, node: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """A request placed on `node` with these estimates had its first token `ttft_s` after the decision."""
+        wait_s, transfer_s, prefill_s = (estimates[name] for name in ("wait_s", "transfer_s", "prefill_s"))
+        self.error.add(self.predictor.ttft_s(node, wait_s, transfer_s, prefill_s), ttft_s)
+        self.rule_error.add(wait_s + transfer_s + prefill_s, ttft_s)
+        self.predictor.observed(node, wait_s, transfer_s, prefill_s, ttft_s)
+
+    def _predicted(self, row: Row) -> float:
+        """What is no time is worth nothing: the rule's estimate then."""
+        said = self.predictor.ttft_s(row["node"], row["wait_s"], row["transfer_s"], row["prefill_s"])
+        return said if said >= 0 and math.isfinite(said) else float(row["ttft_s"])
+
+
+def envelope(estimates: Sequence[float], nodes: Sequence[int], slack: float) -> list[int]:
+    """Those of `nodes` whose estimate is at most `slack` times the least; never empty for slack >= 1."""
+    if slack < 1:
+        raise ValueError(f"an envelope of {slack} would leave out the best node: slack must be at least 1")
+    most = slack * min(estimates)
+    return [node for node, estimate in zip(nodes, estimates, strict=True) if estimate <= most]

@@ -1,0 +1,54 @@
+"""Who had the cores: CPU time of nodes by thread, and of the client, while something was measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Cores, on average: 0.1 is a tenth of one. A node's loop is its first thread (HTTP, control, gossip); what its
+    others have is the model's, mostly."""
+
+    seconds: float
+    client: float
+    loops: dict[str, float]
+    others: dict[str, float]
+
+
+class Watch:
+    """From when it is made to `end`."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        """pids: of the nodes, by name; empty where they are somebody else's."""
+        self._pids = dict(pids)
+        self._begun = time.monotonic(), time.process_time(), self._nodes()
+
+    def end(self) -> Shares:
+        began, client, nodes = self._begun
+        wall = time.monotonic() - began
+        now = self._nodes()
+        first, rest = ({name: (now[name][i] - nodes[name][i]) / wall for name in nodes} for i in (0, 1))
+        return Shares(wall, (time.process_time() - client) / wall, first, rest)
+
+    def _nodes(self) -> dict[str, tuple[float, float]]:
+        return {name: cpu_seconds(pid) for name, pid in self._pids.items()}
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """(of the first thread, of all others)"""
+    first = rest = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        seconds = TICK_S * (int(fields[11]) + int(fields[12]))
+        if task.name == str(pid):
+            first = seconds
+        else:
+            rest += seconds
+    return first, rest

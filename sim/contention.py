@@ -1,0 +1,44 @@
+"""Nodes that share a machine: a step takes longer while another node computes, because they share memory bandwidth,
+caches, or the two threads of one core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Sharing(Protocol):
+    """A node, as far as the others notice it."""
+
+    @property
+    def computing(self) -> bool: ...
+
+    def disturb(self) -> None:
+        """Its steps have another length from the next one on."""
+
+
+class Contention:
+    """`factor`: by how much a step is longer while any other node computes; 0 = every node has a machine of its own."""
+
+    def __init__(self, factor: float, nodes: Sequence[Sharing]) -> None:
+        if factor < 0:
+            raise ValueError(f"--contention must not be negative, got {factor}")
+        self._factor, self._nodes = factor, nodes
+        self._computing = [False] * len(nodes)
+
+    def slowness(self, index: int) -> float:
+        """Of a step of that node that begins now."""
+        if not self._factor:
+            return 1.0
+        others = sum(self._computing) - self._computing[index]
+        return 1.0 + self._factor * (others > 0)
+
+    def changed(self, index: int) -> None:
+        """That node may have begun or ended to compute."""
+        now = self._nodes[index].computing
+        if not self._factor or now == self._computing[index]:
+            return
+        self._computing[index] = now
+        for other, node in enumerate(self._nodes):
+            if other != index:
+                node.disturb()

@@ -1,0 +1,90 @@
+"""The parts of a simulated cluster, made from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cache.policies import policies
+from sched.batching import Tuning, batching_policies
+from sched.placements.view import Candidate
+from sched.queueing import queue_orders
+from sim.caches import Cache
+from sim.config import SimConfig
+from sim.models import StepModel
+from sim.node import Node
+
+if TYPE_CHECKING:
+    from sim.cluster import Cluster
+
+
+def nodes(cluster: Cluster) -> list[Node]:
+    """All of them. Raises ValueError for an unknown --batching."""
+    config = cluster.config
+    if config.batching not in batching_policies:
+        raise ValueError(f"--batching must be one of {', '.join(batching_policies)}, got {config.batching!r}")
+    if config.step_prompts < 1:
+        raise ValueError(f"--step-prompts must be at least 1, got {config.step_prompts}")
+    return [_node(cluster, index, name, roles) for index, (name, roles) in enumerate(_names(config))]
+
+
+def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
+        yield from ((f"{role}-{i}", (role,)) for i in range(count))
+    yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
+
+
+def _node(cluster: Cluster, index: int, name: str, roles: tuple[str, ...]) -> Node:
+    config, model = cluster.config, cluster.model
+    chunk = config.chunk_tokens or model.chunk_tokens
+    order = queue_orders[config.queue_order]()
+    tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
+    policy = batching_policies[config.batching](tuning)
+
+    def slowness(now: float) -> float:
+        return cluster.failures.slowness[index] * cluster.contention.slowness(index)
+
+    return Node(cluster.loop, index, name, roles, model, order, cluster, chunk, slowness, policy, config.step_prompts)
+
+
+class _Chunks:
+    """What the batching policy `dynamic` asks of step times."""
+
+    def __init__(self, model: StepModel, most: int) -> None:
+        self._model, self._most = model, most
+
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        return self._model.decode_s(decodes, decode_context)
+
+    def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
+        low, high = 0, self._most + 1
+        while high - low > 1:
+            tokens = (low + high) // 2
+            fits = self._model.mixed_s([(tokens, prefill_context)], decodes, decode_context) <= seconds
+            low, high = (tokens, high) if fits else (low, tokens)
+        return low
+
+
+def cache(cluster: Cluster, node: Node) -> Cache:
+    """Of the node's own memory."""
+
+    def changed(block: int, here: bool) -> None:
+        cluster.placing.exact.tell(cluster.loop.now, node.index, block, here)
+        cluster.placing.told.tell(cluster.loop.now, node.index, block, here)
+
+    prefills = "prefill" in node.roles or cluster.config.role_changes
+    capacity = cluster.config.cache_blocks if prefills else 0
+    return Cache(policies[cluster.config.eviction](), capacity, changed)
+
+
+def candidate(cluster: Cluster, node: Node) -> Candidate:
+    """The node as placement sees it at the beginning."""
+    blocks = cluster.model.kv_tokens // cluster.config.block_tokens
+    return Candidate(
+        node_id=node.name,
+        roles=node.roles,
+        prefill=cluster.model.prefill,
+        free_blocks=blocks,
+        total_blocks=blocks,
+        step_s=node.step_s() if "decode" in node.roles else 0.0,
+    )

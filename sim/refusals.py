@@ -1,0 +1,65 @@
+"""Who is turned away: the variants of sched/rejection.py, asked with what the nodes of a run would answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sched.placements.choice import Placement
+from sched.placements.view import View
+from sched.rejection import Estimate, OutputLengths, Refusal, rejections, running_soon
+from sim.job import Job
+from sim.node import Node
+
+if TYPE_CHECKING:
+    from sim.cluster import Cluster
+
+
+class Refusals:
+    """Of one run. A node does not know how long an answer will be: it expects the mean of those that have ended."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        config = cluster.config
+        self._cluster = cluster
+        self._rejection = rejections[config.rejection]()
+        self._asked = config.rejection != "none"
+        self._scale, self._tbt_scale = config.slo_scale, config.tbt_slo_scale or config.slo_scale
+        self._lengths = OutputLengths()
+
+    def at_arrival(self, job: Job, decision: Placement, view: View) -> Refusal | None:
+        """Only of new requests: a client that has tokens has been promised the rest."""
+        if not self._asked or job.retries:
+            return None
+        node = self._cluster.by_name[decision.decode]
+        step_s = float(view.step_s[view.index[decision.decode]])
+        estimate = Estimate(
+            service_class=job.service_class,
+            ttft_s=decision.estimates["ttft_s"],
+            wait_s=decision.estimates["wait_s"],
+            step_s=step_s,
+            step_soon_s=self._step_soon(node, job, decision.estimates["ttft_s"]),
+            step_alone_s=self._cluster.model.decode_s(1, job.input_tokens),
+            decode_s=self._lengths.mean * step_s,
+        )
+        return self._rejection.at_arrival(estimate, self._scale, self._tbt_scale)
+
+    def after_prefill(self, job: Job, node: Node) -> Refusal | None:
+        """The prompt's KV has come to `node`."""
+        if not self._asked or job.retries:
+            return None
+        alone_s = self._cluster.model.decode_s(1, job.input_tokens)
+        step_s = self._of(node, len(node.batch) + len(node.joining) + 1, job)
+        return self._rejection.after_prefill(job.service_class, step_s, alone_s, self._scale, self._tbt_scale)
+
+    def ended(self, job: Job) -> None:
+        self._lengths.ended(job.resumed + job.output_tokens)
+
+    def _step_soon(self, node: Node, job: Job, seconds: float) -> float:
+        """The decode step of `node` with this request when its prompt would arrive."""
+        made, most = node.made(), self._cluster.model.max_batch
+        soon = running_soon(made, node.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
+        return self._of(node, soon + 1, job)
+
+    def _of(self, node: Node, batch: int, job: Job) -> float:
+        """A step of so many requests as long as those that run, or as this one where none does."""
+        contexts = [running.context for running in node.batch] or [job.input_tokens]
+        return node.known_slowness * self._cluster.model.decode_s(batch, round(batch * sum(contexts) / len(contexts)))
