@@ -15,6 +15,7 @@ from scripts.lab.ablations.regret import REGRET
 from scripts.lab.ablations.roles import ROLES
 from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
+from scripts.lab.ablations.signals import SIGNALS
 
 ABLATIONS: dict[str, Ablation] = {
     one.name: one
@@ -31,6 +32,7 @@ ABLATIONS: dict[str, Ablation] = {
         ORDERS,
         SHIFTS,
         FAILURE,
+        SIGNALS,
         ROLES,
     )
 }
