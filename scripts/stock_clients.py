@@ -71,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             url = cluster["decode-0"].url
             name = rest.get(f"{url}/v1/models")["data"][0]["id"]
             target = Target(url, name, tokenizer, scratch)
-            outcomes = [outcome for flag in asked for outcome in attend(flag, getattr(args, flag), versions[flag], target)]
+            outcomes = [
+                outcome for flag in asked for outcome in attend(flag, getattr(args, flag), versions[flag], target)
+            ]
             cluster.check()
     show(outcomes)
     if args.json is not None:

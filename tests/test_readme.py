@@ -24,8 +24,7 @@ ELSEWHERE = {
     "--json",
 }  # mooncake's own help, and ruff's
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
-SCRIPTS |= {"--kills", "--flips", "--minutes", "--disk", "--rounds", "--sizes", "--arena-mb"}  # of the store
-SCRIPTS |= {"--requests", "--seeds"}  # of the lab
+SCRIPTS |= {"--kills", "--flips", "--holders", "--minutes", "--disk", "--rounds", "--sizes", "--arena-mb"}  # store
 SCRIPTS |= {"--test", "--live", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
 SCRIPTS |= {"--seeds", "--requests"}  # of the lab
 

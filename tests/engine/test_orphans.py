@@ -23,7 +23,9 @@ from tests.engine.test_service import GEOMETRY, PROMISE, ROOT, IdleWorker, SlowT
 PROMPT = [1] * 5
 
 
-async def decoding(count: int, max_tokens: int = 8, logprobs: int | None = None) -> tuple[Wires, IdleWorker, EngineService]:
+async def decoding(
+    count: int, max_tokens: int = 8, logprobs: int | None = None
+) -> tuple[Wires, IdleWorker, EngineService]:
     """A node on which acceptor a's request 'r' has made `count` tokens: 10, 11, ..."""
     channel, worker = Wires(), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
     service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, idle_load(), Metrics("m", "d"))
