@@ -81,8 +81,10 @@ PURE = (
     "sim.network",
     "sim.node",
     "sim.plan",
+    "sim.refusals",
     "sim.result",
     "sim.segment",
+    "sim.speculation",
 )
 IMPURE_IMPORTS = {
     "asyncio",

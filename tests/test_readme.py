@@ -26,6 +26,7 @@ ELSEWHERE = {
 SCRIPTS = {"--peers", "--vllm-python", "--transformers-python", "--backend", "--serve"}  # bench_engine's, playground's
 SCRIPTS |= {"--kills", "--flips", "--holders", "--minutes", "--disk", "--rounds", "--sizes", "--arena-mb"}  # store
 SCRIPTS |= {"--test", "--live", "--only", "--aot", "--dry-run", "--head-size"}  # setup's and those of the GPU scripts
+SCRIPTS |= {"--seeds", "--requests"}  # of the lab
 
 
 @pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))

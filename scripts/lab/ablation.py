@@ -195,7 +195,7 @@ def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
 
 def estimated(values: Sequence[float]) -> Estimated:
     mean = fmean(values)
-    if len(values) < 2:
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return Estimated(mean, math.nan)
     return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)))
 

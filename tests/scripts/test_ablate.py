@@ -33,6 +33,8 @@ def test_an_interval_over_seeds():
     three = estimated([1.0, 2.0, 3.0])
     assert three.mean == 2.0 and three.half == pytest.approx(4.30 * 1.0 / math.sqrt(3))
     assert str(three) == "2 ±2.5"
+    assert str(estimated([math.inf, 20.0])) == "inf", "one seed never recovered"
+    assert str(estimated([math.nan, 1.0])) == ""
 
 
 def test_the_command_writes_figures_and_a_plot(tmp_path, capsys):
