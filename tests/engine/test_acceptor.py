@@ -57,9 +57,6 @@ class Nodes:
     async def release(self, placed: Placed) -> None:
         pass
 
-    def learn(self, *told: Any) -> None:
-        pass
-
 
 class Peers(Wires):
     """Calls are answered, but those to `hanging` nodes."""
