@@ -18,8 +18,8 @@ parser = ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-"""`vllm bench serve` without the vllm command, which does not start in vLLM's builds for CPUs: it asks for the version of
-a distribution of another name."""
+"""`vllm bench serve` without the vllm command, which does not start in builds for CPUs: it asks for the version of a
+distribution of another name."""
 
 
 class Unexpected(Exception):
