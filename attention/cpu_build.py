@@ -2,7 +2,8 @@
 
 `load` compiles with the g++, c++ or clang++ on PATH into $XDG_CACHE_HOME/mooncake/cpu (or ~/.cache/mooncake/cpu). The
 file's name is a hash of everything that decides what it holds: sources and the headers beside them, compiler version,
-flags and the OpenMP runtime. It appears by rename, so processes that compile at once do no harm.
+flags and the OpenMP runtime. It appears by rename; of processes that want it at once one compiles, for half a minute,
+and the others wait.
 
 The OpenMP runtime is the one that torch has loaded. A second one in the process would bring its own threads, and two
 pools that spin for the same cores are several times slower than one. So objects are compiled with -fopenmp but linked
@@ -12,6 +13,7 @@ against torch's file; only where torch ships none does the compiler choose.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -21,7 +23,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,12 +145,25 @@ def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], cxx: Compi
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as scratch:
-                _compile(cxx, sources, flags, runtime, Path(scratch) / path.name)
-                (Path(scratch) / path.name).replace(path)
+            with _turn(path.parent):
+                if not path.exists():
+                    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as scratch:
+                        _compile(cxx, sources, flags, runtime, Path(scratch) / path.name)
+                        (Path(scratch) / path.name).replace(path)
         except OSError as error:
             raise Unavailable(f"cannot write {path.parent} ({error}); set XDG_CACHE_HOME") from error
     return path
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One process at a time; the lock of one that dies is free."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _compile(cxx: Compiler, sources: Sequence[Path], flags: Sequence[str], runtime: Path | None, out: Path) -> None:

@@ -9,6 +9,10 @@ from net.memory import Region
 Buffer = bytes | bytearray | memoryview
 
 
+UNCHECKED = 0
+"""Instead of a checksum: nobody took one (--no-block-checksums)."""
+
+
 def checksum(memory: Buffer) -> int:
     """64 bits over a block's bytes; travels and rests with the block. Releases the GIL for large blocks."""
     return xxh3_64_intdigest(memory)

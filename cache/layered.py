@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cache.arena import checksum
+from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.protocol import Deadlines
@@ -139,5 +139,6 @@ class PinnedBlocks:
             size = lease.reply["slot_bytes"]
             starts = [offsets[position] for position in lease.positions]
             sums = [checksum(region.memory[start : start + size]) for start in starts]
-            out.append((lease, [i for i, one in enumerate(sums) if one != lease.reply["checksums"][i]]))
+            wanted = lease.reply["checksums"]
+            out.append((lease, [i for i, one in enumerate(sums) if one != wanted[i] != UNCHECKED]))
         return out

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cache.arena import checksum
+from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
@@ -36,6 +36,7 @@ class Reader:
         deadlines: Deadlines,
         counts: Counter[str],
         failed: Callable[[str, Exception], None],
+        checksums: bool = True,
     ) -> None:
         self._calls = calls
         self._transfer = transfer
@@ -44,6 +45,7 @@ class Reader:
         self._deadlines = deadlines
         self._counts = counts
         self._failed = failed
+        self._checksums = checksums
 
     async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> set[int]:
         """Positions of `keys` that the pool has now; with `leading` no more than the leading run is looked for."""
@@ -78,7 +80,7 @@ class Reader:
 
     def _seen(self, home: str, keys: Sequence[BlockKey], positions: list[int]) -> set[int]:
         """Positions that a home of this host is seen to have."""
-        view = self._same_host.view(home)
+        view = self._same_host.view(home) if self._checksums else None
         if view is None:
             return set()
         found = self._same_host.have(view, [keys[position] for position in positions])
@@ -128,8 +130,9 @@ class Reader:
             positions = positions[len(answers) :]
 
     async def _take_here(self, job: Job, walk: ReadWalk, home: str, positions: list[int]) -> list[int]:
-        """What a home of this host has in its DRAM, without asking it; returns the positions that are left."""
-        view = self._same_host.view(home)
+        """What a home of this host has in its DRAM, without asking it; returns the positions that are left. Without
+        checksums nothing would prove what was copied."""
+        view = self._same_host.view(home) if self._checksums else None
         if view is None:
             return positions
         nbytes, begin = len(positions) * job.block_bytes, _now()
@@ -172,7 +175,7 @@ class Reader:
         for position, length, block_checksum, tier in rows:
             block = data[start : start + length]
             start += length
-            if length > size or checksum(block) != block_checksum:
+            if length > size or (self._checks(block_checksum) and checksum(block) != block_checksum):
                 bad.append(job.keys[position])
                 continue
             offset = offsets[position]
@@ -186,6 +189,10 @@ class Reader:
             self._damaged(home, len(bad))
             self._calls.report(home, bad)
         return not bad
+
+    def _checks(self, wanted: int) -> bool:
+        """Whether bytes are to be compared with that checksum."""
+        return self._checksums and wanted != UNCHECKED
 
     def _damaged(self, home: str, count: int) -> None:
         self._counts["corrupt"] += count
@@ -202,9 +209,10 @@ class Reader:
         checking: asyncio.Task[None] | None = None
 
         async def check(part: slice, transport: str) -> None:
-            sums = await job.checksums(found[part])
+            wanted = reply["checksums"][part]
+            sums = await job.checksums(found[part]) if any(map(self._checks, wanted)) else wanted
             for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
-                if block_checksum == reply["checksums"][at]:
+                if block_checksum == wanted[at - part.start] or not self._checks(wanted[at - part.start]):
                     job.arrived[found[at]] = (home, transport, reply["tiers"][at])
                     walk.found(found[at])
                 else:

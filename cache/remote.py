@@ -88,7 +88,10 @@ class Remote:
         answer, _ = await self._channel.call(self._contact, "store.members", {}, timeout_s=ANSWER_S)
         for node_id, host, port, _ in answer["members"]:
             self._channel.introduce(node_id, (host, port))
-        self._members = {node_id: share for node_id, _, _, share in answer["members"] if share > 0}
+        here = {node_id: share for node_id, _, _, share in answer["members"] if share > 0}
+        gone, self._members = self._members.keys() - here.keys(), here
+        for node_id in gone:  # calls that still wait for it need not wait for their deadline
+            self._channel.drop(node_id, "the cluster has found it gone")
         return answer
 
     async def _keep_fresh(self) -> None:

@@ -145,11 +145,10 @@ class Share:
             "more": len(pins) < len(keys) and self._local.contains(keys[len(pins)]) is not None,
             "hot": self._warm(now, keys),
         }
-        blocks = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
-        copied = b"".join(blocks)  # of memory that others may have from here on
+        blocks: list[Buffer] = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
         if ready is None:
             self._local.unpin([pin.slot for pin in found])
-        return reply, [copied]
+        return reply, blocks  # the channel copies them before anybody else has a turn
 
     async def _write(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """Like store.reserve and store.commit in one. `lengths` and `checksums` are of the blocks that follow the keys.

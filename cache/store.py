@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -25,19 +26,19 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Shunned
 from cache.homes import Members, by_home
-from cache.job import MESSAGE_BLOCK_BYTES, Job
+from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
 from cache.policy import Facts
 from cache.protocol import Deadlines
 from cache.reader import Reader
-from cache.results import GetResult, NoRoom, Unreachable
+from cache.results import GetResult
 from cache.routing import Router
 from cache.same_host import SameHost
 from cache.share import Share
-from cache.staging import Staging
 from cache.tiers import LocalStore
+from cache.values import Values
 from cache.writer import Writer
 from net.channel import Channel
 from net.memory import Region
@@ -55,7 +56,9 @@ class Store:
     """The pool, from `node_id`. `members()` are the nodes alive that have a share, with its bytes. Registers the local
     arena with `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a
     client. `replicas`: copies of every block; `repair_limit`: bytes per second for moving blocks to where they belong,
-    0 = as fast as it goes; blocks of at most `message_block_bytes` travel in the messages themselves.
+    0 = as fast as it goes; blocks of at most `message_block_bytes` travel in the messages themselves, larger ones where
+    a call moves no more than `message_call_bytes`: a transfer costs one or two messages more. Without `checksums` none
+    are taken of what is put here and none compared here, but those of the SSD tiers.
     """
 
     def __init__(
@@ -71,12 +74,15 @@ class Store:
         replicas: int = 1,
         repair_limit: float = 0.0,
         message_block_bytes: int = MESSAGE_BLOCK_BYTES,
+        message_call_bytes: int = MESSAGE_BYTES,
+        checksums: bool = True,
     ) -> None:
         self.node_id = node_id
         self.local = local
         self.block_bytes = block_bytes
         self.objects = Objects(self)
-        self._in_messages = block_bytes <= message_block_bytes
+        small = block_bytes <= message_block_bytes
+        self._message_blocks = sys.maxsize if small else min(message_call_bytes, MESSAGE_BYTES) // block_bytes
         self._transfer = transfer
         self._members = members
         self._deadlines = deadlines or Deadlines()
@@ -88,11 +94,10 @@ class Store:
         self.router = Router(node_id, replicas)
         self._same_host = SameHost(transfer, calls)
         self._reader = Reader(
-            calls, transfer, self._same_host, self.router, self._deadlines, self._counts, self._failed
+            calls, transfer, self._same_host, self.router, self._deadlines, self._counts, self._failed, checksums
         )
-        self._writer = Writer(calls, transfer, self.router, self._deadlines, self._failed)
-        self._staging = Staging(block_bytes)
-        self._staged = False
+        self._writer = Writer(calls, transfer, self.router, self._deadlines, self._failed, checksums)
+        self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
         if self._share is not None:
             channel.handle("store.stats", self._stats)
@@ -139,9 +144,7 @@ class Store:
     async def get_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> GetResult:
         """Fetch the leading run of `keys` that can be had, block i to offsets[i] of `region`. What lies there for
         blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
-        job = self._job(keys, region, offsets)
-        await self._reader.fetch(job, self._window, leading=True)
-        return self._result(job)
+        return await self._get(self._job(keys, region, offsets), leading=True)
 
     async def stream_into(
         self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]
@@ -185,7 +188,7 @@ class Store:
     @property
     def values_at_once(self) -> int:
         """Values that one batch moves together; longer batches are cut."""
-        return max(1, self._staging.num_slots // 2)
+        return self._values.at_once
 
     async def get(self, key: BlockKey) -> bytes | None:
         """The value, None when it is missing. An empty value cannot be stored, so b'' is never returned."""
@@ -193,19 +196,7 @@ class Store:
 
     async def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
         """Each value or None, in order."""
-        out: list[bytes | None] = []
-        for first in range(0, len(keys), self.values_at_once):
-            batch = keys[first : first + self.values_at_once]
-            async with self._staging.slots(len(batch)) as offsets:
-                job = self._job(batch, self._stage(), offsets)
-                await self._reader.fetch(job, self._window, leading=False)
-                self._result(job)
-                out += [self._value(job, i) if i in job.arrived else None for i in range(len(batch))]
-        return out
-
-    def _value(self, job: Job, position: int) -> bytes:
-        start = job.offsets[position]
-        return bytes(job.region.memory[start : start + job.length(position)])
+        return await self._values.get_many(keys)
 
     async def put(self, key: BlockKey, value: Buffer) -> bool:
         """Store 1 to block_bytes bytes; False when the key was there (values never change: the first one stays).
@@ -214,28 +205,7 @@ class Store:
 
     async def put_many(self, items: Sequence[tuple[BlockKey, Buffer]]) -> list[bool]:
         """Per item whether it is new. When this raises, some of the items may have been stored."""
-        if wrong := [len(value) for _, value in items if not 0 < len(value) <= self.block_bytes]:
-            raise ValueError(f"a value has 1 to {self.block_bytes} bytes, not {wrong[0]}: larger ones go to objects/")
-        out: list[bool] = []
-        for first in range(0, len(items), self.values_at_once):
-            batch = items[first : first + self.values_at_once]
-            async with self._staging.slots(len(batch)) as offsets:
-                job = self._job([key for key, _ in batch], self._stage(), offsets)
-                for i, (_, value) in enumerate(batch):
-                    job.region.memory[offsets[i] : offsets[i] + len(value)] = value
-                    job.lengths[i] = len(value)
-                await self._put(job)
-                self._all_taken(job)
-                out += [i in job.stored for i in range(len(batch))]
-        return out
-
-    def _all_taken(self, job: Job) -> None:
-        lost = set(range(len(job.keys))) - job.stored - job.present
-        if not lost:
-            return
-        if lost & job.refused:
-            raise NoRoom(f"{len(lost)} of {len(job.keys)} values found no room in the pool: see --dram-bytes")
-        raise Unreachable(f"no home of {len(lost)} of {len(job.keys)} values answers")
+        return await self._values.put_many(items)
 
     async def remove(self, key: BlockKey) -> bool:
         """False when nobody had it."""
@@ -259,6 +229,10 @@ class Store:
         return dict(zip(names, await asyncio.gather(*(self._ask(n, self._calls.stats(n)) for n in names)), strict=True))
 
     # --- both
+
+    async def _get(self, job: Job, *, leading: bool = False) -> GetResult:
+        await self._reader.fetch(job, self._window, leading=leading)
+        return self._result(job)
 
     async def _put(self, job: Job) -> Job:
         await self._writer.publish(job, self._window)
@@ -290,13 +264,9 @@ class Store:
         if outside := [offset for offset in offsets if not 0 <= offset <= last]:
             raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
         self._route()
-        return Job(keys, self._regions[region], offsets, self.block_bytes, in_messages=self._in_messages)
-
-    def _stage(self) -> str:
-        if not self._staged:
-            self.attach(self._staging.region())
-            self._staged = True
-        return self._staging.region().name
+        return Job(
+            keys, self._regions[region], offsets, self.block_bytes, in_messages=len(keys) <= self._message_blocks
+        )
 
     def _route(self) -> Members:
         """The members as of now, for the router too. A node without a share is no home of anything."""
@@ -339,4 +309,4 @@ class Store:
         if self._share is not None and self.local is not None:
             await self._share.close()
             await self.local.close()
-        self._staging.close()
+        self._values.close()

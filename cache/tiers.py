@@ -15,45 +15,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from cache.admission import Admission, Always
-from cache.arena import Arena, checksum
+from cache.arena import UNCHECKED, Arena, checksum
 from cache.block import BlockKey
 from cache.policy import PLAIN, EvictionPolicy, Facts
 from cache.pool import BlockPool, OutOfBlocks
-from cache.shared_index import INDEX_REGION, SharedIndex, index_bytes
+from cache.promotion import Promotions
+from cache.slots import DramSlots, Pin
 from cache.ssd import SsdTier
 from cache.write_behind import Row, WriteBehind
 from net.memory import Region
 
+__all__ = ["LocalStore", "NoSpace", "Pin"]
+
 T = TypeVar("T")
 
-READERS = 2  # threads: more do not read faster from one disk
 BATCH_BYTES = 16 << 20  # written to SSD between two looks at who waits for room
 
 
 class NoSpace(Exception):
     """Every slot is in use, reserved, or waits for its SSD write."""
-
-
-class Pin(NamedTuple):
-    """A block that stays where it is until `unpin`."""
-
-    slot: int
-    checksum: int
-    tier: str  # where it was found: dram or ssd
-    nbytes: int = -1  # of the slot that the block takes
-
-
-@dataclass(slots=True)
-class Promotion:
-    """A block on its way from SSD into `slot`; the task returns whether it arrived whole."""
-
-    slot: int
-    task: asyncio.Task[bool]
 
 
 class LocalStore:
@@ -71,25 +55,17 @@ class LocalStore:
             raise ValueError("an SSD tier is read through DRAM slots of its block size: give --dram-bytes")
         self.arena = arena
         self.ssd = ssd
-        num_slots = arena.num_slots if arena is not None else 0
-        self._pool = BlockPool(num_slots, policy)
+        self._pool = BlockPool(arena.num_slots if arena is not None else 0, policy)
+        self._slots = DramSlots(arena, self._pool)
         self._admission: Admission = Always() if admission is None else admission
-        self._checksums = [0] * num_slots
-        self._lengths = [0] * num_slots  # bytes of each slot that its block takes
         self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
-        self._promotions: dict[BlockKey, Promotion] = {}
+        self._promotions = Promotions(arena, ssd, self._pool, self._slots)
         self._behind: WriteBehind | None = None
         if ssd is not None and arena is not None:
             most = max(1, BATCH_BYTES // arena.slot_bytes)
-            self._behind = WriteBehind(most, partial(self._write, ssd, arena), lambda slot: self._pool.unhold([slot]))
-        self.index_region: Region | None = None  # for readers of this host; the caller registers it
-        if arena is not None and arena.region.memfd is not None:
-            self.index_region = Region.shared(INDEX_REGION, index_bytes(num_slots))
-            self._index = SharedIndex(self.index_region, arena.name, arena.slot_bytes)
-            self._pool.watch(self._show)
+            self._behind = WriteBehind(most, partial(self._write, ssd), lambda slot: self._pool.unhold([slot]))
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
         self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
 
     # --- what is here
@@ -117,13 +93,10 @@ class LocalStore:
         known = set(above)
         return above + [key for key in self.ssd.all_keys() if key not in known]
 
-    def _show(self, key: BlockKey, here: bool) -> None:
-        """Keep the index of what lies in DRAM. Its checksum and length are set before a block gets its name."""
-        slot = self._pool.lookup(key) if here else None
-        if slot is None:
-            self._index.drop(key)
-        else:
-            self._index.put(key, slot, self._lengths[slot], self._checksums[slot])
+    @property
+    def index_region(self) -> Region | None:
+        """What readers of this host look blocks up in (cache/same_host.py); to be registered with the arena."""
+        return self._slots.index_region
 
     # --- reading
 
@@ -141,8 +114,7 @@ class LocalStore:
                 return None
             slots.append(slot)
         self.used(keys)
-        sums, lengths = self._checksums, self._lengths
-        return [Pin(slot, sums[slot], "dram", lengths[slot]) for slot in slots]
+        return [self._slots.pin(slot, "dram") for slot in slots]
 
     def used(self, keys: Sequence[BlockKey]) -> None:
         """Hits of readers that saw the index."""
@@ -165,7 +137,7 @@ class LocalStore:
         for key in keys:
             slot, tier = self._pool.lookup(key), "dram"
             if slot is None:
-                promotion = self._promote(key)
+                promotion = self._promotions.of(key)
                 if promotion is None:
                     misses += 1
                     if leading or self.contains(key) is not None:
@@ -178,7 +150,7 @@ class LocalStore:
                 self.ssd.touch(key)
             self._pool.hold([slot])
             self._admission.wanted(key)
-            pins.append(Pin(slot, self._checksums[slot], tier, self._lengths[slot]))
+            pins.append(self._slots.pin(slot, tier))
         self._counts["hits"] += sum(pin is not None for pin in pins) - len(promotions)
         self._counts["misses"] += len(promotions) + misses
         return await self._arrived(pins, promotions, leading) if promotions else pins
@@ -194,8 +166,7 @@ class LocalStore:
                 pin = pins[position]
                 assert pin is not None
                 if promotions[position].result():
-                    slot = pin.slot
-                    pins[position] = Pin(slot, self._checksums[slot], pin.tier, self._lengths[slot])
+                    pins[position] = self._slots.pin(pin.slot, pin.tier)
                 elif leading:
                     run = position
                     break
@@ -213,41 +184,18 @@ class LocalStore:
         """Give back one reference on each."""
         self._pool.unhold(slots)
 
-    def _promote(self, key: BlockKey) -> Promotion | None:
-        """The promotion of `key` under way, or a new one."""
-        if key in self._promotions:
-            return self._promotions[key]
-        if self.ssd is None or self.arena is None or not self.ssd.contains(key):
-            return None
-        try:
-            (slot,) = self._pool.allocate(1)
-        except OutOfBlocks:
-            return None
-        task = asyncio.create_task(self._load(self.ssd, key, slot, self.arena.memory(slot)))
-        self._promotions[key] = promotion = Promotion(slot, task)
-        return promotion
-
-    async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
-        try:
-            found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
-            if found is None:
-                return False
-            self._checksums[slot], self._lengths[slot] = found
-            return self._pool.name(slot, key)
-        finally:
-            del self._promotions[key]
-            self._pool.release([slot])
-
     async def verify(self, key: BlockKey) -> bool:
         """Somebody read other bytes than the checksum says: look whether they are wrong here. A damaged block leaves
         DRAM; its copy on SSD, if any, answers from then on."""
         slot = self._pool.lookup(key)
         if slot is None or self.arena is None:
             return False
-        memory = self.arena.memory(slot)[: self._lengths[slot]]
+        memory, wanted = self._slots.memory(slot), self._slots.checksum(slot)
+        if wanted == UNCHECKED:
+            return True
         self._pool.hold([slot])
         try:
-            good = await self._blocking(lambda: checksum(memory)) == self._checksums[slot]
+            good = await self._blocking(lambda: checksum(memory)) == wanted
             if not good and self._pool.lookup(key) == slot:
                 self._counts["corrupt"] += 1
                 self._pool.forget(key)
@@ -285,7 +233,7 @@ class LocalStore:
         length = self.arena.slot_bytes if nbytes == -1 else nbytes
         if not 0 < length <= self.arena.slot_bytes:
             raise ValueError(f"a block of {length} bytes in a slot of {self.arena.slot_bytes}")
-        self._checksums[slot], self._lengths[slot] = block_checksum, length
+        self._slots.fill(slot, block_checksum, length)
         self._pool.name(slot, key, facts)
         self._counts["writes"] += 1
         if self._behind is not None:
@@ -298,16 +246,16 @@ class LocalStore:
         self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
 
-    async def _write(self, ssd: SsdTier, arena: Arena, rows: Sequence[Row]) -> None:
-        blocks = [(key, arena.memory(slot)[: self._lengths[slot]], self._checksums[slot]) for key, slot in rows]
-        await self._blocking(partial(ssd.put_many, blocks))  # counts its own failures
+    async def _write(self, ssd: SsdTier, rows: Sequence[Row]) -> None:
+        blocks = [(key, self._slots.memory(slot), self._slots.checksum(slot)) for key, slot in rows]
+        await self._blocking(lambda: ssd.put_many(list(map(_checked, blocks))))  # counts its own failures
 
     async def remove(self, keys: Sequence[BlockKey]) -> int:
         """Nobody finds `keys` here from now on, in any tier; those who read one go on. Returns how many were here."""
         here = [key for key in keys if self.contains(key) is not None]
         for key in here:
-            if key in self._promotions:
-                await asyncio.wait([self._promotions[key].task])
+            if key in self._promotions and (promotion := self._promotions.of(key)) is not None:
+                await asyncio.wait([promotion.task])
             self._pool.forget(key)
         ssd = self.ssd
         if ssd is not None and here:
@@ -356,7 +304,7 @@ class LocalStore:
     async def drain(self) -> None:
         """Until all promotions and writes to SSD that are under way now are done."""
         writing = self._behind.task if self._behind is not None else None
-        tasks = [*([writing] if writing else []), *(promotion.task for promotion in self._promotions.values())]
+        tasks = [*([writing] if writing else []), *self._promotions.tasks()]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -365,7 +313,12 @@ class LocalStore:
         await self.drain()
         if self.ssd is not None:
             await asyncio.to_thread(self.ssd.close)
-        self._readers.shutdown(wait=True)
+        self._promotions.close()
         self._executor.shutdown(wait=True)
-        if self.index_region is not None:
-            self.index_region.close()
+        self._slots.close()
+
+
+def _checked(row: tuple[BlockKey, memoryview, int]) -> tuple[BlockKey, memoryview, int]:
+    """On SSD every block has a checksum, which is taken at the latest here."""
+    key, memory, block_checksum = row
+    return key, memory, checksum(memory) if block_checksum == UNCHECKED else block_checksum

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from cache.arena import UNCHECKED
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, Job, at_each, pieces
 from cache.protocol import PRESENT, Deadlines
@@ -27,12 +28,14 @@ class Writer:
         router: Router,
         deadlines: Deadlines,
         failed: Callable[[str, Exception], None],
+        checksums: bool = True,
     ) -> None:
         self._calls = calls
         self._transfer = transfer
         self._router = router
         self._deadlines = deadlines
         self._failed = failed
+        self._checksums = checksums
 
     async def publish(self, job: Job, window: int) -> None:
         """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused."""
@@ -165,6 +168,9 @@ class Writer:
     async def _sum(self, job: Job, positions: Sequence[int]) -> None:
         """Once per block, however many homes it has."""
         missing = [position for position in positions if position not in job.sums]
+        if not self._checksums:
+            job.sums.update(dict.fromkeys(missing, UNCHECKED))
+            return
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
 
 

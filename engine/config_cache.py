@@ -76,6 +76,12 @@ class CacheConfig(ModelConfig):
         "arena; fp8 (e4m3) and int8 have a scale per head, move half of the bytes of bfloat16, and lose precision",
         ("auto", "fp8", "int8"),
     )
+    block_checksums: bool = flag(
+        True,
+        "cache",
+        "a checksum per pooled block, taken where it is put and compared at every get; without it only reads from SSD "
+        "are compared",
+    )
     prefetch: str = flag(
         "wait",
         "cache",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
 from cache.block import root_key
+from cache.job import MESSAGE_BYTES
 from cache.store import Store
 from engine import node_report
 from engine.checkpoint.loop_calls import LoopCalls
@@ -94,6 +95,8 @@ class Node:
             block_bytes=self.geometry.pool_bytes,
             replicas=config.replicas,
             repair_limit=config.repair_limit_bytes,
+            checksums=config.block_checksums,
+            message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
         )
         self.channel.handle("store.members", self._store_members)
         self.engine: Engine | None = None

@@ -27,7 +27,8 @@ log = logging.getLogger("mooncake.net")
 
 Body = dict[str, Any]
 Handler = Callable[[str, Body, memoryview], Awaitable[Body | tuple[Body, Sequence[Buffer]] | None]]
-"""(peer id, body, data) -> body, or (body, data), or None for {}. The data is the handler's own."""
+"""(peer id, body, data) -> body, or (body, data), or None for {}. The data is the handler's own; what it returns is
+copied before any other task has a turn."""
 
 BACKLOG_MAX = 4096  # posts waiting for one peer's connection
 

@@ -84,15 +84,18 @@ class Intents:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def claim(self, now: float, keys: Sequence[Key], node_id: str, ready_s: float) -> dict[str, Coming]:
+    def claim(
+        self, now: float, keys: Sequence[Key], node_id: str, ready_s: float, instead_of: str = ""
+    ) -> dict[str, Coming]:
         """Which nodes compute how many of `keys`, which follow each other in a chain, already. When nobody does, they
-        are `node_id`'s from now on, which takes `ready_s`. Raises ValueError for a time that is negative."""
+        are `node_id`'s from now on, which takes `ready_s`. A claimant that had to take another node than it claimed
+        for claims again, `instead_of` the first. Raises ValueError for a time that is negative."""
         if not ready_s >= 0:
             raise ValueError(f"a claim cannot be ready in {ready_s} s")
         coming = {}
         for depth, key in enumerate(keys, 1):
             held = self._claims.get(key)
-            if held is not None and held.expires_at > now:
+            if held is not None and held.expires_at > now and held.node_id != instead_of:
                 coming[held.node_id] = Coming(depth, max(0.0, held.ready_at - now))
         if not coming:
             self._note(now, keys, Claim(node_id, now + ready_s, now + 2 * ready_s + TOLD_S))

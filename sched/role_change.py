@@ -8,11 +8,11 @@ Every node runs the same rules on the same gossiped records, so all agree withou
 
 If one stage's load exceeds the other's by BAND and is itself above BUSY for `hold_s`, and the other can spare a node,
 one of those that do only the other changes over, named by rendezvous hashing. Nodes that do both stay as they are:
-they have nothing to gain (scripts/lab/ablations/roles.py). A node
-takes nothing new for what it gives up and finishes what it has, so no request is dropped; only then, or after DRAIN
-times `hold_s`, it begins with the other stage, since the two in one step are slow. If no stage is busy any more, nodes
-go back to what they were started for. A stage never loses its last node; one change per REST times `hold_s` in the
-cell, and a node that has changed rests for DWELL times as long (reference/scheduling.md section 4, step 9).
+they have nothing to gain (scripts/lab/ablations/roles.py). A node takes nothing new for what it gives up and finishes
+what it has, so no request is dropped; only then, or after DRAIN times `hold_s`, it begins with the other stage, since
+the two in one step are slow. If no stage is busy any more, nodes go back to what they were started for. A stage never
+loses its last node; one change per REST times `hold_s` in the cell, and a node that has changed rests for DWELL times
+as long (reference/scheduling.md section 4, step 9).
 """
 
 from __future__ import annotations

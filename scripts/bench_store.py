@@ -29,6 +29,7 @@ from transferbench.verdict import BLOCK, KIB, Goal, size_text, verdicts
 SIZES = ("4K", "64K", "368K", "1M", "16M")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 NAMES = ("memcpy", "sockets", "store-shm", "store-tcp", "mooncake-store")
+PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; by --only
 
 GOALS = (
     Goal("store-shm", "mooncake-store", 3.0, ops=("read",)),
@@ -55,8 +56,8 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
     args = parser.parse_args(arguments)
     args.names = args.only.split(",")
-    if unknown := set(args.names) - set(NAMES):
-        parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join(NAMES)}")
+    if unknown := set(args.names) - {*NAMES, *PLAIN}:
+        parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join((*NAMES, *PLAIN))}")
     args.seconds = args.seconds or (0.2 if args.quick else 0.4)
     args.rounds = 1 if args.quick else args.rounds
     try:

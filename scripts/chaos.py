@@ -28,13 +28,16 @@ from sched.packet import PACKET_BYTES
 from sched.state import NodeRecord, node_key
 from sched.virtual_cluster import GossipNode, VirtualCluster
 from sched.virtual_network import VirtualNode, Weather
-from scripts.benchlib.results import commit
+from scripts.benchlib.results import Row, commit, report
 
 ROOT = "aa" * 16
 FAULTS = 10
 KINDS = ("crash", "leave", "pause", "partition", "one way", "heal", "restart", "add", "clock", "load")
 CALM_S = 90.0
 """Agreement must be back so long after the last fault: a few comparisons of member lists."""
+
+LIMIT_S = 600.0
+"""A thousand seeds should be through by then, on two cores."""
 
 PRESET = replace(presets["local"], state_period_s=0.6)
 """The local timing with rarer records, which are most of the work and none of the difficulty."""
@@ -241,11 +244,21 @@ def run_seed(seed: int, verbose: bool = False) -> str | None:
     return None
 
 
+def rows_of(seeds: int, failed: int, took_s: float) -> list[Row]:
+    case = "random faults"
+    return [
+        Row(case, "seeds", "", float(seeds)),
+        Row(case, "failed", "", float(failed), limits={"limit": 0.0}),
+        Row(case, "wall time", "s", took_s, limits={"limit": LIMIT_S * seeds / 1000}),
+    ]
+
+
 def main() -> int:
     parser = ArgumentParser(description="gossip under random faults")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--start", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the counts to PATH as JSON")
     args = parser.parse_args()
     started, failures = time.monotonic(), []
     seeds = range(args.start, args.start + args.seeds)
@@ -256,8 +269,10 @@ def main() -> int:
                 print(f"{failure}\n  replay: python scripts/chaos.py --seeds 1 --start {failure.split()[1][:-1]}")
             if number % 100 == 0:
                 print(f"{number} seeds, {time.monotonic() - started:.0f} s, {len(failures)} failed", flush=True)
-    took = f"{time.monotonic() - started:.0f} s"
-    print(f"{args.seeds} seeds from {args.start} at {commit()}: {len(failures)} failed, {took}")
+    took_s = time.monotonic() - started
+    print(f"{args.seeds} seeds from {args.start} at {commit()}: {len(failures)} failed, {took_s:.0f} s")
+    if args.json:
+        report({"start": args.start, "jobs": args.jobs}, rows_of(args.seeds, len(failures), took_s), args.json)
     if failures and args.seeds == 1:
         print(run_seed(args.start, verbose=True))
     return 1 if failures else 0

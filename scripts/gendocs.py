@@ -43,6 +43,7 @@ def metrics() -> str:
     """Every metric of GET /metrics: its name as Prometheus stores it, its kind, its labels beside the common two."""
     registry = Metrics("model", "node")
     registry.watch_transfers(list)
+    registry.watch_load_words({})
     registry.set_cache_config({"block_size": 16})
     lines = ["# Metrics", "", NOTE.format(source="`net/metrics.py` and `net/transfer_metrics.py`")]
     lines += ["Every metric has the labels `model_name` and `engine` (the node id). Times are seconds. A counter's"]

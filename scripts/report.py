@@ -54,11 +54,9 @@ def timeline(record: Mapping[str, Any]) -> RenderableType:
         Text(f"nodes    {_pairs(summary['nodes'])}"),
         Text(f"moved    {_moved(summary['bytes_moved'])}"),
     ]
-    placement = dict(summary["placement"])
-    candidates = placement.pop("considered", [])
-    if placement:
-        parts.append(Text(f"placed   {_pairs(placement)}"))
-    parts += [Text(f"    considered {_pairs(candidate)}") for candidate in candidates]
+    if summary["placement"]:
+        parts.append(Text(f"placed   {_placement(summary['placement'])}"))
+        parts.append(Text(f"         why: python mooncake.py explain {record['request_id']} --url ..."))
     return Group(*parts, Text(), phases(summary), Text(), events(record["events"]))
 
 
@@ -106,6 +104,17 @@ def _bar(value: float, longest: float) -> str:
 def _moved(by_transport: Mapping[str, int]) -> str:
     shares = [f"{_bytes(count)} by {name}" for name, count in by_transport.items() if count]
     return ", ".join(shares) or "nothing: all on one node"
+
+
+def _placement(told: Mapping[str, Any]) -> str:
+    """'prefill on a, decode on b; first token expected after 12.3 ms; 2 nodes asked, decided in 1.2 ms'"""
+    where = [f"{role} on {told[role]}" for role in ("prefill", "decode") if role in told]
+    facts = [", ".join(where)]
+    if (expected := told.get("estimates", {}).get("ttft_s")) is not None:
+        facts.append(f"first token expected after {1000 * expected:.1f} ms")
+    if "decision_s" in told:
+        facts.append(f"{told['asked']} nodes asked, decided in {1000 * told['decision_s']:.1f} ms")
+    return "; ".join(facts)
 
 
 def _bytes(count: float) -> str:

@@ -3,6 +3,7 @@
 
     soak_store.py --minutes 30            mixed load on three nodes: wrong bytes, and what grows: memory, slots, fds
     soak_store.py --kills 100             kill -9 at random points of writing, each followed by reading everything back
+    soak_store.py --holders 5             a holder killed, or stopped, while its values are read: the longest get
     soak_store.py --flips 100             bits flipped anywhere in the files of an SSD tier that is down
 
 A wrong byte is a failure always; after kill -9 so is a value that was acknowledged as flushed and is missing, unless
@@ -12,6 +13,7 @@ newer ones had evicted it. --backend file: the same for the other SSD backend.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -165,6 +167,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--kills", type=int, default=0, metavar="TIMES")
     parser.add_argument("--flips", type=int, default=0, metavar="TIMES")
+    parser.add_argument("--holders", type=int, default=0, metavar="TIMES")
     parser.add_argument("--rate", type=float, default=50.0, help="calls per second of the mixed load")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH")
@@ -190,12 +193,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: {counts}", flush=True)
             rows.append({"what": name, "backend": args.backend, **counts})
             bad += counts["wrong"] + counts.get("lost", 0) + counts.get("stuck", 0)
+    if args.holders:
+        from soakstore.holders import report
+
+        rows += (found := report(args.seed, args.holders))
+        bad += sum(row["wrong"] + (row["misses"] if row["replicas"] > 1 else 0) for row in found)
     if args.minutes:
         from soakstore.load import soak  # heavier, and not needed by a life
 
-        found = soak(args.minutes * 60, args.rate, args.seed)
-        rows.append({"what": "soak", **found})
-        bad += found["wrong"] + found["leaks"]
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")  # what the client says
+        mixed = soak(args.minutes * 60, args.rate, args.seed)
+        rows.append({"what": "soak", **mixed})
+        bad += mixed["wrong"] + mixed["leaks"]
     if args.json is not None:
         from benchlib.results import write_result
 

@@ -62,6 +62,7 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     asked = [flag for flag in CLIENTS if getattr(args, flag) is not None]
+    versions = {flag: version_of(getattr(args, flag), CLIENTS[flag][0]) for flag in asked}  # before the cluster starts
     with tempfile.TemporaryDirectory(prefix="stock-clients-") as folder:
         scratch = Path(folder)
         tokenizer = scratch / "tokenizer"
@@ -70,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             url = cluster["decode-0"].url
             name = rest.get(f"{url}/v1/models")["data"][0]["id"]
             target = Target(url, name, tokenizer, scratch)
-            outcomes = [outcome for flag in asked for outcome in attend(flag, getattr(args, flag), target)]
+            outcomes = [
+                outcome for flag in asked for outcome in attend(flag, getattr(args, flag), versions[flag], target)
+            ]
             cluster.check()
     show(outcomes)
     if args.json is not None:
@@ -92,10 +95,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     return args
 
 
-def attend(flag: str, python: str, target: Target) -> Iterator[Outcome]:
+def attend(flag: str, python: str, version: str, target: Target) -> Iterator[Outcome]:
     """Every run of one client."""
     package, runs_of = CLIENTS[flag]
-    version = version_of(python, package)
     for run in runs_of(python, target):
         begin = time.monotonic()
         passed, note = carry_out(run, target)
@@ -107,7 +109,12 @@ def attend(flag: str, python: str, target: Target) -> Iterator[Outcome]:
 
 
 def version_of(python: str, package: str) -> str:
-    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    """Of the distribution, or of its build for CPUs. Raises SystemExit."""
+    code = (
+        "import importlib.metadata as m; "
+        "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}; "
+        f"print(found.get({package!r}) or found[{package + '-cpu'!r}])"
+    )
     try:
         found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
@@ -121,7 +128,7 @@ def carry_out(run: Run, target: Target) -> tuple[bool, str]:
     with log.open("w") as stderr:
         try:
             done = subprocess.run(
-                run.argv, cwd=target.scratch, env=environment(target), stdout=subprocess.PIPE, stderr=stderr,
+                run.argv, cwd=target.scratch, env=environment(run, target), stdout=subprocess.PIPE, stderr=stderr,
                 stdin=subprocess.DEVNULL, text=True, timeout=RUN_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -135,12 +142,21 @@ def carry_out(run: Run, target: Target) -> tuple[bool, str]:
     return True, found
 
 
-def environment(target: Target) -> dict[str, str]:
+def environment(run: Run, target: Target) -> dict[str, str]:
     """Ours without what would lead a client to our packages, to a hub or through a proxy."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     kept.pop("PYTHONPATH", None)
-    home = {"HF_HOME": str(target.scratch / "hf"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return kept | home | {"OPENAI_API_KEY": "none", "TOKENIZERS_PARALLELISM": "false", "NO_COLOR": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if run.offline else {}
+    return (
+        kept
+        | offline
+        | {
+            "HF_HOME": str(target.scratch / "hf"),
+            "OPENAI_API_KEY": "none",
+            "TOKENIZERS_PARALLELISM": "false",
+            "NO_COLOR": "1",
+        }
+    )
 
 
 def _end(log: Path) -> str:

@@ -177,7 +177,10 @@ def show(args: Namespace, measured: Measured, compared: Sequence[Compared], simu
         f"{measured.live['token_hit_rate']:.1%} live, {simulated['token_hit_rate']:.1%} simulated"
     )
     loops = ", ".join(f"{name} {idle.loops[name]:.1%} / {loaded.loops[name]:.1%}" for name in idle.loops)
-    console.print(f"cores: client {loaded.client:.1%}; event loops of nodes, idle (gossip) / loaded (+ HTTP): {loops}")
+    console.print(
+        f"cores: client {loaded.client:.1%}, other programs {loaded.elsewhere:.1%}; event loops of nodes, idle "
+        f"(gossip) / loaded (+ HTTP): {loops}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

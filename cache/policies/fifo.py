@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
 
 from cache.policy import PLAIN, Facts
 
 
 class FIFO:
     def __init__(self) -> None:
-        self._queue: OrderedDict[Hashable, None] = OrderedDict()  # oldest first; may hold pinned items
+        self._arrivals: dict[Hashable, int] = {}
+        self._queue: list[tuple[int, Hashable]] = []  # a heap; may hold items that are pinned, or gone
         self._pinned: set[Hashable] = set()
         self._passed: set[Hashable] = set()  # pinned items that `victim` met and took out of the queue
+        self._count = 0
 
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
-        self._queue[item] = None
+        self._count += 1
+        self._arrivals[item] = self._count
+        if len(self._queue) > 64 + 2 * len(self._arrivals):  # most of them are gone
+            self._queue = [pair for pair in self._queue if self._arrivals.get(pair[1]) == pair[0]]
+            heapify(self._queue)
+        self._queue.append((self._count, item))  # the largest: the heap stays one
 
     def touched(self, item: Hashable) -> None:
         pass
@@ -25,24 +32,26 @@ class FIFO:
 
     def unpinned(self, item: Hashable) -> None:
         self._pinned.remove(item)
-        if item in self._passed:  # it was older than all that is left in the queue
+        if item in self._passed:
             self._passed.remove(item)
-            self._queue[item] = None
-            self._queue.move_to_end(item, last=False)
+            heappush(self._queue, (self._arrivals[item], item))
 
     def removed(self, item: Hashable) -> None:
-        self._queue.pop(item, None)
+        del self._arrivals[item]
         self._pinned.discard(item)
         self._passed.discard(item)
 
     def victim(self) -> Hashable:
         while self._queue:
-            item = next(iter(self._queue))
-            if item not in self._pinned:
+            number, item = self._queue[0]
+            if self._arrivals.get(item) != number:
+                heappop(self._queue)
+            elif item in self._pinned:
+                heappop(self._queue)
+                self._passed.add(item)
+            else:
                 return item
-            del self._queue[item]
-            self._passed.add(item)
         raise LookupError("nothing is evictable")
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._passed) - len(self._pinned)
+        return len(self._arrivals) - len(self._pinned)

@@ -1,6 +1,6 @@
 """Asking whether a prompt's new blocks are being computed somewhere already; the claims are sched/intents.py's.
 
-engine.intend{node, ready_s} + keys  ──>  <── {coming}     to the home of the prompt's first block
+engine.intend{node, ready_s, instead_of} + keys  ──>  <── {coming}     to the home of the prompt's first block
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bursts:
         gossip.on_down(lambda member, reason: self._kept.drop(member.node_id))
 
     async def claim(
-        self, keys: Sequence[BlockKey], known: int, ring: Ring, node: str, ready_s: float
+        self, keys: Sequence[BlockKey], known: int, ring: Ring, node: str, ready_s: float, instead_of: str = ""
     ) -> dict[str, Coming]:
         """`node` is to compute the blocks of `keys` behind the `known` leading ones, which takes `ready_s`. Returns, by
         node, how many leading blocks are being computed already; then nothing was claimed. Empty too when the home
@@ -44,9 +44,9 @@ class Bursts:
         claimed = [keys[depth - 1] for depth in depths]
         ready_s = min(ready_s, MOST_S)
         if home == self._channel.node_id:
-            coming = self._kept.claim(time.monotonic(), claimed, node, ready_s)
+            coming = self._kept.claim(time.monotonic(), claimed, node, ready_s, instead_of)
         else:
-            body = {"node": node, "ready_s": ready_s}
+            body = {"node": node, "ready_s": ready_s, "instead_of": instead_of}
             try:
                 reply, _ = await self._channel.call(
                     home, messages.INTEND, body, [b"".join(claimed)], max(ASK_S, ready_s)
@@ -60,5 +60,5 @@ class Bursts:
         if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES or not 0 <= body["ready_s"] <= MOST_S:
             raise RemoteError(f"a claim has up to {MOST_KEYS} keys, ready in {MOST_S:g} s", code="bad_request")
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
-        coming = self._kept.claim(time.monotonic(), keys, body["node"], body["ready_s"])
+        coming = self._kept.claim(time.monotonic(), keys, body["node"], body["ready_s"], body["instead_of"])
         return {"coming": {name: [found.depth, found.ready_s] for name, found in coming.items()}}

@@ -131,7 +131,8 @@ class FlightLog:
         for name, found in truth.items():
             self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
         if "ttft_s" in truth:
-            self._placer.learn(summary["placement"], truth["ttft_s"]["measured_s"])
+            estimates = flight.timeline.decisions[-1].estimates
+            self._placer.learn(flight.timeline.nodes["prefill"], estimates, truth["ttft_s"]["measured_s"])
         for observe, value in (
             (self._metrics.observe_queue, summary["queue_ms"]),
             (self._metrics.observe_prefill, summary["prefill_ms"]),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from net.gossip import Gossip
 from net.http.frontend import Overloaded
 from net.load_words import LoadWords
 from net.transfer import TransferEngine
-from sched.intents import WORTH_S
+from sched.intents import WORTH_S, Coming
 from sched.member import Rng, Status
 from sched.placements.burst import Choice
 from sched.placements.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
@@ -103,17 +102,15 @@ class Placer:
         decision = accepted(choice.decide())
         if new:
             self._admit(decision, request.service_class, view)
-        claimed = {node: answer.claimed for node, answer in answers.items()}
-        decision, claim, given_up = await self._claims.secure(decision, choice.decide, view, now, claimed)
+        alone = False
         if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
-            joined = await self._joined(decision, choice, question, known, answers)
-            if joined is not decision:
-                claimed = {node: answer.claimed for node, answer in answers.items()}
-                if claim is not None:
-                    await self._words.release(claim)
-                    claimed[claim.peer] = claim.previous + claim.amount
-                secured = await self._claims.secure(joined, choice.decide, choice.view, now, claimed)
-                decision, claim, given_up = *secured[:2], given_up + secured[2]
+            first = decision
+            decision = await self._joined(first, choice, question, known, answers)
+            alone = decision is first
+        claimed = {node: answer.claimed for node, answer in answers.items()}
+        decision, claim, given_up = await self._claims.secure(decision, choice.decide, choice.view, now, claimed)
+        if alone and decision.prefill != first.prefill:
+            await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up)
         self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
@@ -124,9 +121,7 @@ class Placer:
     ) -> Placement:
         """The decision, made anew if another node is computing a part of the prompt's new blocks already; if it was not
         among those asked, it is asked now."""
-        blocks = decision.prefix_tokens // self.block_size
-        ready_s = decision.estimates["ttft_s"]
-        coming = await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s)
+        coming = await self._intend(decision, question, known)
         if not coming:
             return decision
         absent = [m for m in known.members if m.node_id in coming and m.node_id not in choice.view.index]
@@ -138,6 +133,12 @@ class Placer:
         choice.expect(coming, self.block_size)
         again = choice.decide()
         return decision if isinstance(again, Rejected) else again
+
+    async def _intend(
+        self, decision: Placement, question: Question, known: Known, instead_of: str = ""
+    ) -> dict[str, Coming]:
+        blocks, ready_s = decision.prefix_tokens // self.block_size, decision.estimates["ttft_s"]
+        return await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s, instead_of)
 
     def _admit(self, decision: Placement, service_class: str, view: View) -> None:
         """Raises Overloaded when --rejection turns such a request away."""
@@ -160,10 +161,10 @@ class Placer:
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
 
-    def learn(self, explained: Mapping[str, Any], ttft_s: float) -> None:
-        """A placement (Placed.explain) led to a first token so long after the decision."""
+    def learn(self, prefill: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """A decision for node `prefill`, with these estimates, led to a first token so long after it."""
         if isinstance(self._policy, LearningPolicy):
-            self._policy.observed(explained["prefill"], explained["estimates"], ttft_s)
+            self._policy.observed(prefill, estimates, ttft_s)
 
     def suspects(self, node_id: str) -> bool:
         """Whether gossip holds the node for dead or soon to be."""

@@ -80,6 +80,18 @@ def naming(message: str) -> ApiError:
     return bad_request(message, named[1] if named else None)
 
 
+def no_route(path: str) -> ApiError:
+    """404 with what the client may have meant."""
+    meant = next((route for route in ("/chat/completions", "/completions", "/models") if path.endswith(route)), None)
+    if meant is not None:
+        hint = f"did you mean /v1{meant}? A client's base URL is http://HOST:PORT/v1"
+    elif path.endswith("/responses"):
+        hint = "the Responses API is not served, use /v1/chat/completions"
+    else:
+        hint = "GET /v1/models shows that the API is here, GET /openapi.json has every route"
+    return ApiError(404, f"no such route; {hint}", code="unknown_url")
+
+
 def from_exception(error: Exception, request_id: str) -> ApiError:
     """The ApiError that tells the client of `error`. Unforeseen ones are logged and stay inside."""
     match error:
@@ -97,8 +109,6 @@ def from_exception(error: Exception, request_id: str) -> ApiError:
             allowed = ", ".join(sorted(error.allowed_methods))
             message = f"method {error.method} is not allowed here; use {allowed}"
             return ApiError(405, message, headers={"Allow": allowed})
-        case web.HTTPNotFound():
-            return ApiError(404, "no such route; GET /v1/models shows that the API is here", code="unknown_url")
         case web.HTTPException():
             return ApiError(error.status, error.reason)
         case web.RequestPayloadError():

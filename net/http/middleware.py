@@ -11,7 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from net import log_context
 from net.cluster_key import ClusterKey
-from net.http.errors import ApiError, from_exception
+from net.http.errors import ApiError, from_exception, no_route
 from net.http.joining import Question, asked
 from net.http.keys import ApiKeys
 from net.http.limits import client_key
@@ -46,6 +46,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     log_context.trace_headers.set(trace_headers_of(request))
     try:
         return await handler(request)
+    except web.HTTPNotFound:
+        return no_route(request.path).response()
     except Exception as error:
         return from_exception(error, request_id).response()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import lmdb
 
-from cache.client import NoRoom, Store
+from cache.client import NoRoom, Store, Unreachable
 from scripts.cluster import LocalCluster
 
 VALUE = 64 << 10
@@ -45,7 +45,7 @@ class Load:
         self.address, self.rng = address, rng
         self.store = Store(address)
         self.arena = self.store.arena("soak", ARENA_BLOCKS * VALUE)
-        self.counts = dict.fromkeys(("calls", "hits", "misses", "no_room", "wrong", "clients"), 0)
+        self.counts = dict.fromkeys(("calls", "hits", "misses", "no_room", "unreachable", "wrong", "clients"), 0)
 
     def step(self) -> None:
         """One call."""
@@ -76,6 +76,8 @@ class Load:
                 self.arena = store.arena("soak", ARENA_BLOCKS * VALUE)
         except NoRoom:
             self.counts["no_room"] += 1
+        except Unreachable:  # on a machine that starves the nodes
+            self.counts["unreachable"] += 1
 
     def _check(self, got: Any, wanted: bytes) -> None:
         if got is None:

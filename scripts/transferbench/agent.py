@@ -36,7 +36,13 @@ MODULES = {
 }
 """Where each contender is implemented."""
 
-STORES = {"store-shm": "ours_store", "store-tcp": "ours_store", "mooncake-store": "mooncake_store"}
+STORES = {
+    "store-shm": "ours_store",
+    "store-tcp": "ours_store",
+    "store-shm-plain": "ours_store",
+    "store-tcp-plain": "ours_store",
+    "mooncake-store": "mooncake_store",
+}
 """The same for those of scripts/bench_store.py."""
 
 Call = tuple[list[int], list[int]]

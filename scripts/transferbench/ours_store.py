@@ -33,8 +33,9 @@ HOME = equal_members(["home"])
 
 
 def make(name: str, role: str) -> Any:
-    transport = name.removeprefix("store-")
-    return Home(transport) if role == "owner" else Client(transport)
+    """NAME-plain is NAME without checksums."""
+    _, transport, *plain = name.split("-")
+    return Home(transport) if role == "owner" else Client(transport, checksums=not plain)
 
 
 class Loop:
@@ -84,8 +85,9 @@ class Client:
 
     remote: Arena
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, checksums: bool) -> None:
         self._loop, self._transport = Loop(), transport
+        self._checksums = checksums
         self._open: list[Any] = []
         self._size = 0
         self._keys: list[list[bytes]] = []
@@ -113,7 +115,9 @@ class Client:
         channel = Channel("client", {})
         channel.introduce("home", tuple(answer["address"]))
         transfer = TransferEngine(channel, [self._transport])
-        self._store = Store("client", channel, transfer, None, lambda: HOME, block_bytes=size)
+        self._store = Store(
+            "client", channel, transfer, None, lambda: HOME, block_bytes=size, checksums=self._checksums
+        )
         regions = [Region.attach(name, os.dup(arena.memfd), arena.nbytes) for name, arena in self._arenas.items()]
         for region in regions:
             self._store.attach(region)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,19 @@ def _load_in_child(source: Path) -> int:
     return load("t", [source], ()).threads(1)
 
 
-def test_processes_may_compile_at_once(source):
+def test_of_processes_at_once_one_compiles(source, tmp_path, monkeypatch):
+    """A compiler that is slow and counts its calls comes first on PATH."""
+    tools, real = tmp_path / "tools", cpu_build.compiler().path
+    tools.mkdir()
+    (tools / "g++").write_text(
+        f'#!/bin/sh\ncase "$*" in *" -c "*) echo x >>{tmp_path}/calls; sleep 0.5 ;; esac\nexec {real} "$@"\n'
+    )
+    (tools / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(_load_in_child, [source] * 2, chunksize=1) == [10, 10]
     assert len(list(cache_dir().iterdir())) == 1
+    assert (tmp_path / "calls").read_text() == "x\n"
 
 
 def test_a_failing_compile_shows_the_end_of_the_output(source):

@@ -105,6 +105,18 @@ class Lives(RuleBasedStateMachine):
         assert len(self.both[0]) == len(self.both[1]) == len(self.free)
 
 
+def test_fifo_keeps_its_order_through_a_look_while_all_were_pinned():
+    policy = policies["fifo"]()
+    for item in (1, 2):
+        policy.added(item)
+        policy.pinned(item)
+    with pytest.raises(LookupError):
+        policy.victim()
+    for item in (1, 2):
+        policy.unpinned(item)
+    assert policy.victim() == 1
+
+
 @pytest.mark.parametrize("name", policies)
 def test_a_policy_is_what_its_definition_says(name):
     machine = type("Machine", (Lives,), {"policy_name": name})

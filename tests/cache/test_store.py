@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.arena import Arena, checksum
+from cache.arena import UNCHECKED, Arena, checksum
 from cache.homes import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import GetResult
@@ -45,7 +45,8 @@ class Cluster:
 
     async def add(self, node_id, slots=64, directory=None, backend="lmdb", deadlines=PATIENT, kv_blocks=64, **options):
         """`slots` 0: a node without a share."""
-        options = {"message_block_bytes": 0} | options | {"block_bytes": SLOT, "deadlines": deadlines}
+        leases = {"message_block_bytes": 0, "message_call_bytes": 0}
+        options = leases | options | {"block_bytes": SLOT, "deadlines": deadlines}
         channel, transfer = self.hub.node(node_id)
         local = None
         if slots:
@@ -572,3 +573,26 @@ async def random_use(directory, seed):
         users[rng.randrange(3)].cancel()
         for result in await asyncio.gather(*users, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), result
+
+
+@pytest.mark.parametrize("way", [{}, {"message_call_bytes": 1 << 20}], ids=["transfers", "messages"])
+@pytest.mark.parametrize("backend", sorted(backends))
+async def test_without_checksums_only_reads_from_ssd_are_compared(tmp_path, way, backend):
+    async with cluster_of("client", slots=0, checksums=False, **way) as cluster:
+        client = cluster.stores["client"]
+        b = await cluster.add("b", slots=4, directory=tmp_path, backend=backend)
+        assert await put(client, range(4)) == 4
+        await b.local.drain()
+        assert (await get(client, range(4))).blocks == 4
+        (pin,) = await b.local.pin([key_of(2)])
+        assert pin.checksum == UNCHECKED
+        b.local.arena.memory(pin.slot)[5] ^= 1
+        b.local.unpin([pin.slot])
+        await client.get_into([key_of(2)], "kv", [0])
+        assert client.kv.memory[:SLOT] != block_of(2), "nobody looked"
+        assert await b.local.verify(key_of(2)), "and nobody can tell"
+        for i in range(4, 12):
+            assert await put(client, [i]) == 1
+        await b.local.drain()
+        result = await get(client, [2])
+        assert result.tiers == {"ssd": 1}, "the copy on SSD is as it was put, and has a checksum"

@@ -144,10 +144,10 @@ async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
         a = cluster.stores["a"]
         (i,) = of_home(cluster, "b", 1)
         await put(a, [i])
-        for name in "abc":
-            cluster.stores[name].keeper.start()
         for _ in range(300):
             assert (await get(a, [i])).blocks == 1
+        for name in "abc":  # now that all reads have been counted at one home
+            cluster.stores[name].keeper.start()
         await until(lambda: holders(cluster, i) == {"a", "b", "c"})
         assert (await get(a, [i])).blocks == 1
         now = asyncio.get_running_loop().time()

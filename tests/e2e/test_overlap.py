@@ -67,7 +67,16 @@ def wait_until_reserved(cluster: LocalCluster) -> None:
 
 def test_a_trace_of_a_long_prefill_shows_loads_computing_and_pushes_at_once(start: Start, tiny_model, tmp_path):
     """The file that scripts/trace.py writes, read back: a prefix that is in the store only, on rails of 4 MB/s."""
-    flags = ("--max-num-batched-tokens", "100", "--transport", "tcp", "--prefix-fetch", "always", "--rail-limit", "4M")
+    flags = (
+        "--max-num-batched-tokens",
+        "100",
+        "--transport",
+        "tcp",
+        "--prefix-fetch",
+        "always",
+        "--rail-limit",
+        "4000000",
+    )
     with start("prefill=1,decode=1,store=1", *tiny_model, *flags) as cluster:
         url = cluster["decode-0"].url
         complete(url, list(range(100, 900)), 2, ignore_eos=True)

@@ -37,6 +37,7 @@ class Nodes:
         self.clocks, self.links = Clocks(), MeasuredLinks()
         self.placed: list[list[int]] = []  # the tokens of each request that was placed
         self.doubted: set[str] = set()
+        self.learnt: list[tuple[str, float]] = []  # node and time to the first token
 
     async def place(self, request: Any, avoid: Any = (), new: bool = True) -> Placed:
         number = len(self.placed)
@@ -45,6 +46,10 @@ class Nodes:
 
     def suspects(self, node: str) -> bool:
         return node in self.doubted
+
+    def learn(self, prefill: str, estimates: Any, ttft_s: float) -> None:
+        assert estimates is ESTIMATES
+        self.learnt.append((prefill, ttft_s))
 
     def decode_nodes(self) -> list[str]:
         return []
@@ -126,6 +131,7 @@ async def test_a_lost_node_is_a_pause_and_its_late_tokens_are_nobodys(world):
     for index in range(2, 6):
         await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+    assert world.nodes.learnt == [], "its times are of two decisions"
 
 
 async def test_a_suspected_node_that_says_nothing_is_given_up_before_it_is_dead(world, monkeypatch):

@@ -23,11 +23,13 @@ from tests.engine.test_service import GEOMETRY, PROMISE, ROOT, IdleWorker, SlowT
 PROMPT = [1] * 5
 
 
-async def decoding(count: int, max_tokens: int = 8) -> tuple[Wires, IdleWorker, EngineService]:
+async def decoding(
+    count: int, max_tokens: int = 8, logprobs: int | None = None
+) -> tuple[Wires, IdleWorker, EngineService]:
     """A node on which acceptor a's request 'r' has made `count` tokens: 10, 11, ..."""
     channel, worker = Wires(), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
     service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, idle_load(), Metrics("m", "d"))
-    request = Request("a/r#0", PROMPT, 5, SamplingParams(max_tokens=max_tokens), 0.0, ROOT)
+    request = Request("a/r#0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
     body, data = pack_request(request)
     await channel.handlers[messages.PREFILL]("a", body | {"target": None, "promise": PROMISE}, memoryview(data[0]))
     for token in range(10, 10 + count):
@@ -71,6 +73,14 @@ async def test_a_request_that_ended_with_its_acceptor_is_remembered():
     service.peer_lost("a")
     answer = await adopt(channel, PROMPT)
     assert [item[:2] + item[3:4] for item in answer["items"]] == [[0, 10, None], [1, 11, None], [2, 12, "length"]]
+    await service.close()
+
+
+async def test_log_probabilities_are_not_kept_so_the_answer_is_computed_again():
+    channel, _, service = await decoding(3, max_tokens=3, logprobs=1)
+    service.peer_lost("a")
+    with pytest.raises(RemoteError):
+        await adopt(channel, PROMPT)
     await service.close()
 
 

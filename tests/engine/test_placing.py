@@ -189,9 +189,9 @@ def test_a_path_nobody_used_is_taken_to_be_like_the_others():
 
 def test_a_policy_that_learns_hears_what_became_of_its_placements():
     policy = placement_policy(parse(["--placement", "mooncake-learned"]), random.Random(0))
-    explained = {"prefill": "a", "estimates": {"wait_s": 0.0, "transfer_s": 0.0, "prefill_s": 1.0, "ttft_s": 1.0}}
+    estimates = {"wait_s": 0.0, "transfer_s": 0.0, "prefill_s": 1.0, "ttft_s": 1.0}
     for _ in range(40):
-        Placer.learn(SimpleNamespace(_policy=policy), explained, 2.0)
+        Placer.learn(SimpleNamespace(_policy=policy), "a", estimates, 2.0)
     assert policy.predictor.factor("a") > 1.5
     plain = placement_policy(Config(), random.Random(0))
-    Placer.learn(SimpleNamespace(_policy=plain), explained, 2.0)
+    Placer.learn(SimpleNamespace(_policy=plain), "a", estimates, 2.0)

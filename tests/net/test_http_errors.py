@@ -152,6 +152,21 @@ async def test_broken_compression(api):
         assert response.status == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions? A client's base URL is"),
+        ("/v1/v1/completions", "did you mean /v1/completions?"),
+        ("/v1/responses", "the Responses API is not served, use /v1/chat/completions"),
+        ("/v1/rerank", "GET /openapi.json has every route"),
+    ],
+)
+async def test_a_wrong_base_url_is_explained(api, path, words):
+    async with api.post(path, data=b"{}", headers=JSON) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (404, "unknown_url") and words in error["message"]
+
+
 async def test_unknown_route_and_wrong_method(api):
     async with api.get("/v2/nothing") as response:
         assert response.status == 404

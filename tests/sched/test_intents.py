@@ -41,6 +41,13 @@ def test_a_claim_ends_by_time_or_death():
     assert intents.claim(1.6 + 2.0 + TOLD_S, [b"2"], "d", 1.0) == {}
 
 
+def test_who_takes_another_node_in_the_end_claims_for_that():
+    intents = Intents()
+    intents.claim(0.0, [b"1", b"2"], "a", 1.0)
+    assert intents.claim(0.1, [b"1", b"2"], "b", 1.0, instead_of="a") == {}
+    assert reached(intents.claim(0.2, [b"1"], "c", 1.0)) == {"b": 1}
+
+
 def test_a_full_table_grants_without_noting():
     intents = Intents(capacity=2)
     assert intents.claim(0.0, [b"1", b"2", b"3"], "a", 0.0) == {}

@@ -14,11 +14,13 @@ from scripts import ablate, capacity, check_plan, plan, simulate
 small = ["--generate", "chats", "--requests", "150", "--prefill", "3", "--decode", "2", "--pool-blocks", "2000"]
 busy = ["--placement", "mooncake,power-of-two", "--gossip-loss", "0.1", "--crash-every-s", "20", "--seed", "7"]
 assert simulate.main([*small, *busy, "--json", "simulate.json", "--jobs", "jobs.jsonl"]) == 0
-few = ["--requests", "60", "--seeds", "2", "--workers", "1"]
-assert ablate.main(["shifts", *few, "--json", "ablate.json", "--plot", "ablate.svg"]) == 0
+for kind in simulate.GENERATORS:
+    assert simulate.main(["--generate", kind, "--requests", "30", "--seed", "5", "--json", f"of-{kind}.json"]) == 0
+few = ["--requests", "40", "--seeds", "2", "--workers", "1"]
+assert ablate.main(["overlap", *few, "--json", "ablate.json", "--plot", "ablate.svg"]) == 0
 lengths = ["--prompt", "4000,1.5", "--answer", "300,1", "--rate", "9", "--seed", "3", "--ttft-s", "60"]
 assert plan.main([*lengths, "--json", "plan.json"]) == 0
-assert check_plan.main(["--cases", "2", "--requests", "80", "--workers", "2", "--json", "check.json"]) in (0, 1)
+assert check_plan.main(["--cases", "2", "--requests", "60", "--workers", "1", "--json", "check.json"]) in (0, 1)
 loose = ["--ttft-s", "5", "--tolerance", "0.3", "--placement", "mooncake", "--seed", "2"]
 assert capacity.main([*small, *loose, "--json", "capacity.json"]) == 0
 """
@@ -42,6 +44,6 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     printed = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
     first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
-    assert set(first) == set(second) == WRITTEN
+    assert set(first) == set(second) >= WRITTEN
     different = {name for name in first if first[name] != second[name]}
     assert not different

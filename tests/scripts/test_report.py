@@ -29,7 +29,7 @@ SUMMARY = {
     "cached_tokens": 0,
     "output_tokens": 2,
     "bytes_moved": {"shm": 0},
-    "placement": {"considered": [{"node": "a", "ttft_ms": 1.5}], "prefill": "a"},
+    "placement": {"prefill": "a", "decode": "b", "estimates": {"ttft_s": 0.0015}, "asked": 2, "decision_s": 0.001},
 }
 
 
@@ -37,8 +37,8 @@ def test_a_request_on_one_node():
     shown = text_of(timeline({"request_id": "r", "events": [], "summary": SUMMARY}))
     assert "nothing: all on one node" in shown
     assert re.search(r"^transfer +-", shown, re.M)
-    assert "placed   prefill a" in shown
-    assert "considered node a, ttft_ms 1.5" in shown
+    assert "prefill on a, decode on b; first token expected after 1.5 ms; 2 nodes asked, decided in 1.0 ms" in shown
+    assert "mooncake.py explain r" in shown
     bars = {line.split()[0]: line.count("█") for line in shown.splitlines() if "█" in line}
     assert bars["end"] == 2 * bars["prefill"] == 32
     assert "queue" not in bars

@@ -17,6 +17,7 @@ from scripts.lab.ablations.regret import REGRET
 from scripts.lab.ablations.roles import ROLES
 from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
+from scripts.lab.ablations.signals import SIGNALS
 from scripts.lab.ablations.speculative import SPECULATIVE
 
 ABLATIONS: dict[str, Ablation] = {
@@ -38,6 +39,7 @@ ABLATIONS: dict[str, Ablation] = {
         MIXED,
         SHIFTS,
         FAILURE,
+        SIGNALS,
         ROLES,
     )
 }

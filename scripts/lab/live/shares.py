@@ -20,6 +20,7 @@ class Shares:
     client: float
     loops: dict[str, float]
     others: dict[str, float]
+    elsewhere: float  # other processes of the machine: what they had, a measurement did not
 
 
 class Watch:
@@ -28,17 +29,23 @@ class Watch:
     def __init__(self, pids: Mapping[str, int]) -> None:
         """pids: of the nodes, by name; empty where they are somebody else's."""
         self._pids = dict(pids)
-        self._begun = time.monotonic(), time.process_time(), self._nodes()
+        self._begun = time.monotonic(), time.process_time(), self._nodes(), busy_seconds()
 
     def end(self) -> Shares:
-        began, client, nodes = self._begun
+        began, client, nodes, busy = self._begun
         wall = time.monotonic() - began
-        now = self._nodes()
+        now, mine, all_ = self._nodes(), (time.process_time() - client) / wall, (busy_seconds() - busy) / wall
         first, rest = ({name: (now[name][i] - nodes[name][i]) / wall for name in nodes} for i in (0, 1))
-        return Shares(wall, (time.process_time() - client) / wall, first, rest)
+        return Shares(wall, mine, first, rest, max(0.0, all_ - mine - sum(first.values()) - sum(rest.values())))
 
     def _nodes(self) -> dict[str, tuple[float, float]]:
         return {name: cpu_seconds(pid) for name, pid in self._pids.items()}
+
+
+def busy_seconds() -> float:
+    """Of all cores since the machine's start, everything but idle and waiting for disks."""
+    times = [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return TICK_S * (sum(times) - times[3] - times[4])
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:

@@ -1,0 +1,70 @@
+"""Promotions: blocks on their way from SSD into slots of DRAM. Reads have threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from cache.arena import Arena
+from cache.block import BlockKey
+from cache.pool import BlockPool, OutOfBlocks
+from cache.slots import DramSlots
+from cache.ssd import SsdTier
+
+READERS = 2  # threads: more do not read faster from one disk
+
+
+@dataclass(slots=True)
+class Promotion:
+    """A block on its way into `slot`; the task returns whether it arrived whole."""
+
+    slot: int
+    task: asyncio.Task[bool]
+
+
+class Promotions:
+    """Those under way. Without an SSD tier there are none."""
+
+    def __init__(self, arena: Arena | None, ssd: SsdTier | None, pool: BlockPool, slots: DramSlots) -> None:
+        self._arena = arena
+        self._ssd = ssd
+        self._pool = pool
+        self._slots = slots
+        self._underway: dict[BlockKey, Promotion] = {}
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._underway
+
+    def of(self, key: BlockKey) -> Promotion | None:
+        """The one under way, or a new one; None when the block is not on SSD or there is no slot for it."""
+        if key in self._underway:
+            return self._underway[key]
+        if self._ssd is None or self._arena is None or not self._ssd.contains(key):
+            return None
+        try:
+            (slot,) = self._pool.allocate(1)
+        except OutOfBlocks:
+            return None
+        task = asyncio.create_task(self._load(self._ssd, key, slot, self._arena.memory(slot)))
+        self._underway[key] = promotion = Promotion(slot, task)
+        return promotion
+
+    async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
+            if found is None:
+                return False
+            self._slots.fill(slot, *found)
+            return self._pool.name(slot, key)
+        finally:
+            del self._underway[key]
+            self._pool.release([slot])
+
+    def tasks(self) -> list[asyncio.Task[bool]]:
+        return [promotion.task for promotion in self._underway.values()]
+
+    def close(self) -> None:
+        """No read is under way."""
+        self._readers.shutdown(wait=True)
