@@ -205,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     show(args, measured, compared, simulated)
-    used = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    written = ("json", "preset")
+    used = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in written}
     if args.preset:
         write_preset(args.preset, model, {"commit": commit(), "machine": machine(), "flags": used})
         print(f"written: {args.preset}")

@@ -136,15 +136,17 @@ PAPER_NODE = StepModel(
 )
 
 EMBEDDED_CPU = StepModel(
-    # SmolLM2-135M in bfloat16 on two cores; rough, not fitted to a recorded run.
+    # SmolLM2-135M in bfloat16 on one core with AMX, as scripts/validate.py fitted it to recorded steps of a node with
+    # one thread (scripts/results/2026-11-21-embedded-cpu-model.json, which has the steps that do both as well).
     name="embedded-cpu",
-    prefill=(4e-3, 2.6e-4, 4.0e-9),
-    decode=(1.25e-2, 3.0e-4, 1.0e-3, 1.0e-4, 1.2e-6),
+    prefill=(2.29e-2, 2.21e-4, 5.9e-8),
+    decode=(0.0, 0.0, 2.34e-2, 3.9e-4, 2.7e-6),
     token_bytes=23040,
-    kv_tokens=93_000,
-    chunk_tokens=2048,
+    kv_tokens=93_200,
+    chunk_tokens=1024,
     nic_bytes_s=4e9,
     max_batch=64,
+    front_s=5.8e-3,
 )
 
 PRESETS: dict[str, StepModel] = {

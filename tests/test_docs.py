@@ -136,6 +136,13 @@ def test_its_commands_take_their_flags(page):
 
 
 @of_page
+def test_every_flag_it_names_is_some_programs(page):
+    programs = [*helps(), "mooncake.py", "scripts/up", "scripts/setup", *(f"mooncake.py {name}" for name in COMMANDS)]
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
+    assert named - set().union(*(flags_of(program) for program in programs)) == set()
+
+
+@of_page
 def test_its_node_commands_parse(page):
     """Values too, as far as they can be told without a machine."""
     for program, arguments in commands(page.read_text()):

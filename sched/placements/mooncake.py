@@ -21,7 +21,8 @@ DRAWN = 3
 """Nodes drawn of the K cheapest, beside the best cache holder and one of all."""
 
 SMALL = 16
-"""Up to so many nodes of a role, the cheapest FEW are asked: drawing would only miss the best."""
+"""Up to so many nodes of a role the cheapest are asked, FEW or as many as the state is old: drawing would only miss the
+best."""
 
 FEW = 4
 INFINITE = math.inf
@@ -43,7 +44,7 @@ class MooncakePlacement(CentralGreedy):
     def _prefills(self, rank: Vector, view: View) -> list[int]:
         """The cheapest first when there are few; nodes that cannot take it never."""
         if len(rank) <= SMALL:
-            drawn = rank.argsort(kind="stable")[:FEW].tolist()
+            drawn = rank.argsort(kind="stable")[: max(FEW, self._width(view))].tolist()
         elif not (able := view.takers):
             return []
         else:
