@@ -158,6 +158,6 @@ def test_the_examples_are_found():
     """These tests cannot pass by finding nothing."""
     found = list(commands(PAGES[0].read_text()))
     programs = {program for program, _ in found}
-    assert {"scripts/up", "mooncake.py", "mooncake.py top", "mooncake.py drain", "scripts/bench_store.py"} <= programs
+    assert {"scripts/up", "mooncake.py", "mooncake.py top", "mooncake.py drain", "scripts/test"} <= programs
     assert ["--role", "store"] in [arguments[:2] for program, arguments in found if program == "mooncake.py"]
     assert len(helps()) > 30
