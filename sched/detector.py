@@ -53,7 +53,13 @@ class Detector:
         self._probe(now)
         for node_id in self._suspicions.over(now):  # after the probe, which may have confirmed one
             member = self._roster.get(node_id)
-            if member is not None:
+            if member is None:
+                continue
+            if self._suspicions.last_word(now, node_id):
+                verdict = Verdict(node_id, member.incarnation, Status.SUSPECT, self._me)
+                seq = self._prober.new_seq()
+                self._out.send(member.address, "ping", seq=seq, target=node_id, updates=(verdict,))
+            else:
                 self._learn(now, Verdict(node_id, member.incarnation, Status.DEAD, self._me))
 
     def _probe(self, now: float) -> None:

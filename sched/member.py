@@ -19,6 +19,9 @@ Address = tuple[str, int]
 TEXT_BYTES = 64
 """Longest node id, role or host."""
 
+LAST_WORDS = 2
+"""How often a suspect is asked itself, a probe timeout apart, before it is given up."""
+
 T = TypeVar("T")
 
 
@@ -189,7 +192,7 @@ class Preset:
         """
         periods = min(2 * n - 3, 9) + 1
         longest = self.suspicion_max_s(n) if n - 2 >= self.confirmations else self.suspicion_s(n)
-        return periods * self.probe_period_s + longest + self.spread_s(n)
+        return periods * self.probe_period_s + longest + self.probe_timeout_s + self.spread_s(n)
 
 
 presets = {

@@ -199,6 +199,11 @@ class Membership:
         for member in self._some(BURST):
             self._out.send(member.address, "gossip", updates=(self.me,))
 
+    def _outbid(self, statement: Member | Verdict) -> bool:
+        """It doubts this node, which has refuted that."""
+        doubted = statement.node_id == self.me.node_id and statement.status in (Status.SUSPECT, Status.DEAD)
+        return doubted and (statement.incarnation, statement.status) < self.me.order
+
     def _leave(self, now: float) -> None:
         self.me = replace(self.me, status=Status.LEFT)
         self._joining = None
@@ -231,6 +236,8 @@ class Membership:
             self._correct(now, source, message)
             for update in message.updates:
                 self._learn(now, update)
+            if message.kind == "ping" and any(self._outbid(update) for update in message.updates):
+                self._out.send(source, "gossip", updates=(self.me,))  # it missed the refutation
             self._answer(now, source, message)
 
     def _answer(self, now: float, source: Address, message: Message) -> None:

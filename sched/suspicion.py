@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sched.member import Preset
+from sched.member import LAST_WORDS, Preset
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class Suspicion:
     max_s: float
     wanted: int  # confirmations after which min_s holds
     sources: set[str] = field(default_factory=set)
+    asked: int = 0  # for its last word
+    heard_at: float = -math.inf  # the answer would be here by then
 
     def confirm(self, source: str) -> bool:
         """`source` suspects the node, too; True when that is news worth passing on."""
@@ -40,6 +42,10 @@ class Suspicion:
             return self.started_at + self.min_s
         share = math.log(confirmations + 1) / math.log(self.wanted + 1)
         return self.started_at + self.max_s - (self.max_s - self.min_s) * share
+
+    def next_at(self, timeout_s: float) -> float:
+        """When the suspect is to be asked, the last times before the end; then the end, once it could have answered."""
+        return max(self.heard_at, self.ends_at - (LAST_WORDS - self.asked) * timeout_s)
 
 
 class Suspicions:
@@ -60,6 +66,16 @@ class Suspicions:
         suspicion = self._open.get(node_id)
         return suspicion is not None and suspicion.confirm(source)
 
+    def last_word(self, now: float, node_id: str) -> bool:
+        """True when the suspect should be asked itself, LAST_WORDS times, before it is given up: its refutation may
+        have been lost on the way here, and here only. False when its time is up."""
+        suspicion = self._open[node_id]
+        if suspicion.asked == LAST_WORDS:
+            return False
+        suspicion.asked += 1
+        suspicion.heard_at = now + self._preset.probe_timeout_s
+        return True
+
     def end(self, node_id: str) -> None:
         self._open.pop(node_id, None)
 
@@ -70,12 +86,14 @@ class Suspicions:
         """Time during which this node stood still does not count."""
         for suspicion in self._open.values():
             suspicion.started_at += seconds
+            suspicion.heard_at += seconds
 
     def over(self, now: float) -> Iterator[str]:
-        """Nodes whose time is up."""
-        yield from [node_id for node_id, suspicion in self._open.items() if now >= suspicion.ends_at]
+        """Nodes whose time is up, or whose last word is due."""
+        timeout_s = self._preset.probe_timeout_s
+        yield from [node_id for node_id, suspicion in self._open.items() if now >= suspicion.next_at(timeout_s)]
 
     def wake_at(self) -> float:
         if not self._open:
             return math.inf
-        return min(suspicion.ends_at for suspicion in self._open.values())
+        return min(suspicion.next_at(self._preset.probe_timeout_s) for suspicion in self._open.values())

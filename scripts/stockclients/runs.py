@@ -11,6 +11,17 @@ HERE = Path(__file__).resolve().parent
 REQUESTS = 8
 
 
+VLLM_BENCH_SERVE = """
+from argparse import ArgumentParser
+from vllm.benchmarks.serve import add_cli_args, main
+parser = ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve` without the vllm command, which does not start in builds for CPUs: it asks for the version of a
+distribution of another name."""
+
+
 class Unexpected(Exception):
     """A client's own result is not what it should be."""
 
@@ -79,7 +90,7 @@ def lm_eval(python: str, target: Target) -> Iterator[Run]:
 def vllm_bench(python: str, target: Target) -> Iterator[Run]:
     """vllm bench serve, both backends."""
     for backend, endpoint in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
-        argv = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", backend]
+        argv = [python, "-c", VLLM_BENCH_SERVE, "--backend", backend]
         argv += ["--base-url", target.url, "--endpoint", endpoint, "--model", target.model]
         argv += ["--tokenizer", str(target.tokenizer), "--dataset-name", "random", "--random-input-len", "64"]
         argv += ["--random-output-len", "16", "--num-prompts", str(REQUESTS), "--request-rate", "4", "--ignore-eos"]

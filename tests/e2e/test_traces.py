@@ -83,4 +83,4 @@ def test_doctor_tries_the_ways_to_a_node(cluster, keys, capsys):
     found = capsys.readouterr().out
     for name in ("shm", "tcp"):
         assert re.search(rf"ok +{name} to prefill-0 .*offered", found), found
-    assert re.search(r"ok +path +shm", found), found
+    assert re.search(r"ok +path to prefill-0 +shm", found), found

@@ -279,3 +279,22 @@ def test_a_suspicion_is_told_before_the_death_and_only_while_it_is_news():
         told = [effect for _, effect in node.log if isinstance(effect, MemberSuspected | MemberDown)]
         assert [type(effect) for effect in told] == [MemberSuspected, MemberDown]
         assert {effect.node_id for effect in told} == {"n2"}
+
+
+def test_a_suspect_whose_refutation_was_lost_on_the_way_to_one_node_has_the_last_word():
+    net = converged_net(6, seed=7)
+    net.pause("n2", 1.0)
+    suspected = [n for n in net.up() if n.name != "n2"]
+    assert net.run_until(
+        lambda: all(node.core.membership.get("n2").status is Status.SUSPECT for node in suspected), 5.0
+    )
+    deaf = net.node("n4")
+    net.cut([node.name for node in net.up()], ["n4"])  # neither the refutation nor rumours of it get there
+    net.run(1.1)
+    assert net.node("n2").core.membership.me.incarnation >= 1
+    net.heal()
+    suspicion = deaf.core.membership._detector._suspicions._open["n2"]
+    net.cut([node.name for node in net.up() if node.name != "n2"], ["n4"])  # nor from others afterwards
+    suspicion.started_at -= 60.0
+    net.run(0.2)
+    assert deaf.core.membership.get("n2").status is Status.ALIVE and not deaf.downs()

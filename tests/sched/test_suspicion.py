@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sched.events import Datagram, Learn, SendPacket, Suspect, Tick
 from sched.health import HIGHEST, LocalHealth
-from sched.member import Member, Status, Verdict, presets
+from sched.member import LAST_WORDS, Member, Status, Verdict, presets
 from sched.membership import Membership
 from sched.packet import Message, decode_message, encode_message, tag_of, unseal
 from sched.suspicion import Suspicion, Suspicions
@@ -34,15 +34,22 @@ def test_a_suspicion_shrinks_with_the_logarithm_of_confirmations():
 def test_confirmations_only_ever_shorten_and_never_below_the_minimum(sources, n):
     suspicions = Suspicions(LAN)
     suspicions.start(0.0, "x", "me", n)
-    last = suspicions.wake_at()
-    assert last == (LAN.suspicion_max_s(n) if n >= 5 else LAN.suspicion_s(n))
+    asking_s = LAST_WORDS * LAN.probe_timeout_s
+    last = suspicions.wake_at() + asking_s
+    assert last == pytest.approx(LAN.suspicion_max_s(n) if n >= 5 else LAN.suspicion_s(n))
     for source in sources:
         suspicions.confirm("x", source)
-        assert LAN.suspicion_s(n) <= suspicions.wake_at() <= last
-        last = suspicions.wake_at()
+        assert LAN.suspicion_s(n) - 1e-9 <= suspicions.wake_at() + asking_s <= last
+        last = suspicions.wake_at() + asking_s
     if len(set(sources)) >= LAN.confirmations:
-        assert last == LAN.suspicion_s(n)
-    assert not list(suspicions.over(last - 1e-6)) and list(suspicions.over(last)) == ["x"]
+        assert last == pytest.approx(LAN.suspicion_s(n))
+    now = suspicions.wake_at()
+    for _ in range(LAST_WORDS):
+        assert not list(suspicions.over(now - 1e-6)) and list(suspicions.over(now)) == ["x"]
+        assert suspicions.last_word(now, "x"), "it is asked itself before it is given up"
+        now = suspicions.wake_at()
+    assert now == pytest.approx(last) and list(suspicions.over(now)) == ["x"]
+    assert not suspicions.last_word(now, "x")
 
 
 def test_local_health_stays_in_its_range():
@@ -80,7 +87,10 @@ class Lone:
 
 def test_a_node_that_reaches_nobody_slows_its_probes_down():
     lone = Lone(peers=40)
-    pings = [time for time, _, message in lone.until(30.0) if message.kind == "ping"]
+    sent = [(time, m) for time, _, m in lone.until(30.0) if m.kind == "ping"]
+    last_words = [m for _, m in sent if [u.node_id for u in m.updates] == [m.target]]
+    pings = [time for time, m in sent if m not in last_words]
+    assert last_words, "who is about to be given up is asked itself"
     gaps = [b - a for a, b in pairwise(pings)]
     assert gaps[0] == pytest.approx(LAN.probe_period_s)
     assert gaps[-1] == pytest.approx(LAN.probe_period_s * (HIGHEST + 1))

@@ -6,7 +6,7 @@ from scripts.lab.ablation import Estimated, metric, ratio
 from scripts.lab.live.case import LiveAblation, LiveCase, of_shape
 from scripts.lab.live.loads import Shape
 
-SHAPE = Shape(prompt=(900.0, 0.4), answer=(16.0, 0.3), shared=0.9, documents=4, rate=1.5)
+SHAPE = Shape(prompt=(900.0, 0.4), answer=(16.0, 0.3), shared=0.9, documents=8, rate=1.2)
 NODES, FLAGS = "prefill+decode=2", ("--kv-cache-bytes", "96M")
 LABELS = {
     "random": "random",
@@ -32,7 +32,7 @@ SCHEDULING = LiveAblation(
     "scheduling",
     "What does the choice of the node bring, on two nodes of this machine?",
     "Two nodes that prefill and decode, a core each, 96 MB of KV (4,300 tokens) each, no pool; 90 % of the prompts "
-    "begin with half of their length from one of 4 texts, 1.5 requests/s through both doors.",
+    "begin with half of their length from one of 8 texts, 1.2 requests/s through both doors.",
     tuple(
         LiveCase(label, of_shape("texts", SHAPE), NODES, (*FLAGS, "--placement", name))
         for label, name in LABELS.items()
