@@ -211,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_preset(args.preset, model, {"commit": commit(), "machine": machine(), "flags": used})
         print(f"written: {args.preset}")
     if args.json:
-        told = {"benchmark": "validate", **used, "node": measured.config, "simulator": config.as_dict()}
+        node = measured.config | {"record_steps": "NODE.steps"}  # not where that was
+        told = {"benchmark": "validate", **used, "node": node, "simulator": config.as_dict()}
         told |= {
             "contention": measured.calibrated.contention,
             "model": asdict(model),
