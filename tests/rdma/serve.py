@@ -80,8 +80,17 @@ def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> 
 def ask(port: int, path: str, body: dict | None = None) -> dict:
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.loads(answer.read() or b"{}")
+    for _ in range(20):
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or path == "/health":
+                raise
+            # An emulated core stands still for seconds: nodes suspect each other, and say when to come again.
+            print(f"{path}: {error.read().decode()}", file=sys.stderr)
+            time.sleep(float(error.headers.get("Retry-After", "1")))
+    raise SystemExit(f"{path} is refused again and again")
 
 
 def until_ready(port: int, pid: int) -> None:

@@ -42,8 +42,8 @@ def recording(model: StepModel, seed: int, count: int, noise: float) -> list[Rec
 @given(seed=st.integers(0, 10_000))
 def test_a_model_is_found_again(seed):
     fitted = fit(replace(EMBEDDED_CPU, prefill=(1e-2, 1e-3, 1e-9)), recording(KNOWN, seed, 300, 0.05))
-    for one in recording(KNOWN, seed + 1, 60, 0.0):
-        assert predict(fitted, one) == pytest.approx(one.seconds, rel=0.08)
+    errors = [abs(predict(fitted, one) / one.seconds - 1) for one in recording(KNOWN, seed + 1, 60, 0.0)]
+    assert sum(errors) / len(errors) < 0.03 and max(errors) < 0.2  # the noise leaves the shortest steps least certain
 
 
 def test_hiccups_are_in_the_sum_and_not_in_the_shape():
