@@ -165,24 +165,39 @@ class DeviceTransferEngine(TransferEngine):
         """Every chunk takes a buffer, and gives it back when nothing of it moves any more."""
         moves, nbytes = merged(spans, region.name, region.nbytes)
         running: set[asyncio.Task[str]] = set()
+        unbegun: set[int] = set()  # buffers of tasks that have not run yet: cancelled now, they never would
         transport = "none"
         try:
             for chunk in chunks(moves, self._buffer_bytes):
                 buffer = await self._free[lane].get()
-                running.add(asyncio.create_task(self._chunk(region, op, chunk, buffer, lane, carry, landed)))
+                unbegun.add(buffer)
+                running.add(asyncio.create_task(self._chunk(region, op, chunk, buffer, unbegun, lane, carry, landed)))
                 for done in [one for one in running if one.done()]:
                     running.discard(done)
                     transport = done.result()
             for task in list(running):
                 transport = await task
         except BaseException:
-            await ended(running)
+            try:
+                await ended(running)
+            finally:
+                for buffer in unbegun:
+                    self._free[lane].put_nowait(buffer)
             raise
         return Completion(nbytes, 0.0, transport.removesuffix(STAGED) + STAGED)
 
     async def _chunk(
-        self, region: DeviceRegion, op: Op, chunk: Chunk, buffer: int, lane: int, carry: Carry, landed: Landed
+        self,
+        region: DeviceRegion,
+        op: Op,
+        chunk: Chunk,
+        buffer: int,
+        unbegun: set[int],
+        lane: int,
+        carry: Carry,
+        landed: Landed,
     ) -> str:
+        unbegun.discard(buffer)
         host = self._buffers
         assert host is not None
         moves = [(here, buffer + at, length) for here, at, _, length in chunk.pieces]

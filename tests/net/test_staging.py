@@ -204,6 +204,19 @@ async def test_a_cancelled_or_late_transfer_moves_nothing_any_more(op, seed):
         assert b.memory["device"] == a.memory["device"]
 
 
+async def test_a_chunk_that_is_cancelled_before_it_begins_gives_its_buffer_back():
+    async with two() as (a, b):
+        task = asyncio.create_task(a.engine.submit("b", Op.WRITE, "device", "host", [(0, 0, BUFFER)]))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            if not a.settled():  # a buffer is taken; the task for it has been made in the same step
+                break
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: a.settled() and b.settled())
+
+
 async def test_a_lost_peer_is_behind_the_fence():
     async with two(("tcp",)) as (a, b):
         await a.engine.submit("b", Op.WRITE, "host", "device", [(0, 0, 1)])
