@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from attention import choose
+from attention.codes import DTYPES
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, encodings
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weights import load
 from engine.inputs import InputBuilder, Row
-from engine.kv.encoded_blocks import DTYPES
 from engine.model.decoder import Model
 from engine.model.ops import choose_ops
 from engine.request import SamplingParams
