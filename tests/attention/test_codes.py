@@ -10,7 +10,7 @@ from scripts.attention_bench.grid import BLOCK_SIZES, GEOMETRIES, MASKS, MIXES, 
 from scripts.attention_bench.quantized import find_quantized_fault
 
 KV_DTYPES = sorted(DTYPES)
-READERS = ["reference", "torch"]
+READERS = ["cpu", "reference", "torch"]
 
 torch.set_num_threads(1)
 
