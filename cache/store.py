@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
 LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
-GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
+GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt", "given_up")
 PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
 
 
