@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,7 +17,8 @@ from net.memory import Region
 MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
 MESSAGE_BYTES = 512 << 10  # ... so many bytes in one
 INLINE_BYTES = 2 << 20  # more than this, some 0.15 ms, is checksummed off the event loop: a hop costs 0.1 ms
-PIECE_BYTES = 4 << 20  # of one transfer: a piece is checksummed while the next or the one before moves
+PIECE_BYTES = 4 << 20  # of one transfer
+PIECES = 3  # of one call and home at once: one is checksummed while others move, and the next has been asked for
 
 Peer = TypeVar("Peer")
 
@@ -73,6 +75,28 @@ def pieces(count: int, block_bytes: int) -> Iterator[slice]:
     step = max(1, PIECE_BYTES // block_bytes)
     for first in range(0, count, step):
         yield slice(first, min(count, first + step))
+
+
+async def in_pieces(count: int, block_bytes: int, work: Callable[[slice], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` for every piece of `count` blocks, PIECES at once; when one fails no other begins, and when all have
+    ended its exception is raised."""
+    waiting = deque(pieces(count, block_bytes))
+    if len(waiting) == 1:
+        await work(waiting.popleft())
+        return
+
+    async def worker() -> None:
+        try:
+            while waiting:
+                await work(waiting.popleft())
+        except BaseException:
+            waiting.clear()
+            raise
+
+    ends = await asyncio.gather(*(worker() for _ in range(min(PIECES, len(waiting)))), return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
 
 
 async def at_each(

@@ -10,13 +10,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket, TooSlow
-from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.job import MESSAGE_BYTES, Job, at_each, in_pieces
 from cache.protocol import ELSEWHERE, Deadlines
 from cache.routing import ReadWalk, Router
 from cache.same_host import SameHost
@@ -228,41 +227,27 @@ class Reader:
         ticket: Ticket,
         patience_s: float | None,
     ) -> bool:
-        """Transfer what was pinned of `positions` and check it, a piece while the next one moves; False when a block
-        was damaged."""
+        """Transfer what was pinned of `positions` and check it; False when a block was damaged."""
         slots = [slot for slot in reply["slots"] if slot >= 0]
         found = [position for position, slot in zip(positions, reply["slots"], strict=True) if slot >= 0]
         job.lengths.update(zip(found, reply.get("lengths", ()), strict=False))
-        checking: asyncio.Task[None] | None = None
 
-        async def check(part: slice, transport: str) -> None:
+        async def move(part: slice) -> None:
+            spans = [
+                job.span(position, slot, reply["slot_bytes"])
+                for position, slot in zip(found[part], slots[part], strict=True)
+            ]
+            done = await self._move(home, job.region.name, reply["region"], spans, patience_s)
             wanted = reply["checksums"][part]
             sums = await job.checksums(found[part]) if any(map(self._checks, wanted)) else wanted
             for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
                 if block_checksum == wanted[at - part.start] or not self._checks(wanted[at - part.start]):
-                    job.arrived[found[at]] = (home, transport, reply["tiers"][at])
+                    job.arrived[found[at]] = (home, done.transport, reply["tiers"][at])
                     walk.found(found[at])
                 else:
                     ticket.bad.append(at)
 
-        try:
-            for part in pieces(len(found), job.block_bytes):
-                spans = [
-                    job.span(position, slot, reply["slot_bytes"])
-                    for position, slot in zip(found[part], slots[part], strict=True)
-                ]
-                done = await self._move(home, job.region.name, reply["region"], spans, patience_s)
-                if checking is not None:
-                    await checking
-                if part.stop == len(found):
-                    checking = None
-                    await check(part, done.transport)
-                else:
-                    checking = asyncio.create_task(check(part, done.transport))
-        finally:
-            if checking is not None:
-                with suppress(asyncio.CancelledError):
-                    await checking
+        await in_pieces(len(found), job.block_bytes, move)
         if ticket.bad:
             self._damaged(home, len(ticket.bad))
         return not ticket.bad
