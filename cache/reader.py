@@ -125,7 +125,8 @@ class Reader:
     ) -> None:
         positions = await self._take_here(job, walk, home, positions)
         paces = self._router.paces
-        if job.in_messages:
+        by_message = job.by_message(self._transfer, home)
+        if by_message:
             window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
         while positions:
             batch = positions[:window]
@@ -133,7 +134,7 @@ class Reader:
             paces.started(home, nbytes)
             patience_s = self._patience(walk, home, batch)
             try:
-                reply, answered, whole = await self._ask(job, walk, home, batch, leading, patience_s)
+                reply, answered, whole = await self._ask(job, walk, home, batch, leading, patience_s, by_message)
             except BaseException:
                 paces.failed(home, nbytes)
                 raise
@@ -169,11 +170,18 @@ class Reader:
         return [position for position in positions if position not in here]
 
     async def _ask(
-        self, job: Job, walk: ReadWalk, home: str, batch: list[int], leading: bool, patience_s: float | None
+        self,
+        job: Job,
+        walk: ReadWalk,
+        home: str,
+        batch: list[int],
+        leading: bool,
+        patience_s: float | None,
+        by_message: bool,
     ) -> tuple[dict[str, Any], float, bool]:
         """The home's reply, when it came, and whether all that it had has arrived whole."""
         keys = [job.keys[position] for position in batch]
-        if job.in_messages:
+        if by_message:
             reply, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
             return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
         with self._calls.ticket(home) as ticket:

@@ -25,7 +25,7 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls
 from cache.homes import Members, by_home
-from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, Job
+from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
@@ -79,6 +79,7 @@ class Store:
         self.objects = Objects(self)
         small = block_bytes <= message_block_bytes
         self._message_blocks = sys.maxsize if small else min(message_call_bytes, MESSAGE_BYTES) // block_bytes
+        self._near_message_blocks = sys.maxsize if small else min(message_call_bytes, NEAR_BYTES) // block_bytes
         self._transfer = transfer
         self._members = members
         self._deadlines = deadlines or Deadlines()
@@ -237,9 +238,10 @@ class Store:
         if outside := [offset for offset in offsets if not 0 <= offset <= last]:
             raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
         self._route()
-        return Job(
-            keys, self._regions[region], offsets, self.block_bytes, in_messages=len(keys) <= self._message_blocks
-        )
+        job = Job(keys, self._regions[region], offsets, self.block_bytes)
+        job.in_messages = len(keys) <= self._message_blocks
+        job.near_in_messages = len(keys) <= self._near_message_blocks
+        return job
 
     def _route(self) -> Members:
         """The members as of now, for the router too. A node without a share is no home of anything."""

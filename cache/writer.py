@@ -67,7 +67,7 @@ class Writer:
 
     async def _place(self, job: Job, target: Target, positions: list[int], window: int, settled: set[int]) -> None:
         """`settled` gets the positions that the target has afterwards."""
-        if job.in_messages:
+        if job.by_message(self._transfer, target.home):
             await self._send(job, target, positions, settled)
             return
         while positions:

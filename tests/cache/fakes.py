@@ -112,6 +112,9 @@ class FakeTransfer:
     def may_be_one_sided(self, peer_id):
         return False
 
+    def is_one_sided(self, peer_id):
+        return False
+
     async def mapped(self, peer_id, remote):
         return None
 
