@@ -111,13 +111,14 @@ class SameHost:
         index, arena, size = view.blocks, view.arena, job.block_bytes
         if index is None or arena is None or index.slot_bytes != size:
             return []
-        hold = arena.memory[:0]  # an export: the mapping stays while this runs
+        holds = arena.memory[:0], job.region.memory[:0]  # exports: the mappings stay while this runs
         try:
             arrived = await self._read_at_once(index, arena, job, positions)
             if len(arrived) < len(positions):
                 arrived |= await self._read_in_steps(index, arena, job, [p for p in positions if p not in arrived])
         finally:
-            hold.release()
+            for hold in holds:
+                hold.release()
         origin = (home, _transport(view), "dram")
         for position, length in arrived.items():
             if length != size:
