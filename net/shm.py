@@ -22,7 +22,7 @@ from net.lifeline import Lifeline, Listener, connect
 from net.links import Links
 from net.memory import Region
 from net.shm_server import NONCE_BYTES, Exported, proof
-from net.spans import Span, check
+from net.spans import Span, check, total
 from net.transport import BULK, Op, Unusable
 
 ANSWER_S = 5.0  # for an answer on the lifeline
@@ -101,7 +101,7 @@ class Shm:
         if region.closed:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
-        nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
+        nbytes = total(spans)
         stopped = False
         if nbytes <= INLINE_MAX:
             copy_now(op, local, region, spans)

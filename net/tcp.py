@@ -17,7 +17,7 @@ connection and a cancelled one stops at the next frame.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,7 +104,7 @@ class Tcp:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         return bundle is not None and bundle.alive
 
-    async def submit(
+    def submit(
         self,
         peer_id: str,
         op: Op,
@@ -113,13 +113,22 @@ class Tcp:
         spans: Sequence[Span],
         priority: int = BULK,
         landed: Landed | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
+        """No coroutine of its own where the connections are there: every layer costs a small transfer its latency."""
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         if bundle is None:
             raise PeerLost(f"the data connections to {peer_id!r} are closed")
         if priority > BULK:
             urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
-            bundle = urgent if urgent and urgent.alive else await self._bundle(peer_id, URGENT_PURPOSE)
+            if urgent is None or not urgent.alive:
+                return self._first_urgent(peer_id, op, local, remote, spans, landed)
+            bundle = urgent
+        return bundle.submit(op, local, remote, spans, landed)
+
+    async def _first_urgent(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None
+    ) -> None:
+        bundle = await self._bundle(peer_id, URGENT_PURPOSE)
         await bundle.submit(op, local, remote, spans, landed)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:

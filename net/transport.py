@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,7 +50,7 @@ class Transport(Protocol):
     def is_open(self, peer_id: str) -> bool:
         """Whether `submit` may be called."""
 
-    async def submit(
+    def submit(
         self,
         peer_id: str,
         op: Op,
@@ -59,7 +59,7 @@ class Transport(Protocol):
         spans: Sequence[Span],
         priority: int = BULK,
         landed: Landed | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet. `landed`
         hears of the pieces that have arrived, until this ends. When cancelled it first makes sure that no byte of it
         moves any more. Raises TransferError, PeerLost."""
