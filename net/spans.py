@@ -6,7 +6,7 @@ stream in the order of the list, and a Cursor hands that stream out in pieces of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import add, eq, itemgetter
 from struct import Struct
@@ -86,21 +86,21 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return out
 
 
-def slices(spans: Sequence[Span], nbytes: int) -> list[list[Span]]:
+def slices(spans: Sequence[Span], nbytes: int) -> Iterator[list[Span]]:
     """The spans in lists of `nbytes` together, the last may be shorter; spans are cut where a list ends."""
-    out: list[list[Span]] = [[]]
+    piece: list[Span] = []
     room = nbytes
     for local, remote, length in spans:
-        done = 0
-        while done < length:
-            if not room:
-                out.append([])
-                room = nbytes
-            count = min(length - done, room)
-            out[-1].append((local + done, remote + done, count))
-            done += count
-            room -= count
-    return out
+        while length >= room:
+            piece.append((local, remote, room))
+            yield piece
+            local, remote, length = local + room, remote + room, length - room
+            piece, room = [], nbytes
+        if length:
+            piece.append((local, remote, length))
+            room -= length
+    if piece:
+        yield piece
 
 
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -73,17 +72,13 @@ class Bundle:
         nbytes = total(spans)
         if nbytes <= SLICE:
             return self._slice(op, local, remote, spans, nbytes, landed)
-        return self._striped(op, local, remote, deque(slices(spans, SLICE)), landed)
+        pieces = slices(spans, SLICE)
 
-    async def _striped(
-        self, op: Op, local: Region, remote: str, waiting: deque[list[Span]], landed: Landed | None
-    ) -> None:
         async def work() -> None:
-            while waiting:
-                piece = waiting.popleft()
+            for piece in pieces:  # cut when a connection is free for it: the first is on its way at once
                 await self._slice(op, local, remote, piece, total(piece), landed)
 
-        await _all([work() for _ in range(min(len(waiting), DEPTH * len(self.rails)))])
+        return _all([work() for _ in range(min(-(-nbytes // SLICE), DEPTH * len(self.rails)))])
 
     async def _slice(
         self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: Landed | None

@@ -143,12 +143,21 @@ class Decoder:
         return self._rest
 
     def continues(self, nbytes: int) -> bool:
-        """The same as `received` in little time, where these bytes are in the middle of one large piece, as most of a
-        large payload are; False, and nothing is done, where they are not."""
+        """The same as `received` in little time, where these bytes are in the middle of one large piece, or end one
+        of many, as most of a large payload do; False, and nothing is done, where they do not."""
         rest = self._rest
-        if rest is None or len(rest) - nbytes < REST_MIN:
+        if rest is None:
             return False
-        self._rest = rest[nbytes:]
+        left = len(rest) - nbytes
+        if left >= REST_MIN:
+            self._rest = rest[nbytes:]
+        elif not left and nbytes < self._missing:
+            self._rest = None
+            self._piece += 1
+            self._filled = 0
+        else:
+            return False
+        self._limit = LOOK
         self._missing -= nbytes
         return True
 
