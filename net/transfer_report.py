@@ -18,6 +18,7 @@ def peer_row(peer_id: str, peer: Reached, path: Path | None, rails: RailRows) ->
         "transport": path.transport if path else None,
         "reason": path.reason if path else None,
         "refused": path.refused if path else {},
+        "why": path.why() if path else None,
     }
     return how | peer.traffic.row() | {"retries": sum(rail["resent"] for rail in rails), "rails": rails}
 

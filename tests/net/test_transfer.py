@@ -93,6 +93,7 @@ async def test_the_path_says_which_transport_and_why_not_the_better_one():
     async with pair(theirs="tcp") as (_, engine, _, _):
         path = await engine.open("b")
         assert (path.transport, path.refused) == ("tcp", {"shm": "the peer does not offer it"})
+        assert path.why() == "TCP to 127.0.0.1, 2 connections; no shm: the peer does not offer it"
     async with pair(order="tcp") as (_, engine, _, _):
         path = await engine.open("b")
         assert (path.transport, path.refused) == ("tcp", {})
