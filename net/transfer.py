@@ -238,8 +238,8 @@ class TransferEngine:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, why, bytes_read, bytes_written, seconds, gb_per_s,
-        failures, retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are
-        counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
+        failures, retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too;
+        latencies are counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
         ways = [(peer_id, peer, self.path_of(peer_id)) for peer_id, peer in self._peers.items()]
         return [peer_row(peer_id, peer, path, self._rails(peer_id, path)) for peer_id, peer, path in ways]
 
