@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
 from net.errors import PeerLost
@@ -34,7 +34,7 @@ class Stream(asyncio.BufferedProtocol):
         self.decoder = Decoder(place, header_max)
         self.turns = Turns()
         self.polling: Polling | None = None  # set by who wants answers quickly
-        self.expects: Callable[[], bool] = lambda: False  # whether the peer has something to say; only for polling
+        self.expects: Collection[object] = ()  # what the peer has yet to say something to; only for polling
         self._seal = seal
         self._transport: asyncio.Transport | None = None
         self._ended = False
@@ -175,7 +175,7 @@ class Stream(asyncio.BufferedProtocol):
             return
         if self.decoder.incoming is not None:
             self.polling.begin(REST)
-        elif self.expects():
+        elif self.expects:
             self.polling.begin(NEXT)
 
     def _unsealed(self, nbytes: int, seal: SealedStream) -> Iterator[Frame]:

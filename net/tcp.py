@@ -66,7 +66,7 @@ class Tcp:
         if connection.dialed:
             rail = self._dialed[connection] = TcpRail(connection)
             return rail
-        connection.expects = lambda: True  # the next request
+        connection.expects = ("the next request",)
         return Served(connection, self._regions, self._served, self._cut)
 
     def offer(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class TcpRail:
         self._ids = count(1)
         self._transfers: dict[int, _Transfer] = {}
         self._cuts: dict[int, asyncio.Future[None]] = {}
-        connection.expects = lambda: bool(self._transfers)
+        connection.expects = self._transfers
         connection.send({"op": "rail", "id": self.rail_id})
 
     async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
@@ -172,12 +172,17 @@ class TcpRail:
         transfer = self._transfers.get(number)
         if transfer is None:
             return  # it was given up
-        if not (done := transfer.done).done():
-            if op == "fail":
-                done.set_exception(TransferError(frame.header["reason"]))
-                done.exception()  # the one who waited may be leaving for another reason
-            elif op == "done" or (op == "data" and not transfer.ours.left):
+        done = transfer.done
+        if done.done():
+            pass
+        elif op == "data":
+            if not transfer.ours.left:
                 done.set_result(None)
+        elif op == "done":
+            done.set_result(None)
+        elif op == "fail":
+            done.set_exception(TransferError(frame.header["reason"]))
+            done.exception()  # the one who waited may be leaving for another reason
         if transfer.stopped is not None and not transfer.stopped.done() and op != "data":
             transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
 

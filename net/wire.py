@@ -203,9 +203,11 @@ class Decoder:
             return None
         header = _header(self._staging[start + PREFIX.size : start + needed])
         self._start = start + needed
-        payload = self.place(header, missing) if missing else ()
-        if (room := len(payload[0]) if len(payload) == 1 else sum(map(len, payload))) != missing:
-            raise FrameError(f"a payload of {missing} bytes was given {room} bytes of room")
+        payload: Sequence[memoryview] = ()
+        if missing:
+            payload = self.place(header, missing)
+            if (room := sum(map(len, payload))) != missing:
+                raise FrameError(f"a payload of {missing} bytes was given {room} bytes of room")
         self._missing, self._piece, self._filled = missing, 0, 0
         self._limit = STAGING
         frame = self.incoming = Frame(header, payload)
