@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import zlib
 from contextlib import asynccontextmanager
 
@@ -260,11 +261,10 @@ async def test_a_cancelled_transfer_moves_nothing_afterwards(order, op):
 async def test_a_frozen_peer_costs_the_deadline_and_no_more(monkeypatch):
     monkeypatch.setattr("net.tcp_rail.CANCEL_S", 0.2)
     lost = []
-    async with pair("tcp") as (channel, engine, _, _):
+    async with pair("tcp") as (channel, engine, _, process):
         channel.on_lost(lost.append)
         await engine.open("b")
-        await channel.call("b", "freeze", {"seconds": 3})
-        await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError, match=r"not done within 0\.1 s"):
             await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, SIZE)], timeout_s=0.1)
         assert not lost
@@ -274,12 +274,12 @@ async def test_a_frozen_peer_costs_the_deadline_and_no_more(monkeypatch):
 
 
 async def test_shared_memory_does_not_need_the_other_side():
-    async with pair("shm") as (channel, engine, region, _):
+    async with pair("shm") as (_, engine, region, process):
         await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, 1)])
-        await channel.call("b", "freeze", {"seconds": 1})
-        await asyncio.sleep(0.05)
-        await engine.submit("b", Op.READ, "ours", "theirs", [(0, 256, 4 * MIB)], timeout_s=0.5)
+        process.send_signal(signal.SIGSTOP)
+        await engine.submit("b", Op.READ, "ours", "theirs", [(0, 256, 4 * MIB)])
         assert region.memory[255] == 255
+        process.send_signal(signal.SIGCONT)
 
 
 async def test_control_messages_do_not_wait_behind_bulk():
