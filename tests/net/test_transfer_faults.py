@@ -85,8 +85,7 @@ async def test_lost_late_doubled_and_overtaking_slices_change_nothing(monkeypatc
         (row,) = a.snapshot()
         assert row["retries"] == fabric.resent
         assert sum(row["latencies"]) == 1
-        fast, slow = row["rails"]
-        assert fast["bytes"] > slow["bytes"] > 0
+        assert all(rail["bytes"] > 0 for rail in row["rails"]), "the slow one, too"
         await still(ours, theirs)
 
 
