@@ -38,7 +38,7 @@ from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit
 from net.transfer_report import peer_row, rates
-from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Mapped, Op, Transport, Unusable
+from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Carded, Mapped, Op, Transport, Unusable
 
 __all__ = [
     "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
@@ -209,8 +209,17 @@ class TransferEngine:
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
 
     def regions(self) -> dict[str, dict[str, Any]]:
-        """nbytes and place ('numa:0', 'cuda:0@PCI address', None = not known) of what is registered here, by name."""
-        return {name: {"nbytes": one.nbytes, "place": places.of(one)} for name, one in self._regions.items()}
+        """nbytes, place ('numa:0', 'cuda:0@PCI address', None = not known) and nics (RDMA devices in use near it) of
+        what is registered here, by name."""
+        carded = [one for one in self._transports.values() if isinstance(one, Carded)]
+        return {
+            name: {
+                "nbytes": one.nbytes,
+                "place": places.of(one),
+                "nics": [nic for by in carded for nic in by.near(one)],
+            }
+            for name, one in self._regions.items()
+        }
 
     def is_one_sided(self, peer_id: str) -> bool:
         """Whether a READ from this peer goes without its Python, by the path that is open now."""

@@ -101,6 +101,14 @@ class Notifier(Protocol):
 
 
 @runtime_checkable
+class Carded(Protocol):
+    """A transport over network cards, which are near some memory and far from other."""
+
+    def near(self, region: Region) -> list[str]:
+        """The cards in use near the region; none before the first peer has asked."""
+
+
+@runtime_checkable
 class Mapped(Protocol):
     """A transport that has the memory of its peers in this process."""
 

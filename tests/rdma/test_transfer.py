@@ -158,6 +158,7 @@ async def test_the_rails_of_one_number_are_joined_and_far_ones_wait():
         await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)])
         assert bytes(b.region.memory) == sent
         assert a.engine.path_of("b").reason == "RDMA over rxa1, rxa0"
+        assert a.engine.regions()["kv-a"]["nics"] == ["rxa1"]
         near, far = rails_of(a, "b")
         assert (near.name, near.moved, far.moved) == ("rxa1", SIZE, 0)
 
