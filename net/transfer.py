@@ -232,7 +232,8 @@ class TransferEngine:
 
     def bandwidth(self, peer_id: str) -> dict[str, float]:
         """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py: a moving mean over
-        stretches of at least 1 MiB), by rail name; for a transport with one way its name. Empty before the first
+        stretches of at least 1 MiB), by rail name; for a transport with one way its name; over TCP the rails of what is
+        urgent or of what is not, whichever are faster. Empty before the first
         large transfers, and while no path is open. Their sum is what a large transfer gets, --rail-limit included, and
         what a transfer model of the scheduler may start from."""
         peer, path = self._peers.get(peer_id), self.path_of(peer_id)

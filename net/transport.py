@@ -65,7 +65,8 @@ class Transport(Protocol):
         moves any more. Raises TransferError, PeerLost."""
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
-        """net.rails.Rail.row of every rail to the peer; empty for a transport that has but one way."""
+        """net.rails.Rail.row of every rail to the peer; empty for a transport that has but one way. A transfer is
+        striped over the rails of one "lane"; rows that name none are in the same."""
 
     def withdraw(self, name: str) -> None:
         """The region is no longer in `regions`; stop serving what is under way for it."""
