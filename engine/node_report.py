@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # fmt: off
 PATH_FIELDS = (
-    "peer", "transport", "reason", "gb_per_s", "bytes_read", "bytes_written", "p50_ms", "p99_ms", "retries", "failures",
+    "peer", "transport", "why", "gb_per_s", "bytes_read", "bytes_written", "p50_ms", "p99_ms", "retries", "failures",
 )
 # fmt: on
 
