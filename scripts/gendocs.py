@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # run from anywhere, without installing
 
 from engine.flags import GROUPS, rows
 from net.metrics import Metrics
+from net.watched_metrics import of_gossip, of_load_words, of_store, of_tiers, of_traces
 
 ROOMS = ("net", "engine", "cache", "sched")
 ANSWERING = ("net/http/", "engine/")  # whose exceptions reach the API
@@ -43,9 +44,12 @@ def metrics() -> str:
     """Every metric of GET /metrics: its name as Prometheus stores it, its kind, its labels beside the common two."""
     registry = Metrics("model", "node")
     registry.watch_transfers(list)
-    registry.watch_load_words({})
+    gossip = of_gossip({}, dict, {}, float)
+    for watched in (of_load_words({}), gossip, of_tiers(dict, 1), of_store(dict), of_traces(int, int)):
+        registry.watch(watched)
+    registry.read()
     registry.set_cache_config({"block_size": 16})
-    lines = ["# Metrics", "", NOTE.format(source="`net/metrics.py` and `net/transfer_metrics.py`")]
+    lines = ["# Metrics", "", NOTE.format(source="`net/metrics.py` and its neighbours")]
     lines += ["Every metric has the labels `model_name` and `engine` (the node id). Times are seconds. A counter's"]
     lines += ["series end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.", ""]
     lines += ["| metric | kind | labels | |", "|---|---|---|---|"]
