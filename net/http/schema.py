@@ -10,7 +10,7 @@ A null means the same as an absent field, as at OpenAI.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
@@ -111,6 +111,7 @@ class Generation(Structured, Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False  # vLLM: token ids beside the text
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # vLLM: others beside each of the prompt
     cache_salt: ShortText = ""
     service_class: Literal["interactive", "standard", "batch"] | None = None
     priority: int = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
@@ -126,6 +127,12 @@ class Generation(Structured, Body):
         if len(stop) > MAX_STOP_STRINGS:
             raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stop)}")
         return stop
+
+    @model_validator(mode="after")
+    def _whole_answers_have_them(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: comes with whole answers only, leave stream out")
+        return self
 
     @field_validator("logit_bias")
     @classmethod
