@@ -65,6 +65,14 @@ process. Sleeping at once (OMP_WAIT_POLICY=PASSIVE, what several engines on one 
 COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
 """Beside running a node: `mooncake.py NAME ...`."""
 
+SUMMARIES = {
+    "doctor": "what this machine offers, what is missing, the path to a peer",
+    "explain": "why a request went where it went, and how it did",
+    "drain": "a node leaves without dropping a request",
+    "top": "the cluster as it is now, in the terminal",
+}
+"""Of these, for --help; each has its own."""
+
 PRIVATE = 0o077
 """Mask of the files a node makes: pooled KV on disk and recorded traces are its own user's to read."""
 
@@ -82,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])
-        config = parse(arguments, commands=COMMANDS)
+        config = parse(arguments, commands=SUMMARIES)
         configure_logs(config.log_level, config.log_format)
         os.umask(PRIVATE)
         phases = Phases(BEGUN)
