@@ -86,7 +86,8 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--examples", type=int, default=100, help="random ones per operation at most (default: 100)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    args, args.flags = parser.parse_known_args(argv)
+    args, flags = parser.parse_known_args(argv)
+    args.flags = flags
     return args
 
 
