@@ -29,11 +29,14 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 # The standard library has a module named sched, and the console script finds that one first otherwise.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+if find_spec("uvloop") is None:
+    sys.exit("mooncake: this Python has not its packages: run scripts/setup, then .venv/bin/python mooncake.py")
 
 from cache.ssd.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
