@@ -96,6 +96,7 @@ def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
         },
         "blocks": None if engine is None else engine.pool.usage(),
         "block_bytes": node.geometry.block_bytes,
+        "slot_bytes": node.geometry.pool_bytes,
         "block_size": node.geometry.block_size,
         "tiers": None if node.share is None else node.share.stats(),
         "paths": [{key: row[key] for key in PATH_FIELDS} for row in node.transfer.snapshot()],
