@@ -20,7 +20,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("chain.c")
 KEY_BYTES = 16
-FLAGS = ("-O2", "-shared", "-fPIC")
+FLAGS = ("-O3", "-shared", "-fPIC")
 
 _library: ctypes.CDLL | None = None
 
