@@ -9,7 +9,7 @@ from typing import Any, Literal
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
-    `pool_blocks`. Times in seconds."""
+    `pool_blocks`, with `ssd_blocks` behind it. Times in seconds."""
 
     model: str = "llama3-70b-8xa800"  # a preset of sim/models.py, or a file that scripts/validate.py wrote
     prefill: int = 8
@@ -20,6 +20,8 @@ class SimConfig:
     eviction: str = "lru"
     cache_blocks: int = 6_000  # of a node, in its own memory
     pool_blocks: int = 0  # of a node's share of the pool
+    ssd_blocks: int = 0  # of a node's SSD, behind its share of the pool
+    ssd_gbyte_s: float = 0.0  # of an SSD; 0 = the model's
     block_tokens: int = 512
     chunk_tokens: int = 0  # of a step; 0 = the model's
     batching: str = "decode-first"  # sched/batching.py: what of them prompts may have
@@ -40,10 +42,14 @@ class SimConfig:
     cell_s: float = 2.0  # until a change of a cell's load is known in the others
     entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only
     intents: bool = True  # prefixes that are being computed are announced, see sched/intents.py
+    decode_ahead: bool = (
+        True  # decode nodes that are asked tell their step as it will be, with what is promised to them
+    )
     links: str = "exact"  # what is known of transfers, see sim/links.py
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000
     rejection: str = "none"
+    recheck: bool = False  # the decode node looks at the time per token again when a prompt has come
     slo_scale: float = 1.0  # of the objectives that it judges by
     tbt_slo_scale: float = 0.0  # of the time per token; 0 = slo_scale
     predictor: str = "factors"  # of --placement mooncake-learned: factors, perfect, noisy, inverted

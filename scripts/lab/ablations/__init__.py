@@ -19,6 +19,7 @@ from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
 from scripts.lab.ablations.signals import SIGNALS
 from scripts.lab.ablations.speculative import SPECULATIVE
+from scripts.lab.ablations.ssd import TIERS
 
 ABLATIONS: dict[str, Ablation] = {
     one.name: one
@@ -28,6 +29,7 @@ ABLATIONS: dict[str, Ablation] = {
         GOSSIP,
         LEARNED,
         POOL,
+        TIERS,
         RATIO,
         BANDWIDTH,
         OVERLOAD,
