@@ -42,9 +42,7 @@ class SimConfig:
     cell_s: float = 2.0  # until a change of a cell's load is known in the others
     entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only
     intents: bool = True  # prefixes that are being computed are announced, see sched/intents.py
-    decode_ahead: bool = (
-        True  # decode nodes that are asked tell their step as it will be, with what is promised to them
-    )
+    decode_ahead: bool = True  # decode nodes that are asked tell their step with what is promised to them
     links: str = "exact"  # what is known of transfers, see sim/links.py
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000

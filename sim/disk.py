@@ -1,4 +1,4 @@
-"""An SSD whose reads and writes share its bandwidth evenly, each operation on a block taking 1 / IOPS of its time too."""
+"""An SSD: reads and writes share its bandwidth evenly, and each block takes 1 / IOPS of its time too."""
 
 from __future__ import annotations
 

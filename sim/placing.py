@@ -168,7 +168,7 @@ class Placing:
         return view, found
 
     def _look_ahead(self, view: View, nodes: Sequence[int], demand: Demand, seconds: float) -> None:
-        """`nodes`: those of the view, among all. Of nodes that are slower now than the best will be it makes no odds."""
+        """`nodes`: those of the view, among all. Those that are slower now than the best will be are not looked at."""
         view.step_soon_s[:] = 0.0
         if not self.config.decode_ahead:
             return

@@ -68,8 +68,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         f"refusals by {predicted / max(1.0, baseline) - 1:+.0%} (paper: -14 %), because fewer prompts are computed in "
         "vain. Early rejection by the present load does not part from the baseline: the decode node that placement "
         "chose is the emptiest, and it is full only when the prompt comes (in the paper the load is that of the whole "
-        f"pool: -10 %). What is worth more is to choose the decode node by what is promised to it: by its present load "
-        f"alone the baseline refuses {before:.0f} and not {baseline:.0f}. Where only prefill is scarce there is nothing "
+        f"pool: -10 %). Worth more is to choose the decode node by what is promised to it: by its present load alone "
+        f"the baseline refuses {before:.0f} and not {baseline:.0f}. Where only prefill is scarce there is nothing "
         "to predict. The paper's trace (23,608 requests of 7,590 tokens) is not at hand; ours is fitted to its "
         "published statistics, and its load had to be set so that both stages are scarce."
     )

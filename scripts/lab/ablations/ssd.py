@@ -40,8 +40,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 TIERS = Ablation(
     "ssd",
     "What does an SSD tier bring behind a small pool?",
-    f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} on "
-    "its SSD, written behind and read from there by all nodes at once (bandwidth shared, 500,000 IOPS).",
+    f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} "
+    "on its SSD, written behind and read from there by all nodes at once (bandwidth shared, 500,000 IOPS).",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),
