@@ -192,7 +192,7 @@ class Cluster:
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
             job.finished = self.loop.now
-            self.by_name[job.decode].release(job)
+            self.by_name[job.decode].batch.release(job)
             self.finished(node, job)
         elif job.decode == node.name:
             node.join(job)
@@ -232,7 +232,7 @@ class Cluster:
         if refusal is None:
             node.join(job)
             return
-        node.release(job)
+        node.batch.release(job)
         self.changed(node)
         self._refuse(job, refusal.reason)
 
@@ -245,7 +245,7 @@ class Cluster:
         live, i = self.live, node.index
         self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
-        live.running[i] = len(node.batch)
+        live.running[i] = len(node.batch.running)
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
             live.step_s[i] = node.step_s()

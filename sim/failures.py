@@ -83,7 +83,7 @@ class Failures:
 
     def _is_lost(self, job: Job, node: Node) -> bool:
         decode = self._cluster.by_name[job.decode]
-        return decode is node or (job.prefill == node.name and not decode.has(job))
+        return decode is node or (job.prefill == node.name and job not in decode.batch)
 
     def _again(self, job: Job, crashed: float) -> None:
         for name in (job.prefill, job.decode):

@@ -49,7 +49,7 @@ class Refusals:
         if not self._asked or job.retries:
             return None
         alone_s = self._cluster.model.decode_s(1, job.input_tokens)
-        step_s = self._of(node, len(node.batch) + len(node.joining) + 1, job.input_tokens)
+        step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
         return self._again.after_prefill(job.service_class, step_s, alone_s, self._scale, self._tbt_scale)
 
     def ended(self, job: Job) -> None:
@@ -58,10 +58,10 @@ class Refusals:
     def step_soon(self, node: Node, seconds: float, tokens: int) -> float:
         """The decode step of `node` so much later with one more request, of so many tokens where nothing runs now."""
         made, most = node.made(), self._cluster.model.max_batch
-        soon = running_soon(made, node.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
+        soon = running_soon(made, node.batch.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
         return self._of(node, soon + 1, tokens)
 
     def _of(self, node: Node, batch: int, tokens: int) -> float:
         """A step of so many requests as long as those that run."""
-        contexts = [running.context for running in node.batch] or [tokens]
+        contexts = [running.context for running in node.batch.running] or [tokens]
         return node.known_slowness * self._cluster.model.decode_s(batch, round(batch * sum(contexts) / len(contexts)))
