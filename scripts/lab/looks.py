@@ -7,6 +7,7 @@ arrival, or by the time at which a node computed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from sched.placements.learned import LearnedPlacement
 from sim.cluster import Cluster
 from sim.job import Job
+from sim.result import kept
 
 
 def recovery(cluster: Cluster, window_s: float = 10.0, share: float = 0.9) -> dict[str, float]:
@@ -124,6 +126,42 @@ class Back:
 
     def _good(self, job: Job) -> bool:
         return job.ttft <= self.ttft_s and job.longest_gap <= self.gap_s and not math.isnan(job.finished)
+
+
+class Effective:
+    """Share of requests with a first token within ttft_s and a TBT, the mean of the longest tenth of the gaps, within
+    each of the limits; and the prefill time per request: of the chunks that were computed, alone on a node."""
+
+    def __init__(self, limits_s: Sequence[float], ttft_s: float = 30.0) -> None:
+        self._limits, self._ttft_s = limits_s, ttft_s
+
+    def __call__(self, cluster: Cluster) -> dict[str, float]:
+        jobs, model = cluster.jobs, cluster.model
+        shares = {
+            f"effective_{1000 * limit:.0f}": sum(kept(job, self._ttft_s, limit, True) for job in jobs) / len(jobs)
+            for limit in self._limits
+        }
+        seconds = sum(model.prompt_s(job.input_tokens - job.prefix_tokens, job.prefix_tokens) for job in jobs)
+        return shares | {"prefill_s": seconds / len(jobs)}
+
+
+def last_request(cluster: Cluster) -> dict[str, float]:
+    """Of the request that came last."""
+    last = cluster.jobs[-1]
+    return {"last_ttft_s": last.ttft, "last_total_s": last.finished - last.arrival}
+
+
+class Copies:
+    """On how many nodes the blocks of these ranks by popularity are at the end."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+
+    def __call__(self, cluster: Cluster) -> dict[str, float]:
+        wanted = Counter(block for job in cluster.jobs for block in job.blocks)
+        hottest = [block for block, _ in wanted.most_common(max(self._ranks))]
+        holders = [sum(block in cache.blocks for cache in cluster.caches) for block in hottest]
+        return {f"copies_{rank}": float(holders[rank - 1]) for rank in self._ranks if rank <= len(holders)}
 
 
 def guard(cluster: Cluster) -> dict[str, float]:

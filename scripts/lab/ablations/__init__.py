@@ -5,8 +5,10 @@ from __future__ import annotations
 from scripts.lab.ablation import Ablation
 from scripts.lab.ablations.bandwidth import BANDWIDTH
 from scripts.lab.ablations.blocks import OVERLAP, QUANTIZED
+from scripts.lab.ablations.breakdown import BREAKDOWN
 from scripts.lab.ablations.classes import MIXED, ORDERS
 from scripts.lab.ablations.colocated import COLOCATED
+from scripts.lab.ablations.effective import EFFECTIVE
 from scripts.lab.ablations.failure import FAILURE
 from scripts.lab.ablations.gossip import GOSSIP
 from scripts.lab.ablations.learned import LEARNED
@@ -24,6 +26,8 @@ from scripts.lab.ablations.ssd import TIERS
 ABLATIONS: dict[str, Ablation] = {
     one.name: one
     for one in (
+        EFFECTIVE,
+        BREAKDOWN,
         SCHEDULING,
         REGRET,
         GOSSIP,
