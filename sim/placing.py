@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,7 @@ class Placing:
         self._bits = bits_for(np.array(keys, np.uint64), limit)
         cells = np.array([cell_of(key, self._bits) for key in keys])
         self._cells = [Cell(int(cell), np.flatnonzero(cells == cell), self.live) for cell in np.unique(cells)]
+        self._news: tuple[npt.NDArray[Any], ...] | None = None
         self._summaries: Rows = np.zeros(0, SUMMARY)
         self._summed_at = float("-inf")
         self._tell(self.live.copy())
@@ -90,6 +92,10 @@ class Placing:
 
     def gossip(self) -> None:
         """A round: all records of now are everywhere a little later, summaries of cells seldom."""
+        if len(self._cells) == 1 and not self.config.gossip_loss:
+            live = self.live
+            self.loop.after(self.config.delivery_s, self._arrived, live.table.copy(), live.prefills, live.decodes)
+            return
         view = self.live.copy()
         if self.config.gossip_loss:
             lost = [i for i in range(len(view)) if self.rng.random() < self.config.gossip_loss]
@@ -98,6 +104,17 @@ class Placing:
                 kept = [i for i in lost if i in inside]
                 view.keep(kept, cell.view, [inside[i] for i in kept])
         self.loop.after(self.config.delivery_s, self._tell, view)
+
+    def _arrived(self, *columns: npt.NDArray[Any]) -> None:
+        """Most rounds are followed by the next before anybody decides: a view is made of those that are not."""
+        self._news = columns
+
+    def _known(self, cell: Cell) -> View:
+        if self._news is not None:
+            view = self.live.copy()
+            view.table[:], view.prefills, view.decodes = self._news
+            cell.view, self._news = view, None
+        return cell.view
 
     def _tell(self, view: View) -> None:
         if len(self._cells) == 1:
@@ -129,7 +146,7 @@ class Placing:
             self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
             return Decision(self.policy.place(now, demand, self.live, matched), self.live, 0, None)
         cell = self._entry()
-        view = cell.view
+        view = self._known(cell)
         matched = self.told.depths(now, job.blocks) * size
         if len(self._cells) > 1:
             matched = matched[cell.indices]
