@@ -9,6 +9,7 @@ from scripts.lab.ablations.breakdown import BREAKDOWN
 from scripts.lab.ablations.classes import MIXED, ORDERS
 from scripts.lab.ablations.colocated import COLOCATED
 from scripts.lab.ablations.effective import EFFECTIVE
+from scripts.lab.ablations.eviction import EVICTION
 from scripts.lab.ablations.failure import FAILURE
 from scripts.lab.ablations.gossip import GOSSIP
 from scripts.lab.ablations.learned import LEARNED
@@ -33,6 +34,7 @@ ABLATIONS: dict[str, Ablation] = {
         GOSSIP,
         LEARNED,
         POOL,
+        EVICTION,
         TIERS,
         RATIO,
         BANDWIDTH,
