@@ -24,8 +24,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     first = sorted(POLICIES, key=lambda policy: -hits[policy])
     return (
         f"Most is found with {first[0]}, then {first[1]} ({hits[first[0]]:.3f} and {hits[first[1]]:.3f}); the paper's "
-        "order is lru, lfu, length-aware, its rates are of blocks and of the arXiv trace. Rates of blocks at all sizes, "
-        "without timing and held against another program's: scripts/cache_policies.py."
+        "order is lru, lfu, length-aware, its rates are of blocks and of the arXiv trace. Rates of blocks at all "
+        "sizes, without timing and held against another program's: scripts/cache_policies.py."
     )
 
 
