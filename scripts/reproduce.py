@@ -12,6 +12,7 @@ leaves a .json with every seed's figures and the configurations; report.json has
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -91,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(1) as beside:
         untimed = None if args.quick or args.only else beside.submit(replays)
         write(names, args, untimed, console)
-    console.print(f"{args.out / 'report.md'} in {time.monotonic() - begun:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    console.print(f"{args.out / 'report.md'} in {time.monotonic() - begun:.0f} s, {cpu_s:.0f} s of CPU")
     return 0
 
 
