@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = ("-O2", "-shared", "-fPIC")
+FLAGS = ("-O3", "-shared", "-fPIC")
 
 
 class Unavailable(RuntimeError):

@@ -22,7 +22,7 @@ from net.lifeline import Lifeline, Listener, connect
 from net.links import Links
 from net.memory import Region
 from net.shm_server import NONCE_BYTES, Exported, proof
-from net.spans import Run, Span, check
+from net.spans import Run, Span, check, total
 from net.transport import BULK, Op, Unusable
 
 POPULATE_MIN = 64 << 10  # bytes: below, a system call costs what it saves
@@ -102,7 +102,7 @@ class Shm:
         if region.closed:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
-        nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
+        nbytes = total(spans)
         stopped = False
         if op is Op.WRITE and (new := attached.unmapped(region, spans)):
             if nbytes <= TURNS_MAX:
