@@ -32,6 +32,7 @@ from engine.kv.share import open_share
 from engine.leaving import Leaving
 from engine.load import first_role
 from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
+from engine.node_metrics import watch
 from engine.node_use import NodeUse
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
@@ -84,8 +85,6 @@ class Node:
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
-        self.metrics.watch_transfers(self.transfer.snapshot)
-        self.metrics.watch_load_words(self.words.counters)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
         self.use = NodeUse(dict if self.share is None else self.share.stats)
         self.store = Store(
@@ -111,6 +110,7 @@ class Node:
         self._gossiping = False
         self.leaving = Leaving(self)
         self.door = FrontDoor(self)
+        watch(self)
         self.unready: str | None = "starting"
         self._publishing: asyncio.Task[None] | None = None  # of weights
         self._prefault: Prefault | None = None

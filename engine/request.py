@@ -136,6 +136,7 @@ class TokenLogprobs:
 
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
+    rank: int = 0  # of the chosen token: 1 + how many are likelier; 0 = not asked for
 
 
 @dataclass(eq=False, slots=True)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from engine.node_client import NoAnswer, NodeClient, add_flags
 
 PREFILL_COLUMNS = ("wait_s", "transfer_s", "prefill_s", "ttft_s", "local_tokens", "pool_tokens", "prefix_source")
-DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "decode_s", "running", "headroom_blocks")
+DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "running", "headroom_blocks")
 PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
 
 
