@@ -11,6 +11,7 @@ import socket
 from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
+from net.congestion import use as use_congestion
 from net.errors import PeerLost
 from net.polling import NEXT, REST, Polling
 from net.sealed_stream import SealedStream
@@ -66,6 +67,11 @@ class Stream(asyncio.BufferedProtocol):
     def remote_host(self) -> str:
         assert self._transport is not None
         return str(self._transport.get_extra_info("peername")[0])
+
+    def use_congestion(self, name: str) -> None:
+        """The congestion control of what is sent from now on (net/congestion.py). Raises OSError."""
+        assert self._transport is not None
+        use_congestion(self._transport.get_extra_info("socket"), name)
 
     def unsent(self) -> int:
         """Bytes that are still to be handed to the socket."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.doctor.finding import OK, WARN, Finding, System, size
+from net.congestion import chosen
 
 BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and 1 ms of round trip 3 MB are under way
 JUMBO = 9000  # bytes of a packet
@@ -24,6 +25,18 @@ def buffers(system: System) -> list[Finding]:
         remedy = "; ".join(f'sysctl -w net.ipv4.{name}="4096 131072 {4 * BUFFER_MIN}"' for name in small)
         return [Finding("TCP buffers", WARN, f"at most {found}", f"{remedy}; or a higher --tcp-connections")]
     return [Finding("TCP buffers", OK, f"at most {found}")]
+
+
+def congestion(system: System) -> list[Finding]:
+    """BBR paces bursts; --tcp-congestion auto does without it on data connections."""
+    default = system.read("proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
+    if not default.startswith("bbr"):
+        return [Finding("TCP congestion control", OK, default)]
+    name = chosen("auto")
+    if name is None:
+        remedy = "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr': BBR paces bursts of KV"
+        return [Finding("TCP congestion control", WARN, f"{default}, and this user may use nothing else", remedy)]
+    return [Finding("TCP congestion control", OK, f"{default}; data connections use {name} (--tcp-congestion)")]
 
 
 def interfaces(system: System) -> list[Finding]:
