@@ -125,8 +125,8 @@ class Config(CacheConfig):
     tcp_congestion: str = flag(
         "auto",
         "transfer",
-        "congestion control of the TCP connections on which KV moves; auto = the kernel's default, but cubic instead "
-        "of BBR, which paces bursts",
+        "congestion control of the TCP connections on which KV moves; auto = reno within a host, the kernel's default "
+        "between hosts",
     )
     kv_transfer: str = flag(
         "push",

@@ -31,7 +31,7 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     --tcp-congestion."""
     try:
         overrides = places.overrides(config.topology_file)
-        congestion.chosen(config.tcp_congestion)
+        congestion.check(config.tcp_congestion)
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index

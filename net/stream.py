@@ -11,7 +11,7 @@ import socket
 from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
-from net.congestion import use as use_congestion
+from net import congestion
 from net.errors import PeerLost
 from net.polling import NEXT, REST, Polling
 from net.sealed_stream import SealedStream
@@ -68,10 +68,17 @@ class Stream(asyncio.BufferedProtocol):
         assert self._transport is not None
         return str(self._transport.get_extra_info("peername")[0])
 
+    @property
+    def within_host(self) -> bool:
+        """Whether both ends have the same address."""
+        assert self._transport is not None
+        ours, theirs = (self._transport.get_extra_info(end) for end in ("sockname", "peername"))
+        return bool(ours[0] == theirs[0])
+
     def use_congestion(self, name: str) -> None:
         """The congestion control of what is sent from now on (net/congestion.py). Raises OSError."""
         assert self._transport is not None
-        use_congestion(self._transport.get_extra_info("socket"), name)
+        congestion.use(self._transport.get_extra_info("socket"), name)
 
     def unsent(self) -> int:
         """Bytes that are still to be handed to the socket."""

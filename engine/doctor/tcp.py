@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.doctor.finding import OK, WARN, Finding, System, size
-from net.congestion import chosen
+from net.congestion import WITHIN_HOST
 
 BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and 1 ms of round trip 3 MB are under way
 JUMBO = 9000  # bytes of a packet
@@ -28,15 +28,9 @@ def buffers(system: System) -> list[Finding]:
 
 
 def congestion(system: System) -> list[Finding]:
-    """BBR paces bursts; --tcp-congestion auto does without it on data connections."""
+    """What --tcp-congestion auto takes."""
     default = system.read("proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
-    if not default.startswith("bbr"):
-        return [Finding("TCP congestion control", OK, default)]
-    name = chosen("auto")
-    if name is None:
-        remedy = "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr': BBR paces bursts of KV"
-        return [Finding("TCP congestion control", WARN, f"{default}, and this user may use nothing else", remedy)]
-    return [Finding("TCP congestion control", OK, f"{default}; data connections use {name} (--tcp-congestion)")]
+    return [Finding("congestion control", OK, f"{default} between hosts, {WITHIN_HOST} within one")]
 
 
 def interfaces(system: System) -> list[Finding]:

@@ -14,29 +14,24 @@ def of(sock) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-def test_bbr_is_replaced_and_every_other_default_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(congestion, "DEFAULT", tmp_path / "default")
-    assert congestion.chosen("auto") is None, "the kernel does not say"
-    (tmp_path / "default").write_text("dctcp\n")
-    assert congestion.chosen("auto") is None
-    (tmp_path / "default").write_text("bbr\n")
-    assert congestion.chosen("auto") in congestion.INSTEAD_OF_BBR
-    refused = {"cubic": "Operation not permitted"}
-    monkeypatch.setattr(congestion, "_refused", refused.get)
-    assert congestion.chosen("auto") == "reno", "a process without privileges may use only what is allowed to all"
+def test_within_a_host_the_plainest_and_between_hosts_the_default():
+    assert congestion.chosen("auto", within_host=True) == "reno"
+    assert congestion.chosen("auto", within_host=False) is None
+    assert congestion.chosen("dctcp", within_host=True) == congestion.chosen("dctcp", within_host=False) == "dctcp"
 
 
 def test_one_that_is_not_there_is_named_with_the_flag():
-    assert congestion.chosen("reno") == "reno"
+    congestion.check("auto")
+    congestion.check("reno")
     with pytest.raises(ValueError, match=r"--tcp-congestion nothing: the kernel does not have it; there are: .*reno"):
-        congestion.chosen("nothing")
+        congestion.check("nothing")
 
 
 async def test_both_ends_of_data_connections_have_it_and_control_connections_do_not():
     with socket.socket() as probe:
         default = of(probe)
     async with channels("a", "b") as made:
-        a, b = (TransferEngine(one, ["tcp"], {"tcp": {"congestion": "reno"}}) for one in made)
+        a, b = (TransferEngine(one, ["tcp"]) for one in made)
         with Region.private("x", 4096) as x, Region.private("y", 4096) as y:
             a.register(x)
             b.register(y)
