@@ -1,7 +1,7 @@
 """Which congestion control data connections use.
 
-Between processes of one host nothing is lost and nobody else's packets wait, so the plainest one does best: with BBR, which
-paces, and with CUBIC, bursts of 12 MB took twice as long there.
+Between processes of one host nothing is lost and nobody else's packets wait, so the plainest one does best: with BBR,
+which paces, and with CUBIC, bursts of 12 MB took twice as long there.
 """
 
 from __future__ import annotations
