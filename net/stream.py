@@ -180,7 +180,8 @@ class Stream(asyncio.BufferedProtocol):
         except Exception:
             log.exception("%r: a frame could not be handled", self)
             self._break("internal error")
-        self.await_bytes()
+        if self.polling is not None:
+            self.await_bytes()
 
     def await_bytes(self) -> None:
         """From now on it matters how soon the next bytes are seen, if any are expected."""
