@@ -109,12 +109,12 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
         if "error" in node:
             table.add_row(name, roles, status, *[""] * 6, Text(str(node["error"]), "red"))
             continue
-        load, blocks, size = node["load"], node["blocks"], node["block_bytes"]
+        load, blocks, size, slot = node["load"], node["blocks"], node["block_bytes"], node["slot_bytes"]
         busy = ("", "", "") if load is None else (load["running"], load["waiting"], ms(1000 * load["work_s"]))
         arena = "" if blocks is None else fill(blocks["held"] * size, blocks["total"] * size)
         tiers = node["tiers"] or {}
         shares = [
-            fill(tiers[tier]["blocks"] * size, tiers[tier]["capacity"] * size) if tier in tiers else ""
+            fill(tiers[tier]["blocks"] * slot, tiers[tier]["capacity"] * slot) if tier in tiers else ""
             for tier in ("dram", "ssd")
         ]
         table.add_row(name, roles, status, *map(str, busy), arena, *shares, node["loading"] or "")

@@ -50,20 +50,3 @@ class TransferCollector(Collector):
             counts = accumulate(row["latencies"])
             latency.add_metric(values, list(zip(bounds, counts, strict=True)), row["seconds"])
         return [path, moved, speed, failed, again, latency, rail_speed, rail_up, rail_moved, rail_failed]
-
-
-class LoadWordCollector(Collector):
-    """How often load words of other nodes were read and claimed, and which way; `counters` is net.load_words.LoadWords'
-    and has names like read_one_sided."""
-
-    def __init__(self, labels: Mapping[str, str], counters: Mapping[str, int]) -> None:
-        self._labels = labels
-        self._counters = counters
-
-    def collect(self) -> Iterable[Metric]:
-        text = "Questions to other nodes about their load (read, asked) and claims on them, by way"
-        counted = CounterMetricFamily("mooncake:load_words", text, labels=[*self._labels, "operation", "way"])
-        for name, count in sorted(self._counters.items()):
-            operation, _, way = name.partition("_")
-            counted.add_metric([*self._labels.values(), operation, way or "one_sided"], count)
-        return [counted]

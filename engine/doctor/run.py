@@ -1,4 +1,4 @@
-"""The command: `python mooncake.py doctor [--peer HOST:PORT] [--json] [flags of a node]`.
+"""What this machine offers a node, what is missing and how to get it, and which path KV would take to a peer.
 
 Flags of a node say what is to be checked: --ssd-path, --ssd-bytes, --kv-cache-bytes, --dram-bytes, --rdma-devices, ...
 Exit code 1 when a check fails.

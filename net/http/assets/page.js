@@ -71,7 +71,7 @@ function card(node) {
     element("div", { class: "bar" }, element("i", { class: kind, "width%": whole ? 100 * used / whole : 0 })),
   );
   if (node.blocks) fill("KV arena, held", node.blocks.held * node.block_bytes, node.blocks.total * node.block_bytes, "hbm");
-  for (const [tier, held] of Object.entries(node.tiers ?? {})) fill(tier.toUpperCase(), held.blocks * node.block_bytes, held.capacity * node.block_bytes, tier);
+  for (const [tier, held] of Object.entries(node.tiers ?? {})) fill(tier.toUpperCase(), held.blocks * node.slot_bytes, held.capacity * node.slot_bytes, tier);
   return element("article", { class: "card" }, title, lines);
 }
 
