@@ -29,11 +29,14 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 # The standard library has a module named sched, and the console script finds that one first otherwise.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+if find_spec("uvloop") is None:
+    sys.exit("mooncake: this Python has not its packages: run scripts/setup, then .venv/bin/python mooncake.py")
 
 from cache.ssd.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
@@ -65,6 +68,14 @@ process. Sleeping at once (OMP_WAIT_POLICY=PASSIVE, what several engines on one 
 COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
 """Beside running a node: `mooncake.py NAME ...`."""
 
+SUMMARIES = {
+    "doctor": "what this machine offers, what is missing, the path to a peer",
+    "explain": "why a request went where it went, and how it did",
+    "drain": "a node leaves without dropping a request",
+    "top": "the cluster as it is now, in the terminal",
+}
+"""Of these, for --help; each has its own."""
+
 PRIVATE = 0o077
 """Mask of the files a node makes: pooled KV on disk and recorded traces are its own user's to read."""
 
@@ -82,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])
-        config = parse(arguments, commands=COMMANDS)
+        config = parse(arguments, commands=SUMMARIES)
         configure_logs(config.log_level, config.log_format)
         os.umask(PRIVATE)
         phases = Phases(BEGUN)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_type_hints
@@ -42,16 +42,19 @@ class UsageError(Exception):
     exit_code = 2
 
 
-def parse(argv: Sequence[str], others: Sequence[str] = (), commands: Iterable[str] = ()) -> Config:
+def parse(argv: Sequence[str], others: Sequence[str] = (), commands: Mapping[str, str] | None = None) -> Config:
     """Config from command-line arguments (without the program's name).
 
-    `others` are flags that a wrapper takes itself, `commands` its words: a mistyped one is recognised.
+    `others` are flags that a wrapper takes itself; `commands` its words and what they do: --help shows them, and a
+    mistyped one is recognised.
     `--help` and `--version` print and raise SystemExit(0); anything wrong raises UsageError.
     """
+    known = commands or {}
     parser = _Parser(
         prog="mooncake",
         description="One node of a Mooncake cluster. Without flags: a one-node server with the embedded model."
-        + (f"\nOther commands, each with its own --help: {', '.join(commands)}." if commands else ""),
+        + ("\n\nOther commands, each with its own --help:" if known else "")
+        + "".join(f"\n  mooncake {name:<10}{text}" for name, text in known.items()),
         formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,
@@ -65,7 +68,7 @@ def parse(argv: Sequence[str], others: Sequence[str] = (), commands: Iterable[st
     except argparse.ArgumentError as error:
         raise UsageError(_explain(error)) from None
     if unknown:
-        raise UsageError(_unknown(unknown, others, list(commands)))
+        raise UsageError(_unknown(unknown, others, list(known)))
     return _validated(Config(**vars(values)))
 
 

@@ -28,6 +28,7 @@ from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Frontend
 from net.http.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.http.server import HttpServer, create_app
+from net.watched_metrics import of_traces
 from sched.rejection import rejections
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class FrontDoor:
         self._keys = _api_keys(node.config)
         self._recorder = _recorder(node.config)
         self._export = _span_export(node.config)
+        if (export := self._export) is not None:
+            node.metrics.watch(of_traces(lambda: export.lost, lambda: export.sent))
         self._acceptor: Acceptor | None = None
         self.grammars: Grammars | None = None  # None on a node without a model
         self._http: HttpServer | None = None
@@ -150,6 +153,7 @@ class FrontDoor:
         node.metrics.set_longest_stall(node.stalls.longest_s)
         if node.engine is not None:
             node.metrics.set_waiting(node.engine.load.waiting_by_class())
+        node.metrics.read()
         return await asyncio.to_thread(node.metrics.text)
 
 

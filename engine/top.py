@@ -109,12 +109,12 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
         if "error" in node:
             table.add_row(name, roles, status, *[""] * 6, Text(str(node["error"]), "red"))
             continue
-        load, blocks, size = node["load"], node["blocks"], node["block_bytes"]
+        load, blocks, size, slot = node["load"], node["blocks"], node["block_bytes"], node["slot_bytes"]
         busy = ("", "", "") if load is None else (load["running"], load["waiting"], ms(1000 * load["work_s"]))
         arena = "" if blocks is None else fill(blocks["held"] * size, blocks["total"] * size)
         tiers = node["tiers"] or {}
         shares = [
-            fill(tiers[tier]["blocks"] * size, tiers[tier]["capacity"] * size) if tier in tiers else ""
+            fill(tiers[tier]["blocks"] * slot, tiers[tier]["capacity"] * slot) if tier in tiers else ""
             for tier in ("dram", "ssd")
         ]
         table.add_row(name, roles, status, *map(str, busy), arena, *shares, node["loading"] or "")
@@ -122,13 +122,15 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
 
 
 def paths_table(paths: Iterable[tuple[str, Json]]) -> Table:
-    table = _table("from", "to", "transport", "#GB/s", "#read", "#written", "#p50", "#p99", "#retries", "#failures")
+    table = _table(
+        "from", "to", "transport", "#GB/s", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"
+    )
     for name, path in paths:
         rate = f"{path['gb_per_s']:.2f}" if path["gb_per_s"] else ""
         moved = (nbytes(path["bytes_read"]), nbytes(path["bytes_written"]))
         times = (ms(path["p50_ms"]), ms(path["p99_ms"]))
         faults = (str(path["retries"]), str(path["failures"]))
-        table.add_row(name, path["peer"], path["transport"] or path["reason"] or "", rate, *moved, *times, *faults)
+        table.add_row(name, path["peer"], path["transport"] or "", rate, *moved, *times, *faults, path["why"] or "")
     return table
 
 

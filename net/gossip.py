@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_address
@@ -58,6 +59,9 @@ class Gossip:
         cluster_key: ClusterKey | None = None,
     ) -> None:
         self._guard = PacketGuard(cluster_key)
+        self.traffic = {"sent": (0, 0), "received": (0, 0)}  # (packets, bytes) of payload
+        self.lost: Counter[str] = Counter()  # members that went, by why: dead, left, restarted
+        self._suspicions = 0
         self._me, self._preset, self._rng, self._record = me, preset, rng, record
         self._core: GossipCore | None = None
         self._transport: asyncio.DatagramTransport | None = None
@@ -167,8 +171,9 @@ class Gossip:
 
     @property
     def counters(self) -> dict[str, int]:
-        """For metrics: refutations, failed_probes, pauses, dropped_<why> ..."""
-        return self.core.counters
+        """For metrics: suspicions, refutations, failed_probes, pauses, dropped_<why> ..."""
+        dropped = {f"dropped_{why.replace(' ', '_')}": count for why, count in self._guard.dropped.items()}
+        return self.core.counters | dropped | {"suspicions": self._suspicions}
 
     @property
     def core(self) -> GossipCore:
@@ -218,6 +223,7 @@ class Gossip:
         self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
     def _received(self, payload: bytes, source: Address) -> None:
+        self._count("received", payload)
         if (packet := self._guard.incoming(payload, source)) is not None:
             self._handle(Datagram(source, packet))
 
@@ -232,14 +238,18 @@ class Gossip:
         match effect:
             case SendPacket(address, payload):
                 if self._transport is not None:
-                    self._transport.sendto(self._guard.outgoing(payload), address)
+                    sealed = self._guard.outgoing(payload)
+                    self._count("sent", sealed)
+                    self._transport.sendto(sealed, address)
             case MemberUp(member):
                 log.info("%s is up at %s:%d (%s)", member.node_id, *member.address, ",".join(member.roles))
                 self._call(self._on_up, member)
             case MemberDown(member, reason):
                 log.info("%s is down: %s", member.node_id, reason)
+                self.lost[reason.partition(":")[0]] += 1
                 self._call(self._on_down, member, reason)
             case MemberSuspected(node_id):
+                self._suspicions += 1
                 self._call(self._on_suspected, node_id)
             case Joined():
                 self._joined(None)
@@ -247,6 +257,10 @@ class Gossip:
                 self._joined(JoinRefused(reason))
             case Refused(node_id, reason):
                 log.warning("refused to let %s join: %s", node_id, reason)
+
+    def _count(self, way: str, payload: bytes) -> None:
+        packets, size = self.traffic[way]
+        self.traffic[way] = packets + 1, size + len(payload)
 
     def _joined(self, error: Exception | None) -> None:
         if self._joining is None or self._joining.done():

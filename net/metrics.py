@@ -6,13 +6,14 @@ by whoever owns the state (`set_load`, `set_members`, ...). Only metrics that ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from net.stalls import SLOW_S, Stall
-from net.transfer_metrics import LoadWordCollector, TransferCollector
+from net.transfer_metrics import TransferCollector
+from net.watched_metrics import Aliases, Watched, WatchedCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -33,6 +34,16 @@ REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+
+ALIASES = {
+    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+    "vllm:gpu_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "vllm:gpu_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "vllm:time_per_output_token_seconds": "vllm:inter_token_latency_seconds",
+    "vllm:request_max_num_generation_tokens": "vllm:request_generation_tokens",
+    "vllm:prompt_tokens_cached": "vllm:prefix_cache_hits",
+}
+"""What vLLM's dashboards of several versions and the router of its production stack read -> the same figure here."""
 
 
 def size_buckets(largest: int) -> tuple[int, ...]:
@@ -57,9 +68,13 @@ class Metrics:
         self._add_engine()
         self._add_requests(size_buckets(max_model_len))
         self._add_cluster()
+        aliases = {alias: (self._metrics[name], f"The same as {name}") for alias, name in ALIASES.items()}
+        self.registry.register(Aliases(aliases))
+        self._watched = WatchedCollector(self._labels)
+        self.registry.register(self._watched)
 
     def text(self) -> bytes:
-        """The exposition format; serve it as CONTENT_TYPE."""
+        """The exposition format; serve it as CONTENT_TYPE. May run in a thread, `read` comes first."""
         return generate_latest(self.registry)
 
     # --- the engine's state and steps
@@ -135,6 +150,10 @@ class Metrics:
         """First token to last token."""
         self._child("vllm:request_decode_time_seconds").observe(seconds)
 
+    def observe_inference(self, seconds: float) -> None:
+        """First scheduled to last token."""
+        self._child("vllm:request_inference_time_seconds").observe(seconds)
+
     def finish_request(
         self, reason: str, e2e_s: float, prompt_tokens: int, output_tokens: int, decode_s: float
     ) -> None:
@@ -161,9 +180,13 @@ class Metrics:
         """Show the transfer engine's rows (net.transfer.TransferEngine.snapshot) per peer in every scrape."""
         self.registry.register(TransferCollector(self._labels, snapshot))
 
-    def watch_load_words(self, counters: Mapping[str, int]) -> None:
-        """Show how load words of other nodes were read and claimed (net.load_words.LoadWords.counters)."""
-        self.registry.register(LoadWordCollector(self._labels, counters))
+    def watch(self, metrics: Iterable[Watched]) -> None:
+        """Show what others count (net/watched_metrics.py), as of the last `read`."""
+        self._watched.add(metrics)
+
+    def read(self) -> None:
+        """Before a scrape, on the event loop: take the values of what is watched."""
+        self._watched.read()
 
     def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
         """One finished submission. direction: read or write; transport: local, shm, tcp, ..."""
@@ -183,11 +206,6 @@ class Metrics:
     def count_store_put(self, blocks: int) -> None:
         """Blocks newly published to their homes."""
         self._child("mooncake:store_put_blocks").inc(blocks)
-
-    def set_store_tier(self, tier: str, used_bytes: int, capacity_bytes: int) -> None:
-        """Fill of this node's share of the pool."""
-        self._child("mooncake:store_used_bytes", tier=tier).set(used_bytes)
-        self._child("mooncake:store_capacity_bytes", tier=tier).set(capacity_bytes)
 
     def observe_stall(self, stall: Stall) -> None:
         """How long a callback waited for the event loop, sampled; of long ones the cause too."""
@@ -256,6 +274,7 @@ class Metrics:
             "vllm:request_queue_time_seconds": ("Arrival to first scheduled", REQUEST_BUCKETS_S),
             "vllm:request_prefill_time_seconds": ("First scheduled to first token", REQUEST_BUCKETS_S),
             "vllm:request_decode_time_seconds": ("First to last token", REQUEST_BUCKETS_S),
+            "vllm:request_inference_time_seconds": ("First scheduled to last token", REQUEST_BUCKETS_S),
         }
         for name, (text, buckets) in times.items():
             self._add(Histogram, name, text, buckets=buckets)
@@ -272,8 +291,6 @@ class Metrics:
         self._add(Counter, "mooncake:store_hit_blocks", "Blocks fetched from the pool, by tier of their home", "tier")
         self._add(Counter, "mooncake:store_missed_blocks", "Blocks asked of the pool and not found")
         self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
-        self._add(Gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", "tier")
-        self._add(Gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", "tier")
         text = "Time a callback waits for the event loop, sampled 50 times a second"
         self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
         text = "Of such waits over 2 ms: a handler computed, no core was free, another thread held the interpreter"

@@ -11,43 +11,67 @@ seed and input, and the exit code is 1. The same seed makes the same inputs. A s
 
 from __future__ import annotations
 
+import gc
 import secrets
 import sys
 import tempfile
 import time
 import tracemalloc
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
-from scripts.fuzzing.targets import fuzz, targets
+from scripts.benchlib.results import Row, write_result
+from scripts.fuzzing.targets import Crash, Target, fuzz, targets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000, help="per decoder (default: 10000)")
-    parser.add_argument("--seed", type=int, help="default: a new one, printed")
-    parser.add_argument("--only", metavar="NAME", help="one decoder")
-    args = parser.parse_args(argv)
+    args, parser = parse(argv)
     seed = secrets.randbits(32) if args.seed is None else args.seed
     print(f"seed {seed}")
+    rows: list[Row] = []
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         chosen = [target for target in targets(Path(folder)) if args.only in (None, target.name)]
         if not chosen:
             parser.error(f"--only {args.only!r}: there are " + ", ".join(t.name for t in targets(Path(folder))))
         for target in chosen:
-            tracemalloc.start()
-            begun = time.monotonic()
-            crash = fuzz(target, args.inputs, seed)
-            seconds, peak = time.monotonic() - begun, tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+            crash, seconds, peak, kept = measured(target, args.inputs, seed)
             verdict = "ok" if crash is None else f"CRASH {crash.error!r} on {crash.data.hex()}"
-            print(f"{target.name:<20} {args.inputs:>8} inputs {seconds:6.1f} s  peak {peak / 1e6:6.1f} MB  {verdict}")
+            line = f"{target.name:<20} {args.inputs:>8} inputs {seconds:6.1f} s"
+            print(f"{line}  peak {peak / 1e6:6.1f} MB, kept {kept / 1e6:5.2f} MB  {verdict}")
             failed = failed or crash is not None
+            rows.append(Row(target.name, "crashes", "inputs", float(crash is not None), note=f"{seconds:.1f} s"))
+            rows.append(Row(target.name, "memory kept after all inputs", "MB", round(kept / 1e6, 2)))
+    if args.json is not None:
+        config = {"benchmark": "fuzz", "inputs_per_decoder": args.inputs, "seed": seed}
+        write_result(config, [asdict(row) for row in rows], args.json)
     return int(failed)
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Namespace, ArgumentParser]:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=10_000, help="per decoder (default: 10000)")
+    parser.add_argument("--seed", type=int, help="default: a new one, printed")
+    parser.add_argument("--only", metavar="NAME", help="one decoder")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    return parser.parse_args(argv), parser
+
+
+def measured(target: Target, inputs: int, seed: int) -> tuple[Crash | None, float, int, int]:
+    """(crash, seconds, most bytes held at a time, bytes still held afterwards)."""
+    gc.collect()
+    tracemalloc.start()
+    begun = time.monotonic()
+    crash = fuzz(target, inputs, seed)
+    seconds, peak = time.monotonic() - begun, tracemalloc.get_traced_memory()[1]
+    gc.collect()
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return crash, seconds, peak, kept
 
 
 if __name__ == "__main__":

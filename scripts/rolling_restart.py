@@ -2,6 +2,7 @@
 """Restart every node of a local cluster in turn, under load, and count the requests that failed.
 
   scripts/rolling_restart.py --nodes mixed=2,store=1 --requests 500
+  scripts/rolling_restart.py --nodes prefill=2,decode=2,store=2 --tiny --json scripts/results/rolling-restart.json
   scripts/rolling_restart.py --nodes prefill=2,decode=2,store=1 --model /path/to/Llama
 
 The load goes where a balancer would send it: to nodes in turn, none that is known to leave. Each node is drained
@@ -18,7 +19,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from scripts import rest
+from scripts.benchlib.results import Row, write_result
 from scripts.cluster import LocalCluster
+from scripts.faultbench.tiny import tiny_model
 
 DRAIN_S = 120.0
 KNOWN_S = 20.0  # until every node of a new cluster is known to all
@@ -132,11 +135,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, default=500, help="at least so many")
     parser.add_argument("--width", type=int, default=4, help="at a time")
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")
+    parser.add_argument("--tiny", action="store_true", help="a small random model, so that many nodes fit")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
     args, flags = parser.parse_known_args(argv)
-    flags += ["--served-model-name", "model"]
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(args.nodes, flags, run_dir=Path(folder)) as cluster:
-        names = [node.name for node in cluster.nodes]
-        load = asyncio.run(measure(cluster, "model", names, args.requests, args.width, args.tokens))
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(Path(folder)) if args.tiny else []
+        given = [*model, *flags, "--served-model-name", "model"]
+        with LocalCluster(args.nodes, given, run_dir=Path(folder)) as cluster:
+            names = [node.name for node in cluster.nodes]
+            load = asyncio.run(measure(cluster, "model", names, args.requests, args.width, args.tokens))
+    if args.json is not None:
+        rows = [Row("all nodes restarted", "requests that ended well", "requests", load.ok)]
+        rows += [Row("all nodes restarted", "requests that failed", "requests", len(load.failed))]
+        rows += [Row("all nodes restarted", "nodes", "nodes", len(names))]
+        config = {
+            "benchmark": "rolling_restart",
+            "nodes": args.nodes,
+            "tiny": args.tiny,
+            "flags": flags,
+            "tokens": args.tokens,
+        }
+        write_result(config | {"width": args.width}, [asdict(row) for row in rows], args.json)
     return 1 if load.failed else 0
 
 

@@ -1,4 +1,5 @@
-"""The README is true: every flag is in its table, every file it names exists (tests/test_docs.py has more)."""
+"""The front page holds: short enough to be read, it leads to every page of docs/, and the files it names exist
+(tests/test_docs.py holds it and docs/ to more, tests/scripts/test_gendocs.py flags, metrics and errors to the code)."""
 
 from __future__ import annotations
 
@@ -7,20 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from engine.flags import rows
-
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+LINES = 260
+"""What is longer belongs into docs/: flags into none at all, they are generated; files into docs/map.md."""
 
 
-@pytest.mark.parametrize(("group", "name", "default", "text"), list(rows()))
-def test_every_flag_is_in_the_table(group, name, default, text):
-    assert f"| `{name}` | {default} | {text} |" in README, "paste this row into the flags table of README.md"
+def test_it_is_short():
+    assert len(README.splitlines()) <= LINES
 
 
-def test_every_file_it_names_exists():
-    named = re.findall(r"`((?:attention|cache|engine|net|sched|scripts|tests|\.ci)/[\w./]*|\w+\.py)`", README)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_it_leads_to_every_page(page):
+    assert f"](docs/{page.name})" in README or f"](docs/{page.name}#" in README
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/map.md"])
+def test_every_file_it_names_exists(page):
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:attention|cache|engine|net|sched|scripts|sim|tests|\.ci)/[\w./]*|\w+\.py)`", text)
     assert named
     room = {path.name for path in (ROOT / "attention").glob("*.py")}  # 'interface.py' beside `attention/`
     missing = [path for path in named if not (ROOT / path).exists() and path not in room]
     assert missing == []
+
+
+@pytest.mark.parametrize("room", ["attention", "cache", "engine", "net", "sched", "sim", "scripts"])
+def test_every_room_is_on_the_map(room):
+    """And every package in it, by its own name or by a file."""
+    text = (ROOT / "docs/map.md").read_text()
+    packages = [path.parent.relative_to(ROOT) for path in (ROOT / room).rglob("__init__.py")]
+    assert packages
+    assert [str(path) for path in packages if f"{path}/" not in text] == []

@@ -17,6 +17,12 @@ from engine.inputs import PromptScores, Row
 from engine.request import TokenLogprobs
 
 
+def token_ranks(logits: Tensor, tokens: Tensor) -> list[int]:
+    """For each row of logits [R, V] 1 + the number of tokens that are likelier than tokens[r]."""
+    own = logits.gather(1, tokens[:, None])
+    return ((logits > own).sum(-1) + 1).tolist()
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
     """For each row of logits [R, V] float32 the log probability of tokens[r] and of the counts[r] best. Best first;
     equal ones by token id."""
@@ -64,6 +70,8 @@ class PromptScorer(PromptRows):
 
     def take(self, first: int, logits: Tensor) -> None:
         owners = self._owners[first : first + len(logits)]
-        found = token_logprobs(logits, self._next[first : first + len(logits)], [owner.top for owner in owners])
-        for owner, logprobs in zip(owners, found, strict=True):
+        tokens = self._next[first : first + len(logits)]
+        found = token_logprobs(logits, tokens, [owner.top for owner in owners])
+        for owner, logprobs, rank in zip(owners, found, token_ranks(logits, tokens), strict=True):
+            logprobs.rank = rank
             owner.found.append(logprobs)

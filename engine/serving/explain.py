@@ -80,6 +80,10 @@ def _decision(decision: dict[str, Any]) -> list[str]:
     probes = [("  " + p["node"], *(p[c] for c in PROBE_COLUMNS)) for p in decision["probes"]]
     if probes:
         lines += _columns((f"asked {decision['asked']}", *PROBE_COLUMNS), probes)
+    lines += [
+        f"{one['node']} was computing {one['blocks']} blocks of it, ready in {one['ready_s']:.3g} s"
+        for one in decision["computing"]
+    ]
     claim = decision["claim"]
     how = "no claim" if claim is None else f"claimed {claim['amount'] / 1e6:.3f} s" + " one-sided" * claim["one_sided"]
     took = f"decided in {1000 * decision['decision_s']:.2f} ms"

@@ -92,7 +92,7 @@ class OutputText:
         if len(tokens) != len(flight.prompt_logprobs):
             raise RuntimeError(f"{len(flight.prompt_logprobs)} log probabilities came for {len(tokens)} prompt tokens")
         return [
-            LogprobItem(token, found.logprob, found.top)
+            LogprobItem(token, found.logprob, found.top, found.rank)
             for token, found in zip(tokens, flight.prompt_logprobs, strict=True)
         ]
 

@@ -133,12 +133,11 @@ class FlightLog:
         if "ttft_s" in truth:
             estimates = flight.timeline.decisions[-1].estimates
             self._placer.learn(flight.timeline.nodes["prefill"], estimates, truth["ttft_s"]["measured_s"])
-        for observe, value in (
-            (self._metrics.observe_queue, summary["queue_ms"]),
-            (self._metrics.observe_prefill, summary["prefill_ms"]),
-        ):
-            if value is not None:
-                observe(max(0.0, value) / 1000)
+        if (queue_ms := summary["queue_ms"]) is not None:
+            self._metrics.observe_queue(max(0.0, queue_ms) / 1000)
+        if (prefill_ms := summary["prefill_ms"]) is not None:
+            self._metrics.observe_prefill(max(0.0, prefill_ms) / 1000)
+            self._metrics.observe_inference(max(0.0, prefill_ms) / 1000 + decode_s)
 
     def _add(self, flight: Flight, event: str, **detail: Any) -> None:
         flight.timeline.add(time.time(), self._node_id, event, **detail)

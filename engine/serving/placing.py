@@ -113,7 +113,7 @@ class Placer:
         if alone and decision.prefill != first.prefill:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun
-        placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up)
+        placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
         self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
         return placed
 

@@ -14,6 +14,7 @@ class LogprobItem:
     token_id: int
     logprob: float
     top: list[tuple[int, float]]  # the best ids, best first; may be longer than asked, then it is cut
+    rank: int = 0  # 1 + how many ids are likelier; 0 = not known
 
 
 @dataclass(frozen=True, slots=True)

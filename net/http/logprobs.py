@@ -59,6 +59,22 @@ def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
+def prompt_logprobs(
+    frontend: Frontend, items: list[LogprobItem], wanted: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """As vLLM shows them: per token of the prompt {token id: {logprob, rank, decoded_token}} of the token itself and of
+    the `wanted` best; None for the first token. `items`: of all but the first."""
+
+    def told(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": frontend.token_text(token_id)}
+
+    shown: list[dict[str, dict[str, Any]] | None] = [None]
+    for item in items:
+        best = {str(one): told(one, logprob, at) for at, (one, logprob) in enumerate(item.top[:wanted], 1)}
+        shown.append({str(item.token_id): told(item.token_id, item.logprob, item.rank)} | best)
+    return shown
+
+
 class CompletionLogprobs:
     """Those of one choice, as its outputs come."""
 

@@ -41,6 +41,8 @@ class Plan:
     tool_calls: int = 0  # calls that are looked for in each answer at most
     resume_from: int | None = None  # output tokens that the client has from another node, which was lost
     prompt_only: bool = False  # nothing generated is shown
+    echo_logprobs: bool = False  # the prompt's stand before the output's
+    prompt_logprobs: int | None = None  # others beside each of the prompt's tokens, in vLLM's field; None = not shown
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.n]
@@ -99,7 +101,7 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
     limit = 1 if prompt_only else body.max_tokens
     plan = await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
     if body.echo and body.logprobs is not None:
-        plan = replace(plan, choices=[choice | {"prompt_logprobs": body.logprobs} for choice in plan.choices])
+        plan = replace(_scored(plan, body.logprobs, 1), echo_logprobs=True)
     return replace(plan, prompt_only=prompt_only)
 
 
@@ -137,7 +139,21 @@ async def _plan(
             raise _too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room) if max_tokens is None else max_tokens
         choices += [_sampling(body, limit, logprobs, grammar, offset) for offset in range(body.n)]
-    return Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
+    plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
+    if body.prompt_logprobs is None:
+        return plan
+    return replace(_scored(plan, body.prompt_logprobs, body.n), prompt_logprobs=body.prompt_logprobs)
+
+
+def _scored(plan: Plan, top: int, every: int) -> Plan:
+    """With log probabilities of the prompt, and `top` others beside each, asked for with every so many-th choice."""
+
+    def asking(index: int, choice: dict[str, Any]) -> dict[str, Any]:
+        if index % every:
+            return choice
+        return choice | {"prompt_logprobs": max(top, choice.get("prompt_logprobs", 0))}
+
+    return replace(plan, choices=[asking(index, choice) for index, choice in enumerate(plan.choices)])
 
 
 def _check_length(frontend: Frontend, token_ids: list[int], param: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from net.http.frontend import Frontend, LogprobItem, Output
-from net.http.logprobs import CompletionLogprobs, finite
+from net.http.logprobs import CompletionLogprobs, finite, prompt_logprobs
 from net.http.plan import Plan
 from net.http.tools import ToolText
 
@@ -90,6 +90,11 @@ class Renderer:
             rendered["prompt_token_ids"] = self.plan.prompt_of(choice).token_ids
         return rendered
 
+    def _prompt_logprobs(self, choice: int) -> Any:
+        """vLLM's field, of this choice's prompt; None = not asked for. The prompt's first choice has brought them."""
+        wanted, items = self.plan.prompt_logprobs, self._outputs[choice - choice % self.plan.n][0].prompt_logprobs
+        return None if wanted is None else prompt_logprobs(self.frontend, items or [], wanted)
+
     def _choice(self, choice: int, output: Output) -> Json:
         raise NotImplementedError
 
@@ -113,7 +118,8 @@ class CompletionRenderer(Renderer):
         return None if wanted is None else CompletionLogprobs(self.frontend, wanted, prompt.token_ids, prompt.echo)
 
     def _choice(self, choice: int, output: Output) -> Json:
-        return self._chunk_choice(choice, output, True)
+        of_prompt = self._prompt_logprobs(choice)
+        return self._chunk_choice(choice, output, True) | ({} if of_prompt is None else {"prompt_logprobs": of_prompt})
 
     def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
         return {
@@ -125,9 +131,10 @@ class CompletionRenderer(Renderer):
 
     def _logprobs(self, choice: int, output: Output) -> Json | None:
         logprobs = self._by_choice[choice]
-        if logprobs is None or (output.logprobs is None and output.prompt_logprobs is None):
+        of_prompt = output.prompt_logprobs if self.plan.echo_logprobs else None
+        if logprobs is None or (output.logprobs is None and of_prompt is None):
             return None
-        return logprobs.render(output.prompt_logprobs, output.logprobs or [])
+        return logprobs.render(of_prompt, output.logprobs or [])
 
 
 class ChatRenderer(Renderer):
@@ -140,6 +147,10 @@ class ChatRenderer(Renderer):
     def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
         super().__init__(frontend, plan, request_id, created, token_ids)
         self._tools = [ToolText(plan.tool_calls) for _ in plan.choices] if plan.tool_calls else None
+
+    def whole(self) -> Json:
+        of_prompt = self._prompt_logprobs(0)
+        return super().whole() | ({} if of_prompt is None else {"prompt_logprobs": of_prompt})
 
     def _choice(self, choice: int, output: Output) -> Json:
         text, calls, output = self._calls(choice, output)

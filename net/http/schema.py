@@ -10,7 +10,7 @@ A null means the same as an absent field, as at OpenAI.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
@@ -50,13 +50,20 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
+_TEXT, _IDS = {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPT = {"anyOf": [_TEXT, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in (_TEXT, _IDS))]}
 _STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]}
 
 ShortText = Annotated[str, Field(max_length=256)]
+AtLeast0 = Annotated[int, Field(ge=0)]
 TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal in JSON, where true is no 1."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def served_fields(body: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +73,8 @@ def served_fields(body: dict[str, Any]) -> dict[str, Any]:
         if value is None or name in IGNORED:
             continue
         if name in NEUTRAL:
-            if value not in NEUTRAL[name] and not (name == "best_of" and value == body.get("n")):
+            allowed = (*NEUTRAL[name], body.get("n")) if name == "best_of" else NEUTRAL[name]
+            if not any(_same(value, one) for one in allowed):
                 raise ValueError(f"{name} is not supported by this server; leave it out")
             continue
         served[name] = value
@@ -90,27 +98,29 @@ class StreamOptions(Body):
 
 
 class Generation(Structured, Body):
-    """What both kinds of completion share. Ranges of sampling fields are checked by the engine's SamplingParams."""
+    """What both kinds of completion share. Ranges stand here for the OpenAPI document, too; the engine's SamplingParams
+    checks them again, and those that depend on each other."""
 
     model: str = ""  # "" = the served one
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
+    max_tokens: AtLeast0 | None = None
+    min_tokens: AtLeast0 = 0
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], WithJsonSchema(_STOP)] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: dict[str, float] = {}
     n: Annotated[int, Field(ge=1, le=128)] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False  # vLLM: token ids beside the text
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # vLLM: others beside each of the prompt
     cache_salt: ShortText = ""
     service_class: Literal["interactive", "standard", "batch"] | None = None
     priority: int = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
@@ -126,6 +136,12 @@ class Generation(Structured, Body):
         if len(stop) > MAX_STOP_STRINGS:
             raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stop)}")
         return stop
+
+    @model_validator(mode="after")
+    def _whole_answers_have_them(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: comes with whole answers only, leave stream out")
+        return self
 
     @field_validator("logit_bias")
     @classmethod
@@ -203,7 +219,7 @@ class ChatBody(Generation):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: AtLeast0 | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     add_generation_prompt: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ from random import Random
 
 import numpy as np
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from cache.ssd.lmdb_pages import Pages, Run, check_value
+from cache.ssd.medium import Damaged
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_error import ModelError
 from net import keyring, topology, wire
@@ -45,14 +48,19 @@ def targets(folder: Path) -> list[Target]:
         Target("gossip datagrams", GossipTarget().feed, (), GossipTarget.corpus()),
         Target("sealed datagrams", _sealed, (SealError,), _sealed_corpus()),
         Target("cluster key files", _key_file, (ValueError,), [b"ab" * 32]),
-        Target("spans", _unpacked, (TransferError,), _spans()),
+        Target("spans", lambda data: unpack(memoryview(data)), (TransferError,), [pack([(0, 10), (20, 30)])]),
+        Target("spans of arenas", lambda data: unpack_spans(memoryview(data)), (TransferError,), [_of_arenas()]),
         Target("load words", LoadWord.unpack, (ValueError,), [LoadWord().pack()]),
         Target("load pages", Load.unpack, (ValueError, struct.error), [page]),
         Target("digest deltas", Delta.unpack, (DigestError,), _deltas()),
         Target("digest pages", Page.unpack, (DigestError,), _pages()),
-        Target("HTTP bodies", _bodies, (orjson.JSONDecodeError, ValidationError), _http_corpus()),
+        *(
+            Target(name, partial(_body, kind), (orjson.JSONDecodeError, ValidationError), bodies)
+            for name, (kind, bodies) in HTTP.items()
+        ),
         Target("topology files", _topology, (ValueError,), [b'{"numa": {"mlx5_0": 0}}', b"[numa]\nmlx5_0 = 1\n"]),
         Target("GGUF files", partial(_file, folder / "f.gguf", _gguf), (ModelError,), _gguf_corpus(folder)),
+        Target("LMDB files", partial(_file, folder / "l.mdb", _lmdb), (Damaged, OSError), _lmdb_corpus(folder)),
         Target("trace files", partial(_file, folder / "t.jsonl", _trace), (ValueError,), _trace_corpus(folder)),
     ]
 
@@ -86,8 +94,8 @@ def _sealed_corpus() -> list[bytes]:
     return [seal.seal(_RING, b"packet"), seal.seal(_RING, bytes(300))]
 
 
-def _spans() -> list[bytes]:
-    return [pack([(0, 10), (20, 30)]), pack_spans([(0, 0, 10), (20, 30, 40)])]
+def _of_arenas() -> bytes:
+    return pack_spans([(0, 0, 10), (20, 30, 40)])
 
 
 def _digest() -> CuckooDigest:
@@ -109,17 +117,31 @@ def _pages() -> list[bytes]:
     return [page.pack() for page in digest.pages()]
 
 
-def _bodies(data: bytes) -> object:
-    parsed = orjson.loads(data)
-    return [kind.model_validate(parsed) for kind in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)]
+def _body(kind: type[BaseModel], data: bytes) -> object:
+    body = kind.model_validate(orjson.loads(data))
+    with suppress(ValueError):  # what net/http/plan.py answers with 400
+        return body, getattr(body, "structure", None), getattr(body, "forced", None)
+    return body
 
 
-def _http_corpus() -> list[bytes]:
-    return [
+HTTP: dict[str, tuple[type[BaseModel], list[bytes]]] = {
+    "completion bodies": (CompletionBody, [
         b'{"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "stop": ["x"], "logit_bias": {"5": -1.5}, "n": 2}',
+        b'{"prompt": [[1, 2], [3]], "stream": true, "stream_options": {"include_usage": true}}',
+        b'{"prompt": "a", "echo": true, "logprobs": 2, "guided_regex": "[ab]+", "best_of": 1, "priority": -1}',
+    ]),
+    "chat bodies": (ChatBody, [
         b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "logprobs": true}',
-        b'{"prompt": [[1, 2], [3]], "stream": true, "stream_options": {"include_usage": true}, "tokens": [1, 2, 3]}',
-    ]
+        b'{"messages": [{"role": "tool", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]'
+        b'}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "required"}',
+        b'{"messages": [{"role": "user"}], "response_format": {"type": "json_schema", "json_schema": {"name": "a", '
+        b'"schema": {"type": "object"}}}, "prompt_logprobs": 1}',
+    ]),
+    "tokenize bodies": (TokenizeBody, [
+        b'{"prompt": "a", "return_token_strs": true}', b'{"messages": [{"role": "user", "content": "a"}], "tools": []}',
+    ]),
+    "detokenize bodies": (DetokenizeBody, [b'{"tokens": [1, 2, 3], "model": "m"}']),
+}  # fmt: skip
 
 
 def _topology(data: bytes) -> object:
@@ -129,11 +151,6 @@ def _topology(data: bytes) -> object:
 
 def _key_file(data: bytes) -> object:
     return keyring.parse(data.decode("utf-8", "replace"))
-
-
-def _unpacked(data: bytes) -> object:
-    view = memoryview(data)
-    return unpack(view), unpack_spans(view)
 
 
 def _file(path: Path, read: Callable[[Path], object], data: bytes) -> object:
@@ -158,6 +175,37 @@ def _gguf_corpus(folder: Path) -> list[bytes]:
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     return [path.read_bytes()]
+
+
+def _lmdb(path: Path) -> object:
+    """As the SSD tier reads its file before LMDB may."""
+    with path.open("rb") as file:
+        pages = Pages(file.fileno())
+        found = [pages.database(name) for name in ("blocks", "index")]
+        pages.finish()
+        for _, value, _ in found[0]:
+            if isinstance(value, Run):
+                check_value(file.fileno(), value)
+        return found
+
+
+def _lmdb_corpus(folder: Path) -> list[bytes]:
+    import lmdb
+
+    corpus = []
+    for count in (3, 150):  # one leaf; a branch over several
+        path = folder / f"lmdb-{count}"
+        with lmdb.open(str(path), map_size=8 << 20, max_dbs=2, sync=False) as env:
+            names = [env.open_db(name) for name in (b"blocks", b"index")]
+            with env.begin(write=True) as txn:
+                for i in range(count):
+                    key = i.to_bytes(16, "big")
+                    txn.put(key, bytes(3000 if i < 3 else 40), db=names[0])
+                    txn.put(key, bytes(24), db=names[1])
+            with env.begin(write=True) as txn:  # leaves free pages
+                txn.delete((1).to_bytes(16, "big"), db=names[0])
+        corpus.append((path / "data.mdb").read_bytes())
+    return corpus
 
 
 def _trace(path: Path) -> object:

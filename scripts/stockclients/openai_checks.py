@@ -46,7 +46,7 @@ class Checks:
         self.client = openai.OpenAI(**self.options)
 
     def chat(self, **body: Any) -> Any:
-        body = {"model": self.model, "messages": QUESTION, "temperature": 0, "max_tokens": 24} | body
+        body = {"model": self.model, "messages": QUESTION, "temperature": 0, "max_tokens": 12} | body
         return self.client.chat.completions.create(**body)
 
     def models(self) -> None:
@@ -63,6 +63,8 @@ class Checks:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == self.chat().choices[0].message.content
         assert chunks[-1].usage.completion_tokens > 0
+        again = self.chat(stream=True, stream_options={"include_usage": True}, max_tokens=1)
+        assert list(again)[-1].usage.prompt_tokens_details.cached_tokens > 0, "the same prompt came before"
 
     def chat_stream_helper(self) -> None:
         with self.client.chat.completions.stream(model=self.model, messages=QUESTION, max_tokens=8) as stream:
@@ -115,7 +117,7 @@ class Checks:
         assert isinstance(answer.choices[0].message.parsed, City), answer
 
     def json_object(self) -> None:
-        (choice,) = self.chat(response_format={"type": "json_object"}, max_tokens=48).choices
+        (choice,) = self.chat(response_format={"type": "json_object"}, max_tokens=24).choices
         assert choice.message.content.lstrip().startswith("{"), choice
         assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content), dict), choice
 
@@ -147,6 +149,14 @@ class Checks:
         pairs = zip(logprobs.text_offset, logprobs.tokens, strict=True)
         assert all(text[at:].startswith(token) for at, token in pairs), logprobs
         assert logprobs.token_logprobs[-1] > -3, "the model knows the capital of France"
+        asked: Any = {"model": self.model, "prompt": text, "max_tokens": 1, "extra_body": {"prompt_logprobs": 2}}
+        first, *rows = self.client.completions.create(**asked).choices[0].prompt_logprobs
+        own = [next(iter(row.values())) for row in rows]
+        assert first is None and [row["decoded_token"] for row in own] == logprobs.tokens[1:]
+        assert all(
+            abs(row["logprob"] - other) < 0.2 for row, other in zip(own, logprobs.token_logprobs[1:], strict=True)
+        )
+        assert all(sorted(entry["rank"] for entry in row.values())[:2] == [1, 2] for row in rows), rows
 
     def completion_stream(self) -> None:
         stream = self.client.completions.create(
@@ -186,11 +196,13 @@ class Checks:
                 raise AssertionError("accepted")
 
 
+CHECKS = [name for name in vars(Checks) if not name.startswith("_") and name != "chat"]
+
+
 def main(url: str, model: str) -> int:
     checks = Checks(url, model)
-    names = [name for name in vars(Checks) if not name.startswith("_") and name != "chat"]
     failed = 0
-    for name in names:
+    for name in CHECKS:
         error = None
         try:
             getattr(checks, name)()

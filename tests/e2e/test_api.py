@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import aiohttp
@@ -13,11 +10,11 @@ import openai
 import pytest
 
 from scripts import rest
-from scripts.cluster import ROOT, LocalCluster
+from scripts.cluster import LocalCluster
+from scripts.stockclients.openai_checks import CHECKS, Checks
 from tests.e2e.conftest import Start, model_of, settled, timeline
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-CHECKS = str(ROOT / "scripts" / "stockclients" / "openai_checks.py")
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +35,16 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield stock
 
 
-def test_openai_chat(client, url):
-    answer = client.chat.completions.create(model=model_of(url), messages=QUESTION, temperature=0, max_tokens=32)
-    assert "Paris" in answer.choices[0].message.content
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+@pytest.fixture(scope="module")
+def checks(cluster: LocalCluster) -> Checks:
+    url = cluster["decode-0"].url
+    return Checks(url, model_of(url))
 
 
-def test_openai_chat_stream_equals_the_whole(client, url):
-    body = {"model": model_of(url), "messages": QUESTION, "temperature": 0, "max_tokens": 32}
-    whole = client.chat.completions.create(**body).choices[0].message.content
-    chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
-    assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0  # the whole answer came first
-
-
-def test_openai_legacy_completions_with_n_and_logprobs(client, url):
-    answer = client.completions.create(
-        model=model_of(url), prompt="Once upon a time", max_tokens=6, n=2, seed=7, logprobs=2
-    )
-    assert [choice.index for choice in answer.choices] == [0, 1]
-    assert all(len(choice.logprobs.token_logprobs) == 6 for choice in answer.choices)
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_applications_do_with_the_openai_package(checks, name):
+    """scripts/stock_clients.py runs these checks, and other clients, from environments of their own."""
+    getattr(checks, name)()
 
 
 def test_the_tokenizer_can_be_read(url):
@@ -66,16 +52,6 @@ def test_the_tokenizer_can_be_read(url):
     info = rest.get(f"{url}/tokenizer_info")
     assert (info["eos_token"], info["model_max_length"]) == ("<|im_end|>", 2048)
     assert "messages" in info["chat_template"]
-
-
-def test_openai_async(url):
-    async def ask() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as stock:
-            body = {"model": model_of(url), "messages": QUESTION, "temperature": 0, "max_tokens": 16}
-            answers = await asyncio.gather(*(stock.chat.completions.create(**body) for _ in range(4)))
-            return [answer.choices[0].message.content for answer in answers]
-
-    assert len(set(asyncio.run(ask()))) == 1
 
 
 def test_a_seeded_draw_repeats(client, url):
@@ -90,13 +66,6 @@ def test_stop_strings_end_the_text(client, url):
     stop = whole[6:9]
     choice = client.completions.create(**body, stop=stop).choices[0]
     assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
-
-
-def test_all_that_applications_do_with_the_package(url):
-    """The checks of scripts/stock_clients.py: it runs them, and other clients, from environments of their own."""
-    done = subprocess.run([sys.executable, CHECKS, url, model_of(url)], capture_output=True, text=True, timeout=120)
-    failed = [line for line in map(json.loads, done.stdout.splitlines()) if line["error"] is not None]
-    assert (failed, done.returncode) == ([], 0), done.stderr
 
 
 BAD = {

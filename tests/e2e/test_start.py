@@ -37,6 +37,12 @@ def test_wrong_flags(flags, remedy):
     assert remedy in told.splitlines()[-1]
 
 
+def test_a_python_without_the_packages_names_the_set_up():
+    command = [sys.executable, "-S", str(ROOT / "mooncake.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1) and "scripts/setup" in done.stderr
+
+
 def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_path):
     key = tmp_path / "key"
     key.write_text("5c" * 32)

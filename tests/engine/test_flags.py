@@ -160,4 +160,4 @@ def test_choices_are_the_entries_of_the_registries():
 
 def test_a_mistyped_command_is_recognised():
     with pytest.raises(UsageError, match=r"unexpected argument 'expain'; did you mean explain\?"):
-        parse(["expain", "x"], commands=("doctor", "explain"))
+        parse(["expain", "x"], commands={"doctor": "", "explain": ""})

@@ -66,6 +66,8 @@ def check(found: list[TokenLogprobs], prompt: list[int], expected: torch.Tensor,
         values, ids = expected[i].topk(top) if top else (torch.empty(0), torch.empty(0))
         assert [token for token, _ in one.top] == ids.tolist()
         assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=1e-4)
+        nearly = expected[i] - expected[i, prompt[i + 1]]  # ours round differently
+        assert (nearly > 1e-4).sum() < one.rank <= (nearly > -1e-4).sum()
 
 
 @pytest.mark.parametrize("budget", [500, 64, 37])
@@ -160,7 +162,8 @@ logprob = st.floats(-1000, 0, width=32)
 @given(st.integers(0, 20), st.integers(1, 9), st.data())
 def test_they_travel_as_they_are(top, count, data):
     others = st.lists(st.tuples(st.integers(0, 2**32 - 1), logprob), min_size=top, max_size=top)
-    found = [TokenLogprobs(data.draw(logprob), data.draw(others)) for _ in range(count)]
+    rank = st.integers(1, 2**32 - 1)
+    found = [TokenLogprobs(data.draw(logprob), data.draw(others), data.draw(rank)) for _ in range(count)]
     request = asking("r", [1] * (count + 1), top)
     request.prompt_logprobs = found
     body, parts = pack_prompt_logprobs(request)

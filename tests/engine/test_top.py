@@ -26,9 +26,10 @@ def recent() -> dict:
 
 def live() -> dict:
     """Three nodes: one computes, one keeps blocks, one does not answer."""
-    path = {"peer": "store-0", "transport": "shm", "reason": None, "gb_per_s": 3.25, "bytes_read": 1024}
+    path = {"peer": "store-0", "transport": "shm", "why": "same host", "gb_per_s": 3.25, "bytes_read": 1024}
     path |= {"bytes_written": 5 << 20, "p50_ms": 0.5, "p99_ms": 2000.0, "retries": 0, "failures": 1}
-    base = {"status": "alive", "version": "0", "block_bytes": 1 << 20, "block_size": 16, "loading": None}
+    base = {"status": "alive", "version": "0", "block_size": 16, "loading": None}
+    base |= {"block_bytes": 1 << 20, "slot_bytes": 1 << 19}  # the pool is quantized
     load = {"running": 3, "waiting": 2, "max_running": 64, "queued_tokens": 10, "work_s": 0.25}
     blocks = {"total": 100, "held": 25}
     computes = {"node_id": "prefill-0", "roles": ["prefill"], "load": load, "blocks": blocks, "tiers": None}
@@ -74,11 +75,11 @@ def test_the_picture_shows_every_node_in_its_own_words():
     assert "3 nodes, 3 requests running, 2 waiting; seen from prefill-0" in text
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
     assert "no answer in 1 s" in lines["decode-0"] and "suspect" in lines["decode-0"]
-    assert "1.0 GiB  50 %" in lines["store-0"]
+    assert "512.0 MiB  50 %" in lines["store-0"]
     assert "TTFT p50 120 ms" in text and "arena 50 %" in text and "computed 50 %" in text
     assert "interactive" in lines["req-7"] and "9.5 ms" in lines["req-7"] and "50 %" in lines["req-7"]
     row = next(line for line in text.splitlines() if "shm" in line)
-    assert " ".join(row.split()) == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1"
+    assert " ".join(row.split()) == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1 same host"
 
 
 def test_a_cluster_without_requests_and_peers():

@@ -128,7 +128,8 @@ class FakeFrontend:
                 logprobs = [LogprobItem(token, -0.5, [(token, -0.5), (65, -1.5), (66, float("-inf"))])]
             of_prompt = None
             if position == 0 and sampling.get("prompt_logprobs") is not None:
-                of_prompt = [LogprobItem(t, -float(i), [(65, -0.25), (t, -float(i))]) for i, t in enumerate(prompt)][1:]
+                best = [[(65, -0.25), (t, -float(i))] for i, t in enumerate(prompt)]
+                of_prompt = [LogprobItem(t, -float(i), best[i], rank=7) for i, t in enumerate(prompt)][1:]
             yield Output(text, [token], logprobs, reason, len(prompt), cached, stop, of_prompt)
             if reason:
                 return

@@ -68,6 +68,43 @@ async def test_without_echo_nothing_of_the_prompt_is_asked_for(client):
     assert answer.choices[0].logprobs.tokens == ["x"]
 
 
+def of(token: str, logprob: float, rank: int) -> dict:
+    return {str(ord(token)): {"logprob": logprob, "rank": rank, "decoded_token": token}}
+
+
+async def test_prompt_logprobs_as_vllm_shows_them(client):
+    """The fake's: the i-th token has -i and is the second best, behind A; ranks are those of the places."""
+    answer = await client.completions.create(
+        model="fake", prompt=["xy", "z"], n=2, max_tokens=1, extra_body={"prompt_logprobs": 2}
+    )
+    told = [None, of("y", -1.0, 2) | of("A", -0.25, 1)]
+    assert [choice.prompt_logprobs for choice in answer.choices] == [told, told, [None], [None]]
+    assert [choice.logprobs for choice in answer.choices] == [None] * 4
+    alone = await client.completions.create(model="fake", prompt="xy", extra_body={"prompt_logprobs": 0})
+    assert alone.choices[0].prompt_logprobs == [None, of("y", -1.0, 7)], "the rank that the engine counted"
+    both = await client.completions.create(
+        model="fake", prompt="xy", max_tokens=0, echo=True, logprobs=1, extra_body={"prompt_logprobs": 0}
+    )
+    assert both.choices[0].logprobs.top_logprobs == [None, {"A": -0.25, "y": -1.0}]
+    assert both.choices[0].prompt_logprobs == alone.choices[0].prompt_logprobs
+    plain = await client.completions.create(model="fake", prompt="xy")
+    assert "prompt_logprobs" not in plain.choices[0].model_dump()
+
+
+async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(client):
+    messages = [{"role": "user", "content": "xy"}]
+    answer = await client.chat.completions.create(
+        model="fake", messages=messages, n=2, max_tokens=1, extra_body={"prompt_logprobs": 1}
+    )
+    assert answer.prompt_logprobs == [None, of("y", -1.0, 7) | of("A", -0.25, 1)]
+    assert len(answer.choices) == 2
+    for wrong, reason in (({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": 1}, "leave stream out")):
+        with pytest.raises(openai.BadRequestError, match=reason):
+            await client.chat.completions.create(
+                model="fake", messages=messages, stream=wrong["prompt_logprobs"] == 1, extra_body=wrong
+            )
+
+
 async def test_parts_of_a_character_have_its_place(client):
     answer = await client.completions.create(model="fake", prompt="é!", max_tokens=3, logprobs=0, echo=True)
     assert answer.choices[0].text == "é!é!"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from net.metrics import Metrics, size_buckets
+from net.watched_metrics import of_gossip, of_load_words, of_store, of_tiers, of_traces
 
 LABELS = {"model_name": "tiny", "engine": "node-1"}
 
@@ -91,7 +94,6 @@ def test_cluster_transfers_and_store(metrics):
     metrics.count_transfer_failure("tcp")
     metrics.count_store_get({"dram": 3, "ssd": 1}, 2)
     metrics.count_store_put(4)
-    metrics.set_store_tier("dram", 10, 100)
     metrics.count_resumed()
     metrics.count_rejected("overloaded")
     metrics.observe_step(64)
@@ -103,8 +105,6 @@ def test_cluster_transfers_and_store(metrics):
     assert value(metrics, "mooncake:store_hit_blocks_total", tier="ssd") == 1
     assert value(metrics, "mooncake:store_missed_blocks_total") == 2
     assert value(metrics, "mooncake:store_put_blocks_total") == 4
-    assert value(metrics, "mooncake:store_used_bytes", tier="dram") == 10
-    assert value(metrics, "mooncake:store_capacity_bytes", tier="dram") == 100
     assert value(metrics, "mooncake:requests_resumed_total") == 1
     assert value(metrics, "mooncake:requests_rejected_total", reason="overloaded") == 1
     assert value(metrics, "vllm:iteration_tokens_total_count") == 1
@@ -122,16 +122,62 @@ def test_size_buckets():
     assert size_buckets(30) == (1, 2, 5, 10, 20)
 
 
-def test_load_words_tell_which_way_they_went():
-    metrics = Metrics("tiny", "a")
+def test_load_words_tell_which_way_they_went(metrics):
     counters = {"read_one_sided": 3, "claimed_message": 2, "torn": 1}
-    metrics.watch_load_words(counters)
+    metrics.watch(of_load_words(counters))
     counters["read_one_sided"] += 1
-    labels = {"model_name": "tiny", "engine": "a"}
+    metrics.read()
 
-    def value(operation, way):
-        return metrics.registry.get_sample_value(
-            "mooncake:load_words_total", labels | {"operation": operation, "way": way}
-        )
+    def told(operation, way):
+        return value(metrics, "mooncake:load_words_total", operation=operation, way=way)
 
-    assert (value("read", "one_sided"), value("claimed", "message"), value("torn", "one_sided")) == (4, 2, 1)
+    assert (told("read", "one_sided"), told("claimed", "message"), told("torn", "one_sided")) == (4, 2, 1)
+
+
+def test_what_others_count_is_as_of_the_last_read(metrics):
+    traffic, lost, counters = {"sent": (2, 100)}, Counter({"dead": 1}), {"refutations": 3, "local_health": 1}
+    tier = {"blocks": 2, "bytes": 20, "capacity": 10, "hits": 7, "corrupt": 1}
+    metrics.watch(of_gossip(traffic, lambda: counters, lost, lambda: 0.5))
+    metrics.watch(of_tiers(lambda: {"ssd": tier}, 10))
+    metrics.watch(of_store(lambda: {"corrupt": 4, "home_failures": 5}))
+    metrics.watch(of_traces(lambda: 6, lambda: 7))
+    assert value(metrics, "mooncake:gossip_packets_total", direction="sent") is None
+    metrics.read()
+    lost["dead"] += 1
+    assert value(metrics, "mooncake:gossip_packets_total", direction="sent") == 2
+    assert value(metrics, "mooncake:gossip_bytes_total", direction="sent") == 100
+    assert value(metrics, "mooncake:gossip_events_total", event="refutations") == 3
+    assert value(metrics, "mooncake:gossip_events_total", event="local_health") is None
+    assert value(metrics, "mooncake:gossip_local_health") == 1
+    assert value(metrics, "mooncake:gossip_oldest_record_seconds") == 0.5
+    assert value(metrics, "mooncake:members_lost_total", reason="dead") == 1
+    assert value(metrics, "mooncake:store_used_bytes", tier="ssd") == 20
+    assert value(metrics, "mooncake:store_capacity_bytes", tier="ssd") == 100
+    assert value(metrics, "mooncake:store_tier_events_total", tier="ssd", event="hits") == 7
+    assert value(metrics, "mooncake:store_faults_total", fault="damaged") == 4
+    assert value(metrics, "mooncake:otlp_lost_traces_total") == 6
+    assert value(metrics, "mooncake:otlp_spans_total") == 7
+
+
+OF_VLLM = {  # what vLLM's own dashboard asks for (examples/observability/prometheus_grafana, of 2026), without labels
+    *("e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total"),
+    *("inter_token_latency_seconds_bucket", "num_requests_running", "num_requests_waiting"),
+    *("time_to_first_token_seconds_bucket", "kv_cache_usage_perc", "request_prompt_tokens_bucket"),
+    *("request_generation_tokens_bucket", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
+    *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
+}
+OF_ITS_ROUTER = {  # production stack, src/vllm_router/stats/engine_stats.py
+    *("num_requests_running", "num_requests_waiting", "gpu_cache_usage_perc"),
+    *("gpu_prefix_cache_hits_total", "gpu_prefix_cache_queries_total"),
+}
+
+
+def test_what_stock_dashboards_and_routers_read(metrics):
+    metrics.set_load(1, 2, 0.75)
+    metrics.count_prefix_lookup(100, 64)
+    metrics.observe_itl(0.2)
+    families = text_string_to_metric_families(metrics.text().decode())
+    shown = {sample.name.removeprefix("vllm:"): sample.value for family in families for sample in family.samples}
+    assert set(shown) >= OF_VLLM | OF_ITS_ROUTER
+    assert (shown["gpu_cache_usage_perc"], shown["gpu_prefix_cache_hits_total"]) == (0.75, 64)
+    assert shown["time_per_output_token_seconds_sum"] == pytest.approx(0.2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from net.metrics import Metrics
+from net.watched_metrics import of_gossip, of_store, of_tiers, of_traces
 from scripts import gendocs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +36,24 @@ def series() -> dict[str, set[str]]:
     from net.transfer_metrics import LATENCY_BUCKETS_S
 
     metrics = Metrics("model", "node")
-    row = {"peer": "p", "transport": "tcp", "bytes_read": 1, "bytes_written": 1, "gb_per_s": 1.0, "failures": 0}
+    row = {
+        "peer": "p",
+        "transport": "tcp",
+        "why": "w",
+        "bytes_read": 1,
+        "bytes_written": 1,
+        "gb_per_s": 1.0,
+        "failures": 0,
+    }
     row |= {"retries": 0, "latencies": [0] * (len(LATENCY_BUCKETS_S) + 1), "seconds": 0.0}
     row["rails"] = [{"rail": "r", "gb_per_s": 1.0, "up": True, "bytes": 1, "failures": 0}]
     metrics.watch_transfers(lambda: [row])
+    tier = {"blocks": 1, "bytes": 1, "capacity": 1, "hits": 1}
+    metrics.watch(of_gossip({"sent": (1, 1)}, lambda: {"suspicions": 1}, {"dead": 1}, float))
+    metrics.watch(of_tiers(lambda: {"dram": tier}, 1))
+    metrics.watch(of_store(lambda: {"corrupt": 1}))
+    metrics.watch(of_traces(int, int))
+    metrics.read()
     for name, metric in metrics._metrics.items():  # those with labels of their own show up with their first value
         metric.labels(*["x"] * len(metric._labelnames))
         assert name

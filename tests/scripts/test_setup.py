@@ -175,6 +175,14 @@ def test_a_python_without_venv_names_the_debian_package(checkout):
     assert "apt install python3-venv" in err
 
 
+def test_help_of_the_launcher_installs_nothing(checkout):
+    for name in ("up", "up.py"):
+        shutil.copy(ROOT / "scripts" / name, checkout / "scripts")
+    done = subprocess.run([checkout / "scripts/up", "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert 'scripts/up --ask "' in done.stdout and "import" not in done.stdout
+    assert not (checkout / ".venv").exists()
+
+
 def test_scripts_pass_a_syntax_check_and_are_executable():
     for name in ("scripts/setup", "scripts/up", "scripts/test", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), name

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts import stock_clients
-from scripts.stockclients import runs
+from scripts.stockclients import openai_checks, runs
+from scripts.stockclients.openai_checks import Checks
 from scripts.stockclients.runs import Run, Target, Unexpected
 
 TASKS = Path(runs.__file__).parent / "tasks"
@@ -70,6 +71,15 @@ def test_the_questions_have_one_right_answer():
     assert len(questions) == 12
     for question in questions:
         assert question["choices"][question["label"]] == question["city"] and len(set(question["choices"])) == 4
+
+
+def test_the_openai_checks_say_which_failed(monkeypatch, capsys):
+    monkeypatch.setattr(openai_checks, "CHECKS", ["models", "regex"])
+    monkeypatch.setattr(Checks, "models", lambda self: None)
+    assert openai_checks.main("http://127.0.0.1:1", "m") == 1
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["check"] for line in told] == ["models", "regex"]
+    assert told[0]["error"] is None and "Connection error" in told[1]["error"]
 
 
 def test_no_client_is_a_mistake(capsys):

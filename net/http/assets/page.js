@@ -71,14 +71,14 @@ function card(node) {
     element("div", { class: "bar" }, element("i", { class: kind, "width%": whole ? 100 * used / whole : 0 })),
   );
   if (node.blocks) fill("KV arena, held", node.blocks.held * node.block_bytes, node.blocks.total * node.block_bytes, "hbm");
-  for (const [tier, held] of Object.entries(node.tiers ?? {})) fill(tier.toUpperCase(), held.blocks * node.block_bytes, held.capacity * node.block_bytes, tier);
+  for (const [tier, held] of Object.entries(node.tiers ?? {})) fill(tier.toUpperCase(), held.blocks * node.slot_bytes, held.capacity * node.slot_bytes, tier);
   return element("article", { class: "card" }, title, lines);
 }
 
 function rails(nodes) {
   const rows = nodes.flatMap((node) => node.paths.map((path) => [
     node.node_id, path.peer, path.transport, path.gb_per_s ? `${path.gb_per_s.toFixed(2)} GB/s` : null, bytes(path.bytes_read), bytes(path.bytes_written),
-    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.reason,
+    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.why,
   ]));
   const columns = ["from", "to", "transport", "#rate", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"];
   at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has talked to another one yet."));

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Fuzz the API of a small cluster from its own OpenAPI document, with schemathesis, and judge every answer.
+
+  python3 -m venv ~/clients/schemathesis && ~/clients/schemathesis/bin/pip install schemathesis
+  scripts/fuzz_api.py --schemathesis ~/clients/schemathesis/bin/python
+  scripts/fuzz_api.py --schemathesis PYTHON --examples 500 --seed 7 --json scripts/results/fuzz-api.json
+
+A prefill, a decode and a store node with a tiny random model. Failures are what schemathesis finds (answers that are
+not as the document says, invalid bodies that are accepted), every 5xx but a 503 that says when to come again, errors
+that have no error body, requests without an answer, nodes that died, and anything still held afterwards; then the exit
+code is 1. `POST /drain`, which ends the node, is left out. Valid bodies that are refused are no failure: the document
+cannot say that token ids are below the vocabulary's size, or that a regex must compile. Further flags go to every node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
+
+from scripts import rest
+from scripts.benchlib.results import Row, table, write_result
+from scripts.cluster import LocalCluster, NodeDied
+from scripts.faultbench.checks import settle
+from scripts.faultbench.tiny import tiny_model
+from scripts.fuzzing.answers import Judge
+from scripts.stock_clients import version_of
+
+NODES = "prefill=1,decode=1,store=1"
+MAX_MODEL_LEN = "256"  # a chat without max_tokens may take all of it
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+PHASES = "examples,coverage,fuzzing,stateful"
+NOT_CHECKED = "positive_data_acceptance"  # see above
+TIMEOUT_S = 60  # of one request
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    version = version_of(args.schemathesis, "schemathesis")
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    print(f"schemathesis {version}, seed {seed}")
+    with tempfile.TemporaryDirectory(prefix="fuzz-api-") as folder:
+        scratch = Path(folder)
+        flags = [*tiny_model(scratch), "--max-model-len", MAX_MODEL_LEN, *args.flags]
+        (scratch / "chat_template.jinja").write_text(TEMPLATE)
+        with LocalCluster(NODES, flags, run_dir=scratch) as cluster:
+            url = cluster["decode-0"].url
+            judge = Judge(rest.get(f"{url}/openapi.json")["paths"])
+            begun = time.monotonic()
+            code, log = fuzz(args.schemathesis, url, args.examples, seed, scratch)
+            seconds = time.monotonic() - begun
+            judge.take(json.loads((scratch / "answers.har").read_text())["log"]["entries"])
+            faults = judge.faults + ([f"schemathesis ended with {code}"] if code else []) + after(cluster)
+    if code:
+        print(log)
+    rows = [
+        Row(operation, f"status {status}", "answers", count)
+        for operation in judge.operations
+        for status, count in judge.statuses(operation).items()
+    ]
+    rows.append(Row("all", "all", "answers", judge.seen.total()))
+    rows.append(Row("all", "faults", "answers", len(faults)))
+    print(table(rows))
+    for fault in faults[:20]:
+        print(f"FAULT {fault}")
+    if args.json is not None:
+        config = {"benchmark": "fuzz_api", "nodes": NODES, "schemathesis": version, "seed": seed, "flags": args.flags}
+        config |= {"examples": args.examples, "phases": PHASES, "not_checked": NOT_CHECKED, "seconds": round(seconds)}
+        write_result(config, [asdict(row) for row in rows], args.json)
+    return 1 if faults else 0
+
+
+def parse(argv: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--schemathesis", metavar="PYTHON", required=True, help="an interpreter that has it")
+    parser.add_argument("--examples", type=int, default=100, help="random ones per operation at most (default: 100)")
+    parser.add_argument("--seed", type=int, help="default: a new one, printed")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    args, flags = parser.parse_known_args(argv)
+    args.flags = flags
+    return args
+
+
+def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tuple[int, str]:
+    """(exit code, what it printed); its archive is answers.har in `scratch`."""
+    command = [python, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--no-color", "--continue-on-failure"]
+    command += ["--max-examples", str(examples), "--seed", str(seed), "--phases", PHASES, "--checks", "all"]
+    command += ["--exclude-checks", NOT_CHECKED, "--exclude-path", "/drain", "--request-timeout", str(TIMEOUT_S)]
+    command += ["--generation-database", "none", "--suppress-health-check", "all"]
+    command += ["--report", "har", "--report-har-path", str(scratch / "answers.har")]
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    kept.pop("PYTHONPATH", None)
+    done = subprocess.run(command, cwd=scratch, env=kept, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def after(cluster: LocalCluster) -> list[str]:
+    """What is wrong with the nodes now."""
+    try:
+        cluster.check()
+    except NodeDied as error:
+        return [str(error)]
+    return settle(cluster)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
