@@ -80,12 +80,12 @@ class Directory:
         if self._delay_s:
             self._news.append((now + self._delay_s, node, block, present))
         else:
-            self._apply(node, block, present)
+            self.apply(node, block, present)
 
     def depths(self, now: float, blocks: Sequence[int]) -> Vector:
         """[nodes]: leading blocks that each node holds."""
         while self._news and self._news[0][0] <= now:
-            self._apply(*self._news.popleft()[1:])
+            self.apply(*self._news.popleft()[1:])
         found = np.zeros(self._size)
         alive = (1 << self._size) - 1
         for depth, block in enumerate(blocks):
@@ -98,7 +98,8 @@ class Directory:
         _fill(found, alive, len(blocks))
         return found
 
-    def _apply(self, node: int, block: int, present: bool) -> None:
+    def apply(self, node: int, block: int, present: bool) -> None:
+        """Counts from now on."""
         mask = self._masks.get(block, 0)
         mask = mask | 1 << node if present else mask & ~(1 << node)
         if mask:

@@ -52,9 +52,7 @@ class Placed:
     seconds: float  # from the request to the decision
     claim: Claim | None = None  # the work announced to the prefill node
     runners_up: int = 0  # choices given up because others had claimed the same node meanwhile
-    computing: Mapping[str, Coming] = field(
-        default_factory=dict
-    )  # nodes that compute a part of the prompt
+    computing: Mapping[str, Coming] = field(default_factory=dict)  # nodes that compute a part of the prompt
 
     @property
     def estimates(self) -> Mapping[str, float]:
