@@ -78,7 +78,7 @@ class Node:
 
     @property
     def queued_tokens(self) -> int:
-        return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
+        return sum([job.num_uncomputed for job in self.queue]) + sum([job.num_uncomputed for job in self.coming])
 
     @property
     def free_tokens(self) -> int:
