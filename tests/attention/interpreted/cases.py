@@ -97,7 +97,7 @@ def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.
     q, out, row = case.q.to(dtype), torch.zeros(case.q.shape, dtype=dtype, device=DEVICE), 0
     for s, (q_len, kv_len) in enumerate(zip(case.batch.q_lens, case.batch.kv_lens, strict=True)):
         if kv_len:
-            k, v = tokens_of(case.kv, case.batch.block_tables[s], kv_len).to(dtype)
+            k, v = tokens_of(case.kv, case.batch.block_tables[s], kv_len, dtype)
             group = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q[row : row + q_len], k) * case.scale
