@@ -26,7 +26,7 @@ function show(live) {
   const speaking = live.nodes.filter((node) => !node.error);
   const sum = (value) => speaking.reduce((total, node) => total + (value(node) ?? 0), 0);
   at("summary").className = "";
-  at("summary").textContent = `${live.nodes.length} nodes, ${sum((n) => n.load?.running)} requests running, ` +
+  at("summary").textContent = `${live.nodes.length} ${live.nodes.length === 1 ? "node" : "nodes"}, ${sum((n) => n.load?.running)} requests running, ` +
     `${sum((n) => n.load?.waiting)} waiting; seen from ${live.node_id}`;
   const requests = speaking.flatMap((node) => node.recent.requests.map((row) => ({ ...row, acceptor: node.node_id })));
   requests.sort((a, b) => b.ended - a.ended);
@@ -54,7 +54,7 @@ export function sourcesBar(tokens) {
   if (!all) return element("p", { class: "soft" }, "No request has ended yet.");
   const parts = tokens.map(([source, count]) => element("i", { class: source, "width%": 100 * count / all }));
   const legend = tokens.map(([source, count]) => element("span", {}, element("i", { class: source }), `${SOURCES[source]} ${percent(count, all)} (${count} tokens)`));
-  return element("div", {}, element("div", { class: "row" }, "prompt tokens by source"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
+  return element("div", {}, element("div", { class: "row" }, "Where the KV of their prompts came from"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
 }
 
 const pair = (name, value) => element("div", { class: "row" }, element("span", {}, name), element("span", { class: "soft" }, value));
@@ -100,5 +100,14 @@ at("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   localStorage.setItem(THEME, document.documentElement.dataset.theme = dark ? "light" : "dark");
 });
+async function nameTheModel() {
+  const answer = await request("/v1/models");
+  if (!answer.ok) return;
+  const [model] = (await answer.json()).data;
+  at("chat-title").textContent = `Chat with ${model.id}`;
+  document.querySelector(".talk").hidden = model.max_model_len === 0; // a store without a model
+}
+
 startChat((id, shown) => showRequest(shown ?? at("request"), id));
+nameTheModel();
 poll();
