@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import torch
 
 from attention import custom
+from attention.codes import DTYPES
 from attention.cpu_build import Unavailable
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
@@ -51,9 +52,24 @@ backends: dict[str, Callable[[], AttentionBackend]] = {
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
-def choose(name: str, device: str, head_size: int = 64) -> AttentionBackend:
+def choose(name: str, device: str, head_size: int = 64, kv_dtype: str = "") -> AttentionBackend:
     """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
-    ("cpu", "cuda") and takes heads of `head_size` elements. Raises ValueError."""
+    ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in attention.codes.DTYPES,
+    anything else is a float type. Raises ValueError."""
+    backend = named(name, device, head_size)
+    if kv_dtype in DTYPES and not getattr(backend, "reads_codes", False):
+        if name != "auto":
+            raise ValueError(
+                f"attention backend {backend.name!r} reads no quantized KV: give --attention-backend auto with "
+                f"--kv-cache-dtype {kv_dtype}, or another --kv-cache-dtype"
+            )
+        log.warning("The %s backend reads no KV in %s. Going on with torch, which is slower.", backend.name, kv_dtype)
+        return TorchBackend()
+    return backend
+
+
+def named(name: str, device: str, head_size: int) -> AttentionBackend:
+    """See choose."""
     if custom.is_file(name):
         return custom.load(name)
     if name == "auto":

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from attention.paging import attend_keys, first_key, locate
 from attention.tiles import Geometry, Tile
+from attention.triton_codes import pointed
 from attention.work import METADATA, Work, cut
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=METADATA)
 def decode_kernel(
     q: tl.tensor,  # [S, num_heads, HEAD_SIZE], last axis dense
-    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], dense within a block
+    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
     out: tl.tensor,  # [S, num_heads, HEAD_SIZE], written for requests of one split
     parts: tl.tensor,  # [pieces, num_heads, HEAD_SIZE] float32, written for the others
     lse: tl.tensor,  # [pieces, num_heads] float32, log2
@@ -52,6 +53,8 @@ def decode_kernel(
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,  # elements from one head to the next in a block
+    CODES: tl.constexpr,  # of a quantized pool: attention/triton_codes.py
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -81,7 +84,7 @@ def decode_kernel(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    keys = kv + kv_head * (BLOCK_SIZE * HEAD_SIZE)
+    keys = kv + kv_head * HEAD_STRIDE
     table = tables + s.to(tl.int64) * table_stride
     # Looked up a turn ahead: a load that waits for a load of its own turn cannot be pipelined as deep.
     at = locate(table, start, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
@@ -89,7 +92,7 @@ def decode_kernel(
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
             q_tile, newest, oldest, top, total, acc, keys, at, token, end, scale,
-            NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE, HEAD_SIZE, D, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
+            NUM_KV_HEADS * HEAD_STRIDE, HEAD_SIZE, D, BLOCK_SIZE, CODES, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         at = next_at
 
@@ -183,7 +186,7 @@ def decode(
     lse = torch.empty(parts.shape[:2], dtype=torch.float32, device=q.device)
     decode_kernel[(work.num_pieces, geometry.num_kv_heads * triton.cdiv(geometry.group, rows))](
         q,
-        kv,
+        pointed(kv),
         out,
         parts,
         lse,

@@ -5,7 +5,8 @@ at position ctx_lens[s] - q_len[s] + i and sees keys 0 .. that position. Decode 
 q_len > 1, a prefix hit is ctx_len > q_len: one contract for all of them.
 
 KV lives in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; block_tables name the
-blocks of each request in order.
+blocks of each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py has its layout and
+what reads and writes it in torch. It is given to backends that have `reads_codes = True` only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class AttentionBackend(Protocol):
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any) -> None:
         """Scatter rotated k and v [T, num_kv_heads, head_size] into one layer's
-        kv [num_blocks, 2, num_kv_heads, block_size, head_size] (a strided view, any float dtype) at slot_mapping."""
+        kv [num_blocks, 2, num_kv_heads, block_size, head_size] (a strided view, any float dtype or
+        codes) at slot_mapping."""
 
     def rotate_and_write_kv(
         self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any

@@ -26,6 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attention.triton_codes import read_scales, widen
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -87,6 +89,8 @@ def attend_keys(
     VALUES: tl.constexpr,  # elements from K to V of the same head and block
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,  # HEAD_SIZE rounded up to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    CODES: tl.constexpr,  # of a quantized pool: attention/triton_codes.py; 0 = floats
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,  # False: every row sees every key of the tile
     WINDOW: tl.constexpr,
@@ -108,11 +112,15 @@ def attend_keys(
     else:
         k = tl.load(place)
         v = tl.load(place + VALUES)
-    if k.dtype != q.dtype:
+    if CODES > 0:
+        k, v = widen(k, q.dtype, CODES), widen(v, q.dtype, CODES)
+    elif k.dtype != q.dtype:
         k = k.to(tl.float32).to(q.dtype)
         v = v.to(tl.float32).to(q.dtype)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if CODES > 0:
+        scores *= read_scales(keys + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
     # Scores stay as they come and are scaled inside the exponent, where scaling and subtracting are one instruction.
     if SOFT_CAP > 0:
         scores = tanh(scores * (scale / SOFT_CAP), q.dtype == tl.float32)
@@ -129,5 +137,8 @@ def attend_keys(
     weights = tl.exp2(scores * unit - anchor[:, None])
     shrink = tl.exp2(top - anchor)
     total = total * shrink + tl.sum(weights, 1)
+    if CODES > 0:
+        values = keys + VALUES
+        weights *= read_scales(values + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return new_top, total, acc

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from attention.paging import attend_keys, first_key, locate
 from attention.tiles import Geometry, Tile
+from attention.triton_codes import pointed
 from attention.work import METADATA, UNBOUNDED, Work, cut
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=METADATA)
 def prefill_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], last axis dense
-    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], dense within a block
+    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32
@@ -52,6 +53,8 @@ def prefill_kernel(
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,  # elements from one head to the next in a block
+    CODES: tl.constexpr,  # of a quantized pool: attention/triton_codes.py
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -84,9 +87,9 @@ def prefill_kernel(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    keys = kv + kv_head * (BLOCK_SIZE * HEAD_SIZE)
+    keys = kv + kv_head * HEAD_STRIDE
     table = tables + s.to(tl.int64) * table_stride
-    VALUES: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE
+    VALUES: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
 
     diagonal = first_key(lowest, KEYS, WINDOW)
     if WINDOW == 0:
@@ -97,7 +100,7 @@ def prefill_kernel(
             next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
             top, total, acc = attend_keys(
                 q_tile, position, position - WINDOW + 1, top, total, acc, keys, at, token, end, scale,
-                VALUES, HEAD_SIZE, D, KEYS, False, WINDOW, SOFT_CAP, PRECISION,
+                VALUES, HEAD_SIZE, D, BLOCK_SIZE, CODES, KEYS, False, WINDOW, SOFT_CAP, PRECISION,
             )  # fmt: skip
             at = next_at
     at = locate(table, diagonal, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
@@ -105,7 +108,7 @@ def prefill_kernel(
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
             q_tile, position, position - WINDOW + 1, top, total, acc, keys, at, token, end, scale,
-            VALUES, HEAD_SIZE, D, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
+            VALUES, HEAD_SIZE, D, BLOCK_SIZE, CODES, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         at = next_at
 
@@ -149,7 +152,7 @@ def prefill(
     queries, heads = tile_shape(geometry.group, tile.rows)
     prefill_kernel[(work.num_pieces, geometry.num_kv_heads * triton.cdiv(geometry.group, heads))](
         q,
-        kv,
+        pointed(kv),
         out,
         tables,
         ctx_lens,

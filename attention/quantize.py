@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.quantize_torch import LARGEST
+from attention.codes import LARGEST
 
 WIDTH = 2048
 """Elements per turn of the loop."""

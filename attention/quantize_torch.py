@@ -13,29 +13,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""The payload's element types and the largest code of each."""
+from attention.codes import LARGEST, from_codes, to_codes
 
 CHUNK_ELEMENTS = 32_000  # ATen's grain is 32,768
-
-ROUNDING = 12582912.0
-"""1.5 * 2^23: the float32 whose unit is 1, so adding it rounds to nearest even; 50 times as fast as torch.round."""
 
 
 def encode_block(block: Tensor, dtype: torch.dtype, out: Tensor) -> None:
     """block [num_layers, 2, num_kv_heads, block_size, head_size], finite, any float type; out [encoded bytes] uint8,
-    written whole. `dtype` is a key of LARGEST."""
+    written whole. `dtype` is a key of attention.codes.LARGEST."""
     rows = out.view(len(block), -1)
     codes_bytes = block[0].numel()
     for part in chunks(block):
         x = block[part].to(torch.float32, copy=True)  # never the arena itself
         scales = x.abs().amax((-1, -2)).div_(LARGEST[dtype])
         inverse = torch.where(scales == 0, 1.0, scales).reciprocal_()
-        x.mul_(inverse[..., None, None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
-        if dtype == torch.int8:
-            x.add_(ROUNDING).sub_(ROUNDING)
-        codes = x.to(dtype).view(torch.uint8)
-        rows[part, :codes_bytes] = codes.flatten(1)
+        codes = to_codes(x.mul_(inverse[..., None, None]), dtype)
+        rows[part, :codes_bytes] = codes.view(torch.uint8).flatten(1)
         rows[part, codes_bytes:] = scales.flatten(1).view(torch.uint8)
 
 
@@ -46,15 +39,7 @@ def decode_block(encoded: Tensor, dtype: torch.dtype, block: Tensor) -> None:
     for part in chunks(block):
         codes = rows[part, :codes_bytes].view(torch.int8).view(block[part].shape)
         scales = rows[part, codes_bytes:].contiguous().view(torch.float32).view(block[part].shape[:3])
-        values = codes.float() if dtype == torch.int8 else e4m3_to_float(codes)
-        block[part] = values.mul_(scales[..., None, None])
-
-
-def e4m3_to_float(codes: Tensor) -> Tensor:
-    """codes int8 -> float32. As float16 with the bits moved to their places they are 2^-8 of their values, subnormals,
-    too: the exponents' biases are 7 and 15. Three times as fast as torch's conversion."""
-    bits = codes.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4080)  # sign and the seven others
-    return bits.view(torch.float16).float().mul_(256.0)
+        block[part] = from_codes(codes, dtype).mul_(scales[..., None, None])
 
 
 def chunks(block: Tensor) -> list[slice]:

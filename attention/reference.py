@@ -6,7 +6,8 @@ For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its K
     cap(x) = soft_cap tanh(x / soft_cap)      without a window: all j <= p; without a soft cap: cap(x) = x
 
 One request at a time, no blocking, no merging. Any float dtype: with float64 inputs it is the yardstick, with the
-dtype of a backend under test it says how far plain torch lies from the yardstick.
+dtype of a backend under test it says how far plain torch lies from the yardstick. Quantized pools are read as the
+values that codes and scales stand for (attention/codes.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attention.codes import planes, rows_of
 from attention.interface import RaggedBatch
 from attention.rotary import RotateThenWrite
 
@@ -22,17 +24,18 @@ class ReferenceBackend(RotateThenWrite):
     """Slow and obvious."""
 
     name = "reference"
+    reads_codes = True
 
     def plan(self, batch: RaggedBatch) -> None:
         return None
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: None) -> None:
-        block_size = kv.shape[3]
-        for row, slot in enumerate(batch.slot_mapping.tolist()):
-            if slot >= 0:
-                block, offset = divmod(slot, block_size)
-                kv[block, 0, :, offset] = k[row]
-                kv[block, 1, :, offset] = v[row]
+        for kind, written in enumerate((k, v)):
+            for plane, rows in planes(kv, written):
+                for row, slot in enumerate(batch.slot_mapping.tolist()):
+                    if slot >= 0:
+                        block, offset = divmod(slot, batch.block_size)
+                        plane[block, kind, :, offset] = rows[row]
 
     def attend(
         self,
@@ -48,17 +51,17 @@ class ReferenceBackend(RotateThenWrite):
         out = torch.zeros_like(q)
         row = 0
         for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
-            k, v = tokens_of(kv, batch.block_tables[s], kv_len).to(q.dtype)
+            k, v = tokens_of(kv, batch.block_tables[s], kv_len, q.dtype)
             out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale, window, soft_cap)
             row += q_len
         return out
 
 
-def tokens_of(kv: Tensor, block_table: Tensor, kv_len: int) -> Tensor:
-    """K and V of one request's tokens in order: [2, kv_len, num_kv_heads, head_size]."""
+def tokens_of(kv: Tensor, block_table: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
+    """K and V of one request's tokens in order: [2, kv_len, num_kv_heads, head_size] of `dtype`."""
     position = torch.arange(kv_len, device=kv.device)
     block, offset = block_table[position // kv.shape[3]].long(), position % kv.shape[3]
-    return torch.stack((kv[block, 0, :, offset], kv[block, 1, :, offset]))
+    return rows_of(kv, lambda pool: torch.stack((pool[block, 0, :, offset], pool[block, 1, :, offset])), dtype)
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, soft_cap: float = 0.0) -> Tensor:

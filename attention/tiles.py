@@ -17,6 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention.codes import SCALE_BYTES, is_quantized
+
+CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
+"""Element types of quantized pools -> what attention/triton_codes.py calls them."""
+
 HEAD_SIZES = (64, 80, 96, 128, 256)
 """Head sizes that are tested; others up to 256 work if they are multiples of 16."""
 
@@ -85,6 +90,8 @@ class Geometry:
     head_size: int
     block_size: int
     dtype: torch.dtype  # of the queries, and of the products
+    head_stride: int  # elements from one KV head to the next in a block
+    codes: int  # a value of CODES; 0 = the pool has floats
 
     @classmethod
     def of(cls, q: Tensor, kv: Tensor) -> Geometry:
@@ -96,7 +103,7 @@ class Geometry:
             raise ValueError(f"q {tuple(q.shape)} does not go with kv {tuple(kv.shape)}")
         if q.stride(2) != 1 or not is_dense_within_block(kv):
             raise ValueError("the last axis of q and each layer's part of a block must be contiguous")
-        return cls(num_heads, num_kv_heads, head_size, block_size, q.dtype)
+        return cls(num_heads, num_kv_heads, head_size, block_size, q.dtype, head_stride(kv), CODES.get(kv.dtype, 0))
 
     @property
     def group(self) -> int:
@@ -116,14 +123,19 @@ class Geometry:
             "HEAD_SIZE": self.head_size,
             "D": self.padded,
             "BLOCK_SIZE": self.block_size,
+            "HEAD_STRIDE": self.head_stride,
+            "CODES": self.codes,
         }
 
 
+def head_stride(kv: Tensor) -> int:
+    """Elements from one KV head to the next in a block: with the scales behind its codes, if the pool is quantized."""
+    return kv.shape[3] * (kv.shape[4] + (SCALE_BYTES if is_quantized(kv) else 0))
+
+
 def is_dense_within_block(kv: Tensor) -> bool:
-    """Whether one layer's part of a block, [2, num_kv_heads, block_size, head_size], is one contiguous span."""
-    expected = 1
-    for axis in (4, 3, 2, 1):
-        if kv.shape[axis] > 1 and kv.stride(axis) != expected:
-            return False
-        expected *= kv.shape[axis]
-    return True
+    """Whether one layer's part of a block, [2, num_kv_heads, block_size, head_size], is one contiguous span of heads;
+    in a quantized pool with the scales of a head behind its codes."""
+    head = head_stride(kv)
+    wanted = (kv.shape[2] * head, head, kv.shape[4], 1)
+    return all(kv.shape[i] <= 1 or kv.stride(i) == stride for i, stride in enumerate(wanted, 1))

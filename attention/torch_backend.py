@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention.codes import planes, rows_of
 from attention.interface import RaggedBatch
 from attention.rotary import RotateThenWrite
 
@@ -99,9 +100,10 @@ class Plan:
 
 
 class TorchBackend(RotateThenWrite):
-    """float32, bfloat16, float16 on any device."""
+    """float32, bfloat16, float16 on any device, and quantized pools."""
 
     name = "torch"
+    reads_codes = True
 
     def plan(self, batch: RaggedBatch) -> Plan:
         written = torch.nonzero(batch.slot_mapping >= 0).flatten()
@@ -112,9 +114,10 @@ class TorchBackend(RotateThenWrite):
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
         if plan.rows is not None:
             k, v = k[plan.rows], v[plan.rows]
-        by_token = kv.permute(1, 0, 3, 2, 4)  # [2, num_blocks, block_size, num_kv_heads, head_size]
-        by_token[0].index_put_((plan.blocks, plan.offsets), k.to(kv.dtype))
-        by_token[1].index_put_((plan.blocks, plan.offsets), v.to(kv.dtype))
+        for kind, written in enumerate((k, v)):
+            for plane, rows in planes(kv, written):
+                by_token = plane[:, kind].transpose(1, 2)  # [num_blocks, block_size, num_kv_heads, n]
+                by_token.index_put_((plan.blocks, plan.offsets), rows)
 
     def attend(
         self,
@@ -140,8 +143,7 @@ class TorchBackend(RotateThenWrite):
 
 def gather(kv: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """K and V of whole blocks, token-contiguous: [2, num_kv_heads, blocks * block_size, head_size]."""
-    picked = kv.permute(1, 2, 0, 3, 4).index_select(2, blocks)
-    return picked.flatten(2, 3).to(dtype)
+    return rows_of(kv, lambda pool: pool.permute(1, 2, 0, 3, 4).index_select(2, blocks).flatten(2, 3), dtype)
 
 
 def group_decodes(kv_lens: list[int]) -> list[list[int]]:

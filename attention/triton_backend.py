@@ -51,12 +51,14 @@ class Plan:
 
 
 class TritonBackend:
-    """float32, bfloat16, float16; head sizes that are multiples of 16 up to 256; any block size and grouping.
+    """float32, bfloat16, float16, and quantized pools; head sizes that are multiples of 16 up to 256; any block size
+    and grouping.
 
     tiles: replaces the row of attention/tiles.py (experiments, tests).
     """
 
     name = "triton"
+    reads_codes = True
 
     def __init__(self, *, tiles: Tiles | None = None) -> None:
         self._tiles = tiles

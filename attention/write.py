@@ -5,7 +5,8 @@ form (half-split, as Llama's checkpoints have it) turns the two halves of a head
 
     a' = a cos - b sin        b' = b cos + a sin        cos, sin [T, HEAD_SIZE / 2]
 
-for k on its way into the pool and for q in place, so that rotated keys are never written twice.
+for k on its way into the pool and for q in place, so that rotated keys are never written twice. A quantized pool gets
+codes, and the scale of each row.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.tiles import is_dense_within_block
+from attention.tiles import CODES, head_stride, is_dense_within_block
+from attention.triton_codes import pointed, put_rows
 
 HEADS_PER_PROGRAM = 8
 
 
 @triton.jit
 def write_kernel(
-    k: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_SIZE], last axis dense
+    k: tl.tensor,  # [T, NUM_KV_HEADS, 2 HALF], last axis dense
     v: tl.tensor,  # the same
-    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE], dense within a block; written
+    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, 2 HALF], see tiles.is_dense_within_block; written
     slots: tl.tensor,  # [T] int64
     k_row: tl.tensor,  # strides, elements
     k_head: tl.tensor,
@@ -32,9 +34,11 @@ def write_kernel(
     block_stride: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
     HEADS: tl.constexpr,  # per program
-    HEAD_SIZE: tl.constexpr,
-    D: tl.constexpr,
+    HALF: tl.constexpr,  # of the head size
+    D: tl.constexpr,  # HALF rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,  # elements from one head to the next in a block
+    CODES: tl.constexpr,  # of a quantized pool
 ) -> None:
     """Grid (T, ceil(NUM_KV_HEADS / HEADS))."""
     t = tl.program_id(0).to(tl.int64)
@@ -43,13 +47,21 @@ def write_kernel(
         return
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, D)[None, :]
-    mine = (head < NUM_KV_HEADS) & (d < HEAD_SIZE)
-    place = kv + slot // BLOCK_SIZE * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_SIZE + d
-    key = tl.load(k + t * k_row + head * k_head + d, mask=mine, other=0.0)
-    value = tl.load(v + t * v_row + head * v_head + d, mask=mine, other=0.0)
-    tl.store(place, key.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
-    place += NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE
-    tl.store(place, value.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
+    mine = (head < NUM_KV_HEADS) & (d < HALF)
+    offset = slot % BLOCK_SIZE
+    row = kv + slot // BLOCK_SIZE * block_stride + head * HEAD_STRIDE + offset * (2 * HALF)
+    a, b = halves(k, t * k_row + head * k_head + d, mine, HALF)
+    put_rows(row, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+    a, b = halves(v, t * v_row + head * v_head + d, mine, HALF)
+    put_rows(row + NUM_KV_HEADS * HEAD_STRIDE, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+
+
+@triton.jit
+def halves(x: tl.tensor, offset: tl.tensor, mine: tl.tensor, HALF: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Both halves of the heads at pointer x + offset, float32."""
+    a = tl.load(x + offset, mask=mine, other=0.0).to(tl.float32)
+    b = tl.load(x + offset + HALF, mask=mine, other=0.0).to(tl.float32)
+    return a, b
 
 
 @triton.jit
@@ -57,8 +69,7 @@ def rotate(
     x: tl.tensor, offset: tl.tensor, cos: tl.tensor, sin: tl.tensor, mine: tl.tensor, HALF: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of the heads at pointer x + offset, rotated, float32."""
-    a = tl.load(x + offset, mask=mine, other=0.0).to(tl.float32)
-    b = tl.load(x + offset + HALF, mask=mine, other=0.0).to(tl.float32)
+    a, b = halves(x, offset, mine, HALF)
     return a * cos - b * sin, b * cos + a * sin
 
 
@@ -67,7 +78,7 @@ def rotary_kernel(
     q: tl.tensor,  # [T, NUM_HEADS, HEAD_SIZE], last axis dense; rotated in place
     k: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_SIZE], last axis dense
     v: tl.tensor,  # the same
-    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE], dense within a block; written
+    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, 2 HALF], see tiles.is_dense_within_block; written
     cos: tl.tensor,  # [T, HALF] float32, dense
     sin: tl.tensor,  # the same
     slots: tl.tensor,  # [T] int64
@@ -84,6 +95,8 @@ def rotary_kernel(
     HALF: tl.constexpr,
     D: tl.constexpr,  # HALF rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,  # elements from one head to the next in a block
+    CODES: tl.constexpr,  # of a quantized pool
 ) -> None:
     """Grid (T, ceil(NUM_HEADS / HEADS) + ceil(NUM_KV_HEADS / HEADS)): first the heads of q, then those of k and v."""
     t = tl.program_id(0).to(tl.int64)
@@ -106,26 +119,23 @@ def rotary_kernel(
         head -= QUERY_TILES * HEADS
         mine = (head < NUM_KV_HEADS) & (d < HALF)
         a, b = rotate(k, t * k_row + head * k_head + d, c, s, mine, HALF)
-        place = kv + slot // BLOCK_SIZE * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * (2 * HALF) + d
-        tl.store(place, a.to(kv.dtype.element_ty), mask=mine)
-        tl.store(place + HALF, b.to(kv.dtype.element_ty), mask=mine)
-        place += NUM_KV_HEADS * BLOCK_SIZE * (2 * HALF)
-        value = v + t * v_row + head * v_head + d
-        first, second = tl.load(value, mask=mine, other=0.0), tl.load(value + HALF, mask=mine, other=0.0)
-        tl.store(place, first.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
-        tl.store(place + HALF, second.to(tl.float32).to(kv.dtype.element_ty), mask=mine)
+        offset = slot % BLOCK_SIZE
+        row = kv + slot // BLOCK_SIZE * block_stride + head * HEAD_STRIDE + offset * (2 * HALF)
+        put_rows(row, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+        a, b = halves(v, t * v_row + head * v_head + d, mine, HALF)
+        put_rows(row + NUM_KV_HEADS * HEAD_STRIDE, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
 
 
 def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
     """Scatter k, v [T, num_kv_heads, head_size] into kv [num_blocks, 2, num_kv_heads, block_size, head_size] at
-    slots [T] int64; the pool may have another element type."""
+    slots [T] int64; the pool may have another element type, or codes."""
     check_layout(kv, k, v)
     _, _, num_kv_heads, block_size, head_size = kv.shape
     heads = min(HEADS_PER_PROGRAM, triton.next_power_of_2(num_kv_heads))
     write_kernel[(k.shape[0], triton.cdiv(num_kv_heads, heads))](
         k,
         v,
-        kv,
+        pointed(kv),
         slots,
         k.stride(0),
         k.stride(1),
@@ -134,9 +144,11 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         kv.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         HEADS=heads,
-        HEAD_SIZE=head_size,
-        D=triton.next_power_of_2(head_size),
+        HALF=head_size // 2,
+        D=triton.next_power_of_2(head_size // 2),
         BLOCK_SIZE=block_size,
+        HEAD_STRIDE=head_stride(kv),
+        CODES=CODES.get(kv.dtype, 0),
         num_warps=4,
     )
 
@@ -153,7 +165,7 @@ def rotate_and_write_kv(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tenso
         q,
         k,
         v,
-        kv,
+        pointed(kv),
         cos,
         sin,
         slots,
@@ -170,6 +182,8 @@ def rotate_and_write_kv(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tenso
         HALF=head_size // 2,
         D=triton.next_power_of_2(head_size // 2),
         BLOCK_SIZE=block_size,
+        HEAD_STRIDE=head_stride(kv),
+        CODES=CODES.get(kv.dtype, 0),
         num_warps=2,
     )
 

@@ -5,7 +5,8 @@ A block holds the KV of `block_size` consecutive tokens for all layers, K and V,
     [num_layers, 2, num_kv_heads, block_size, head_size]
 
 so one layer's part is contiguous (pushed while later layers still compute) and the whole block is too (one span
-for pool, wire and SSD).
+for pool, wire and SSD). In a quantized arena elements are codes of one byte, and behind those of each head lie the
+scales of its tokens (attention/codes.py): they are of its layer's part.
 
 A block key is a 128-bit chained hash: root -> parent key -> token ids. Two nodes with equal roots agree on every
 key; the root covers everything that makes KV bytes interchangeable.
@@ -23,7 +24,10 @@ from cache.key_chain import chain
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 encodings = ("fp8", "int8")
-"""Types that blocks may have in the pool and on the wire only: one byte per element, a float32 scale per head."""
+"""Types of one byte per element with float32 scales: one per token and head in the arena, one per head where blocks
+are converted on their way to the pool."""
+
+SCALE_BYTES = 4
 
 BlockKey = bytes
 """16 bytes."""
@@ -41,7 +45,7 @@ class BlockGeometry:
     num_kv_heads: int
     head_size: int
     block_size: int  # tokens
-    dtype: str  # in the arena: a key of type_bytes
+    dtype: str  # in the arena: a key of type_bytes, or one of `encodings`
     pool_dtype: str = ""  # in the pool: one of `encodings`; anything else = as in the arena
 
     @property
@@ -50,9 +54,16 @@ class BlockGeometry:
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_size)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of the key or the value of one token and head in the arena, its scale included."""
+        if self.dtype in encodings:
+            return self.head_size + SCALE_BYTES
+        return self.head_size * type_bytes[self.dtype]
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes of one layer's K and V inside a block; the layer's part starts at layer * layer_bytes."""
-        return 2 * self.num_kv_heads * self.block_size * self.head_size * type_bytes[self.dtype]
+        return 2 * self.num_kv_heads * self.block_size * self.row_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -61,7 +72,7 @@ class BlockGeometry:
     @property
     def encoded(self) -> bool:
         """Blocks are converted between the arena and the pool."""
-        return self.pool_dtype in encodings
+        return self.pool_dtype in encodings and self.dtype not in encodings
 
     @property
     def pool_bytes(self) -> int:
@@ -69,7 +80,7 @@ class BlockGeometry:
         if not self.encoded:
             return self.block_bytes
         heads = self.num_layers * 2 * self.num_kv_heads
-        return heads * (self.block_size * self.head_size + type_bytes["float32"])
+        return heads * (self.block_size * self.head_size + SCALE_BYTES)
 
     @property
     def token_bytes(self) -> int:

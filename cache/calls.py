@@ -25,6 +25,14 @@ class Shunned(Exception):
     """A home is passed over because it was too slow a moment ago."""
 
 
+class TooSlow(Exception):
+    """A home has not answered within the patience that a caller with another replica has (cache/pace.py)."""
+
+    def __init__(self, home: str, waited_s: float) -> None:
+        super().__init__(f"{home} took more than {1e3 * waited_s:.0f} ms")
+        self.waited_s = waited_s
+
+
 HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
@@ -51,9 +59,13 @@ class Calls:
         if asyncio.get_running_loop().time() < self._shunned.get(home, 0.0):
             raise Shunned(f"{home} did not answer in time a moment ago")
 
-    async def has(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> list[int]:
-        """Per key 0 when the home has it, else ABSENT or ELSEWHERE; `leading`: up to the first that is not 0."""
-        reply = await self._call(home, "store.has", {"leading": leading}, join_keys(keys), self._deadlines.lookup_s)
+    async def has(
+        self, home: str, keys: Sequence[BlockKey], *, leading: bool, patience_s: float | None = None
+    ) -> list[int]:
+        """Per key 0 when the home has it, else ABSENT or ELSEWHERE; `leading`: up to the first that is not 0. Raises
+        TooSlow, too, as all that take `patience_s` do."""
+        body, most = {"leading": leading}, self._deadlines.lookup_s
+        reply, _ = await self._exchange(home, "store.has", body, [join_keys(keys)], most, patience_s)
         return list(reply["have"])
 
     async def remove(self, home: str, keys: Sequence[BlockKey]) -> int:
@@ -84,9 +96,17 @@ class Calls:
                 with suppress(ConnectionError):
                     self._channel.post(home, "store.unpin", {"lease": ticket.number, "bad": ticket.bad})
 
-    async def pin(self, home: str, keys: Sequence[BlockKey], ticket: Ticket, *, leading: bool = True) -> dict[str, Any]:
+    async def pin(
+        self,
+        home: str,
+        keys: Sequence[BlockKey],
+        ticket: Ticket,
+        *,
+        leading: bool = True,
+        patience_s: float | None = None,
+    ) -> dict[str, Any]:
         """Ask to read `keys` (the leading run of them): slots, checksums, tiers, more, region, slot_bytes; lengths."""
-        return await self._lease(home, "store.pin", keys, ticket, {"leading": leading})
+        return await self._lease(home, "store.pin", keys, ticket, {"leading": leading}, patience_s)
 
     async def reserve(
         self,
@@ -105,9 +125,12 @@ class Calls:
             body["facts"] = facts
         return await self._lease(home, "store.reserve", keys, ticket, body)
 
-    async def read(self, home: str, keys: Sequence[BlockKey], *, leading: bool) -> tuple[dict[str, Any], memoryview]:
+    async def read(
+        self, home: str, keys: Sequence[BlockKey], *, leading: bool, patience_s: float | None = None
+    ) -> tuple[dict[str, Any], memoryview]:
         """Small blocks in one message: slots, checksums, lengths, tiers, more, hot; and the blocks."""
-        return await self._exchange(home, "store.read", {"leading": leading}, [join_keys(keys)])
+        body, most = {"leading": leading}, self._deadlines.control_s
+        return await self._exchange(home, "store.read", body, [join_keys(keys)], most, patience_s)
 
     def used(self, home: str, keys: Sequence[BlockKey]) -> None:
         """They were read without asking (cache/same_host.py)."""
@@ -124,7 +147,8 @@ class Calls:
     ) -> list[int]:
         """Store small blocks in one message; `body` has their checksums and lengths, and the options of `reserve`.
         Returns 0 or PRESENT for a leading part."""
-        reply, _ = await self._exchange(home, "store.write", body, [join_keys(keys), *blocks])
+        data = [join_keys(keys), *blocks]
+        reply, _ = await self._exchange(home, "store.write", body, data, self._deadlines.control_s)
         return list(reply["slots"])
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
@@ -137,19 +161,36 @@ class Calls:
         return int(reply["stored"])
 
     async def _lease(
-        self, home: str, kind: str, keys: Sequence[BlockKey], ticket: Ticket, options: dict[str, Any]
+        self,
+        home: str,
+        kind: str,
+        keys: Sequence[BlockKey],
+        ticket: Ticket,
+        options: dict[str, Any],
+        patience_s: float | None = None,
     ) -> dict[str, Any]:
         body = {"lease": ticket.number} | {name: value for name, value in options.items() if value}
-        reply = await self._call(home, kind, body, join_keys(keys), self._deadlines.control_s)
+        most = self._deadlines.control_s
+        reply, _ = await self._exchange(home, kind, body, [join_keys(keys)], most, patience_s)
         ticket.open = bool(reply["region"])
         return reply
 
     async def _exchange(
-        self, home: str, kind: str, body: dict[str, Any], data: Sequence[Buffer], timeout_s: float = 0.0
+        self,
+        home: str,
+        kind: str,
+        body: dict[str, Any],
+        data: Sequence[Buffer],
+        timeout_s: float,
+        patience_s: float | None = None,
     ) -> tuple[dict[str, Any], memoryview]:
+        impatient = patience_s is not None and patience_s < timeout_s
+        wait_s = patience_s if patience_s is not None and impatient else timeout_s
         try:
-            return await self._channel.call(home, kind, body, data, timeout_s or self._deadlines.control_s)
+            return await self._channel.call(home, kind, body, data, wait_s)
         except TimeoutError:
+            if impatient:
+                raise TooSlow(home, wait_s) from None
             self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
             raise
 

@@ -8,7 +8,6 @@ alone is copied by one and hashed, piece by piece, by another.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import memmove
@@ -17,6 +16,8 @@ from threading import Event
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
+
+from cache.copy_threads import CopyThreads
 
 PIECE = 256 << 10  # bytes: copied, then hashed
 TURN_BYTES = 512 << 10  # on the event loop between two turns, some 0.15 ms
@@ -34,11 +35,10 @@ class Copy(NamedTuple):
 
 
 class CheckedCopier:
-    """Owns the threads."""
+    """Beside `threads`, which are its owner's, it has those that hash."""
 
-    def __init__(self) -> None:
-        self._workers = max(1, min(4, len(os.sched_getaffinity(0))))
-        self._copiers: ThreadPoolExecutor | None = None
+    def __init__(self, threads: CopyThreads) -> None:
+        self._threads = threads
         self._hashers: ThreadPoolExecutor | None = None
 
     async def copy(self, copies: Sequence[Copy]) -> list[int]:
@@ -57,32 +57,19 @@ class CheckedCopier:
         return totals
 
     async def _in_threads(self, copies: Sequence[Copy], nbytes: int) -> list[int]:
-        if self._copiers is None or self._hashers is None:
-            self._copiers = ThreadPoolExecutor(self._workers, thread_name_prefix="copy-checked")
-            self._hashers = ThreadPoolExecutor(self._workers, thread_name_prefix="hash-checked")
-        stop = Event()
-        works: list[Callable[[], list[int]]]
-        if len(copies) == 1 and nbytes >= SPLIT_BYTES and self._workers > 1:
-            works = [partial(_piped, copies[0], self._hashers, stop)]
+        count = self._threads.count
+        works: list[Callable[[Event], list[int]]]
+        if len(copies) == 1 and nbytes >= SPLIT_BYTES and count > 1:
+            if self._hashers is None:
+                self._hashers = ThreadPoolExecutor(count, thread_name_prefix="hash-checked")
+            works = [partial(_piped, copies[0], self._hashers)]
         else:
-            works = [partial(_all, part, stop) for part in _parts(copies, nbytes, self._workers)]
-        loop = asyncio.get_running_loop()
-        running = [loop.run_in_executor(self._copiers, work) for work in works]
-        cancelled: asyncio.CancelledError | None = None
-        while any(not one.done() for one in running):
-            try:
-                await asyncio.wait(running)
-            except asyncio.CancelledError as error:
-                cancelled = error
-                stop.set()  # what is left is one piece: well under a millisecond
-        if cancelled is not None:
-            raise cancelled
-        return [total for one in running for total in one.result()]
+            works = [partial(_all, part) for part in _parts(copies, nbytes, count)]
+        return [total for totals in await self._threads.run(works) for total in totals]
 
     def close(self) -> None:
-        for pool in (self._copiers, self._hashers):
-            if pool is not None:
-                pool.shutdown(wait=True)
+        if self._hashers is not None:
+            self._hashers.shutdown(wait=True)
 
 
 def _steps(copies: Sequence[Copy], totals: list[int]) -> Iterator[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import uvloop
@@ -115,15 +115,35 @@ class Store:
         """Values only."""
         return self._run(self._store.exists_many([_value_key(key) for key in keys]))
 
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """Length of the leading run of `keys` that is there now."""
+        return self._run(self._store.lookup(keys))
+
     def remove(self, key: Key) -> bool:
         """False when it was not there."""
         if isinstance(key, str):
             return self._run(self._store.objects.remove(key))
         return self._run(self._store.remove(_value_key(key)))
 
+    def remove_many(self, keys: Sequence[bytes]) -> int:
+        """Values only; how many copies there were."""
+        return self._run(self._store.remove_many([_value_key(key) for key in keys]))
+
     def flush(self) -> None:
         """Until what has been put so far is on SSD, at homes that have one."""
         self._run(self._store.flush())
+
+    # --- objects, piece by piece
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """An object in pieces of at most block_bytes, in order. Raises LookupError when it is missing, or the rest of
+        it is."""
+        return self._each(self._store.objects.stream(name))
+
+    def read_into(self, name: str, into: bytearray | memoryview) -> int | None:
+        """An object into memory of the caller's; its bytes, None when it is missing. Raises ValueError when it does
+        not fit."""
+        return self._run(self._store.objects.get_into(name, memoryview(into).cast("B")))
 
     # --- arenas
 
@@ -137,6 +157,11 @@ class Store:
     def get_into(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> GetResult:
         """The leading run of `keys`, block i to offsets[i] of `arena`."""
         return self._run(self._store.get_into(keys, arena.name, offsets))
+
+    def stream_into(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> Iterator[GetResult]:
+        """The same for a long prefix in windows: the next one is on its way while this one is worked on. It ends with
+        the prefix or with a result that is shorter than its window; close the iterator when leaving earlier."""
+        return self._each(self._store.stream_into(keys, arena.name, offsets))
 
     def put_from(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> int:
         """Blocks of block_bytes from offsets[i] of `arena`; returns how many were not there before."""
@@ -166,6 +191,20 @@ class Store:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _each(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        """What the event loop's generator yields; it is closed with ours."""
+
+        async def following() -> tuple[T] | None:
+            async for item in items:
+                return (item,)
+            return None
+
+        try:
+            while (found := self._run(following())) is not None:
+                yield found[0]
+        finally:
+            self._run(items.aclose())
 
     def _call(self, function: Any, *arguments: Any) -> None:
         async def call() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,11 +13,17 @@ from cache.block import BlockKey
 from cache.policy import Facts
 from net.errors import RemoteError
 from net.memory import Region
+from net.path import LOCAL
+from net.transfer import TransferEngine
 
 MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
 MESSAGE_BYTES = 512 << 10  # ... so many bytes in one
+NEAR_BYTES = (
+    96 << 10
+)  # to homes whose memory this node reaches: from here on a transfer's messages cost less than copies
 INLINE_BYTES = 2 << 20  # more than this, some 0.15 ms, is checksummed off the event loop: a hop costs 0.1 ms
-PIECE_BYTES = 4 << 20  # of one transfer: a piece is checksummed while the next or the one before moves
+PIECE_BYTES = 4 << 20  # of one transfer
+PIECES = 3  # of one call and home at once: one is checksummed while others move, and the next has been asked for
 
 Peer = TypeVar("Peer")
 
@@ -32,13 +39,19 @@ class Job:
     block_bytes: int
     lengths: dict[int, int] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)  # checksums by position, of a put
-    in_messages: bool = False  # the blocks are small: no leases and no transfers
+    in_messages: bool = False  # the blocks are small or few: no leases and no transfers
+    near_in_messages: bool = False  # the same where transfers need nothing of the other side
     facts: Sequence[Facts] = ()  # of a put: of every block, or none
     repair: bool = False  # of a put: copies of what is elsewhere
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: set[int] = field(default_factory=set)  # of a put: positions that are in the pool because of it
     present: set[int] = field(default_factory=set)  # that were there
     refused: set[int] = field(default_factory=set)  # for which a home had no room at last
+
+    def by_message(self, transfer: TransferEngine, home: str) -> bool:
+        """How its blocks go to or from `home`."""
+        near = transfer.path_of(home) is LOCAL or transfer.is_one_sided(home) or transfer.may_be_one_sided(home)
+        return self.near_in_messages if near else self.in_messages
 
     def length(self, position: int) -> int:
         return self.lengths.get(position, self.block_bytes)
@@ -73,6 +86,28 @@ def pieces(count: int, block_bytes: int) -> Iterator[slice]:
     step = max(1, PIECE_BYTES // block_bytes)
     for first in range(0, count, step):
         yield slice(first, min(count, first + step))
+
+
+async def in_pieces(count: int, block_bytes: int, work: Callable[[slice], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` for every piece of `count` blocks, PIECES at once; when one fails no other begins, and when all have
+    ended its exception is raised."""
+    waiting = deque(pieces(count, block_bytes))
+    if len(waiting) == 1:
+        await work(waiting.popleft())
+        return
+
+    async def worker() -> None:
+        try:
+            while waiting:
+                await work(waiting.popleft())
+        except BaseException:
+            waiting.clear()
+            raise
+
+    ends = await asyncio.gather(*(worker() for _ in range(min(PIECES, len(waiting)))), return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
 
 
 async def at_each(

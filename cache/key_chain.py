@@ -7,38 +7,27 @@ compiler uses. Both are BLAKE2b, and the tests hold them together.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
 import struct
-import subprocess
-import tempfile
 from array import array
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
+from cache import compiled
+from cache.compiled import Unavailable
+
+__all__ = ["Unavailable", "chain", "prepare"]
+
 SOURCE = Path(__file__).with_name("chain.c")
 KEY_BYTES = 16
-FLAGS = ("-O2", "-shared", "-fPIC")
 
 _library: ctypes.CDLL | None = None
-
-
-class Unavailable(RuntimeError):
-    """The C code cannot be had here; the message says why."""
 
 
 def prepare() -> None:
     """Use the C code from now on; compiles it if need be, half a second. Raises Unavailable."""
     global _library
-    path = _cached()
-    try:
-        if not path.exists():
-            _compile(path)
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise Unavailable(str(error)) from None
+    library = compiled.library(SOURCE)
     library.key_chain.restype = None
     library.key_chain.argtypes = [
         *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p)
@@ -69,24 +58,3 @@ def _by_hashlib(parent: bytes, content: bytes, block_bytes: int, count: int) -> 
 @lru_cache(maxsize=64)
 def _splitter(count: int) -> struct.Struct:
     return struct.Struct(f"{KEY_BYTES}s" * count)
-
-
-def _cached() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    content = SOURCE.read_bytes() + repr((FLAGS, os.uname().machine)).encode()
-    return Path(base) / "mooncake" / "cache" / f"chain-{hashlib.blake2b(content, digest_size=8).hexdigest()}.so"
-
-
-def _compile(path: Path) -> None:
-    """Two processes at once do the work twice and agree."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise Unavailable("no C compiler on PATH (Debian: apt install gcc)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        built = Path(scratch) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Unavailable(f"{compiler} cannot compile {SOURCE.name}: {done.stderr.strip()[-200:]}")
-        built.replace(path)

@@ -13,7 +13,7 @@ evicted; then the object is missing as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -139,7 +139,7 @@ class Objects:
                 at += len(part)
         return True
 
-    async def stream(self, name: str) -> AsyncIterator[bytes]:
+    async def stream(self, name: str) -> AsyncGenerator[bytes]:
         """The object in pieces of one chunk, in order. Raises LookupError when it is missing, or the rest of it is."""
         manifest = await self.info(name)
         if manifest is None:

@@ -1,6 +1,7 @@
 """Reader: the way of a lookup and of a get through the homes: pin, read, check, and on to the next replica.
 
-A home that fails, or that does not have a block after all, costs another wave within the call and nothing else.
+A home that fails, or that does not have a block after all, costs another wave within the call and nothing else. So does
+one that takes far longer than usual while another replica could be asked (cache/pace.py).
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
-from cache.calls import HOME_ERRORS, Calls, Ticket
-from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.calls import HOME_ERRORS, Calls, Ticket, TooSlow
+from cache.job import MESSAGE_BYTES, Job, at_each, in_pieces
 from cache.protocol import ELSEWHERE, Deadlines
 from cache.routing import ReadWalk, Router
 from cache.same_host import SameHost
-from net.transfer import Op, TransferEngine
+from net.transfer import Completion, Op, TransferEngine
 
 log = logging.getLogger(__name__)
 
 
 class Reader:
-    """`failed(home, error)` is told of every home that does not do what was asked. `counts` gets 'corrupt'."""
+    """`failed(home, error)` is told of every home that does not do what was asked. `counts` gets 'corrupt' and
+    'given_up', homes that were too slow."""
 
     def __init__(
         self,
@@ -61,7 +62,11 @@ class Reader:
                 if not (positions := [position for position in positions if position not in seen]):
                     return
                 asked = [keys[position] for position in positions]
-                answers = await self._calls.has(home, asked, leading=leading and walk.single)
+                patience_s = self._patience(walk, home, positions)
+                answers = await self._calls.has(home, asked, leading=leading and walk.single, patience_s=patience_s)
+            except TooSlow as error:
+                self._give_up(walk, home, positions, error)
+                return
             except HOME_ERRORS as error:
                 self._failed(home, error)
                 for position in positions:
@@ -94,6 +99,8 @@ class Reader:
             try:
                 self._calls.check(home)
                 await self._take(job, walk, home, positions, window, leading and walk.single)
+            except TooSlow as error:
+                self._give_up(walk, home, [p for p in positions if p not in job.arrived], error)
             except HOME_ERRORS as error:
                 self._failed(home, error)
                 for position in positions:
@@ -103,23 +110,36 @@ class Reader:
         while groups := walk.wave(leading):
             await at_each(groups, take)
 
+    def _patience(self, walk: ReadWalk, home: str, positions: Sequence[int]) -> float | None:
+        return self._router.paces.patience(home) if walk.has_others(positions) else None
+
+    def _give_up(self, walk: ReadWalk, home: str, positions: Sequence[int], error: TooSlow) -> None:
+        self._router.paces.given_up(_now(), home, error.waited_s)
+        self._counts["given_up"] += 1
+        log.info("%s: another replica is asked", error)
+        for position in positions:
+            walk.too_slow(position, home)
+
     async def _take(
         self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
     ) -> None:
         positions = await self._take_here(job, walk, home, positions)
-        if job.in_messages:
+        paces = self._router.paces
+        by_message = job.by_message(self._transfer, home)
+        if by_message:
             window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
         while positions:
             batch = positions[:window]
             nbytes, begin = len(batch) * job.block_bytes, _now()
-            self._router.started(home, nbytes)
+            paces.started(home, nbytes)
+            patience_s = self._patience(walk, home, batch)
             try:
-                reply, answered, whole = await self._ask(job, walk, home, batch, leading)
+                reply, answered, whole = await self._ask(job, walk, home, batch, leading, patience_s, by_message)
             except BaseException:
-                self._router.failed(home, nbytes)
+                paces.failed(home, nbytes)
                 raise
             answers = reply["slots"]
-            self._router.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
+            paces.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
             for position, answer in zip(batch, answers, strict=False):
                 if answer == ELSEWHERE:
                     walk.elsewhere(position)
@@ -136,13 +156,13 @@ class Reader:
         if view is None:
             return positions
         nbytes, begin = len(positions) * job.block_bytes, _now()
-        self._router.started(home, nbytes)
+        self._router.paces.started(home, nbytes)
         try:
             arrived = await self._same_host.read(view, home, job, positions)
         except BaseException:
-            self._router.failed(home, nbytes)
+            self._router.paces.failed(home, nbytes)
             raise
-        self._router.ended(home, nbytes, 0.0, _now() - begin if len(arrived) == len(positions) else 0.0)
+        self._router.paces.ended(home, nbytes, 0.0, _now() - begin if len(arrived) == len(positions) else 0.0)
         walk.found_all(arrived)
         if len(arrived) == len(positions):
             return []
@@ -150,17 +170,24 @@ class Reader:
         return [position for position in positions if position not in here]
 
     async def _ask(
-        self, job: Job, walk: ReadWalk, home: str, batch: list[int], leading: bool
+        self,
+        job: Job,
+        walk: ReadWalk,
+        home: str,
+        batch: list[int],
+        leading: bool,
+        patience_s: float | None,
+        by_message: bool,
     ) -> tuple[dict[str, Any], float, bool]:
         """The home's reply, when it came, and whether all that it had has arrived whole."""
         keys = [job.keys[position] for position in batch]
-        if job.in_messages:
-            reply, data = await self._calls.read(home, keys, leading=leading)
+        if by_message:
+            reply, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
             return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
         with self._calls.ticket(home) as ticket:
-            reply = await self._calls.pin(home, keys, ticket, leading=leading)
-            answered = _now()
-            return reply, answered, await self._read(job, walk, home, batch[: len(reply["slots"])], reply, ticket)
+            reply = await self._calls.pin(home, keys, ticket, leading=leading, patience_s=patience_s)
+            answered, positions = _now(), batch[: len(reply["slots"])]
+            return reply, answered, await self._read(job, walk, home, positions, reply, ticket, patience_s)
 
     def _unpack(
         self, job: Job, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
@@ -199,48 +226,52 @@ class Reader:
         log.warning("%d blocks from %s did not match their checksums: dropped", count, home)
 
     async def _read(
-        self, job: Job, walk: ReadWalk, home: str, positions: list[int], reply: dict[str, Any], ticket: Ticket
+        self,
+        job: Job,
+        walk: ReadWalk,
+        home: str,
+        positions: list[int],
+        reply: dict[str, Any],
+        ticket: Ticket,
+        patience_s: float | None,
     ) -> bool:
-        """Transfer what was pinned of `positions` and check it, a piece while the next one moves; False when a block
-        was damaged."""
+        """Transfer what was pinned of `positions` and check it; False when a block was damaged."""
         slots = [slot for slot in reply["slots"] if slot >= 0]
         found = [position for position, slot in zip(positions, reply["slots"], strict=True) if slot >= 0]
         job.lengths.update(zip(found, reply.get("lengths", ()), strict=False))
-        checking: asyncio.Task[None] | None = None
 
-        async def check(part: slice, transport: str) -> None:
+        async def move(part: slice) -> None:
+            spans = [
+                job.span(position, slot, reply["slot_bytes"])
+                for position, slot in zip(found[part], slots[part], strict=True)
+            ]
+            done = await self._move(home, job.region.name, reply["region"], spans, patience_s)
             wanted = reply["checksums"][part]
             sums = await job.checksums(found[part]) if any(map(self._checks, wanted)) else wanted
             for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
                 if block_checksum == wanted[at - part.start] or not self._checks(wanted[at - part.start]):
-                    job.arrived[found[at]] = (home, transport, reply["tiers"][at])
+                    job.arrived[found[at]] = (home, done.transport, reply["tiers"][at])
                     walk.found(found[at])
                 else:
                     ticket.bad.append(at)
 
-        try:
-            for part in pieces(len(found), job.block_bytes):
-                spans = [
-                    job.span(position, slot, reply["slot_bytes"])
-                    for position, slot in zip(found[part], slots[part], strict=True)
-                ]
-                done = await self._transfer.submit(
-                    home, Op.READ, job.region.name, reply["region"], spans, timeout_s=self._deadlines.transfer_s
-                )
-                if checking is not None:
-                    await checking
-                if part.stop == len(found):
-                    checking = None
-                    await check(part, done.transport)
-                else:
-                    checking = asyncio.create_task(check(part, done.transport))
-        finally:
-            if checking is not None:
-                with suppress(asyncio.CancelledError):
-                    await checking
+        await in_pieces(len(found), job.block_bytes, move)
         if ticket.bad:
             self._damaged(home, len(ticket.bad))
         return not ticket.bad
+
+    async def _move(
+        self, home: str, local: str, remote: str, spans: list[tuple[int, int, int]], patience_s: float | None
+    ) -> Completion:
+        most = self._deadlines.transfer_s
+        impatient = patience_s is not None and patience_s < most
+        wait_s = patience_s if patience_s is not None and impatient else most
+        try:
+            return await self._transfer.submit(home, Op.READ, local, remote, spans, timeout_s=wait_s)
+        except TimeoutError:
+            if impatient:
+                raise TooSlow(home, wait_s) from None
+            raise
 
 
 def _now() -> float:

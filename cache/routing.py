@@ -4,8 +4,8 @@ Nothing here is looked up: the candidates follow from the key, the members, and 
 
  1. Who joined lately. Until the owners have moved what is the newcomer's now, its keys are found at their former homes.
  2. Which keys a home called hot. Those have more replicas than others for a while.
- 3. How fast each home answers, and what is under way to it: of several replicas the one is asked that should be done
-    first. So the nearest is preferred until it is the busier one.
+ 3. How fast each home answers, and what is under way to it (cache/pace.py): of several replicas the one is asked that
+    should be done first. So the nearest is preferred until it is the busier one.
 
 A walk is one call's way along the candidates: a wave of questions, one message per home, then another wave for what
 was not found, until nobody is left to ask.
@@ -19,27 +19,12 @@ from dataclasses import dataclass
 
 from cache.block import BlockKey
 from cache.homes import Members, by_home, ranking
+from cache.pace import Paces
 
 GRACE_S = 60.0  # so long after a join its keys are also looked for at their former homes
 HOT_S = 30.0  # so long a key stays hot after its home said so
 HOT_KEYS_MAX = 4096
 SPARES = 2  # members beyond a key's homes that a call may turn to
-GAIN = 0.2  # of the moving averages
-START_BYTES_PER_S = 2e9  # of a home not yet heard from
-OWN_BYTES_PER_S = 8e9  # of this node's share: prefer it at first
-
-
-@dataclass(slots=True)
-class Pace:
-    """What this node knows of one home."""
-
-    bytes_per_s: float
-    wait_s: float = 0.0  # until the first byte
-    underway: int = 0  # bytes asked for and not yet here
-
-    def seconds(self, nbytes: int) -> float:
-        """Expected until `nbytes` more are here."""
-        return self.wait_s + (self.underway + nbytes) / self.bytes_per_s
 
 
 class Router:
@@ -55,7 +40,7 @@ class Router:
         self._joined: dict[str, float] = {}  # who, when
         self._former: Members = {}  # without those
         self._hot: OrderedDict[BlockKey, tuple[int, float]] = OrderedDict()  # replicas, until when
-        self._paces: dict[str, Pace] = {}
+        self.paces = Paces(me)
 
     # --- what is known
 
@@ -68,7 +53,7 @@ class Router:
         self._joined = {name: at for name, at in self._joined.items() if name in members and now - at < self._grace_s}
         self.members = dict(members)
         self._former = {name: weight for name, weight in members.items() if name not in self._joined}
-        self._paces = {name: pace for name, pace in self._paces.items() if name in members}
+        self.paces.keep(set(members))
 
     def heated(self, now: float, key: BlockKey, replicas: int) -> None:
         """A home says that there are `replicas` copies of `key`."""
@@ -76,33 +61,6 @@ class Router:
         self._hot.move_to_end(key)
         if len(self._hot) > HOT_KEYS_MAX:
             self._hot.popitem(last=False)
-
-    def started(self, home: str, nbytes: int) -> None:
-        """So much has been asked of a home; `ended` follows."""
-        self._pace(home).underway += nbytes
-
-    def ended(self, home: str, nbytes: int, wait_s: float, move_s: float) -> None:
-        """It came: `wait_s` until the home had answered, `move_s` for the bytes."""
-        pace = self._pace(home)
-        pace.underway = max(0, pace.underway - nbytes)
-        pace.wait_s += GAIN * (wait_s - pace.wait_s)
-        if move_s > 0:
-            pace.bytes_per_s += GAIN * (nbytes / move_s - pace.bytes_per_s)
-
-    def failed(self, home: str, nbytes: int) -> None:
-        """It did not come."""
-        pace = self._pace(home)
-        pace.underway = max(0, pace.underway - nbytes)
-
-    def seconds(self, home: str, nbytes: int) -> float:
-        """Until `nbytes` from `home` should be here."""
-        return self._pace(home).seconds(nbytes)
-
-    def _pace(self, home: str) -> Pace:
-        pace = self._paces.get(home)
-        if pace is None:
-            pace = self._paces[home] = Pace(OWN_BYTES_PER_S if home == self.me else START_BYTES_PER_S)
-        return pace
 
     # --- where
 
@@ -143,6 +101,8 @@ class ReadWalk:
         self._found: set[int] = set()
         self._asked: dict[int, list[str]] = {}
         self._spares: dict[int, int] = {}  # how many members beyond the candidates may be asked
+        self._alone: set[int] = set()  # asked now of the only replica that is left for them
+        self._late: dict[int, str] = {}  # who was given up as too slow, and may yet have it
         self.single = router.single()
 
     def wave(self, leading: bool = False) -> dict[str, list[int]]:
@@ -184,13 +144,24 @@ class ReadWalk:
         """The home that was asked gave no answer, or has passed the block on to the next in the ranking."""
         self._spares[position] = min(SPARES, self._spares.get(position, 0) + 1)
 
+    def too_slow(self, position: int, home: str) -> None:
+        """The home was given up for another replica. When nobody else has it, it is asked again."""
+        self._late[position] = home
+
+    def has_others(self, positions: Sequence[int]) -> bool:
+        """Whether each of those that are asked for now could be had of another replica, which is not slow itself."""
+        return not (self.single or self._alone.intersection(positions))
+
     def _next(self, position: int, planned: dict[str, int]) -> str | None:
         router, key = self._router, self._keys[position]
         asked = self._asked.get(position, ())
         best = [name for name in router.replicas_of(self._now, key) if name not in asked]
+        quick = [name for name in best if not router.paces.is_slow(self._now, name)]
+        if len(quick) < 2:
+            self._alone.add(position)
         if len(best) > 1:
-            size = self._block_bytes
-            return min(best, key=lambda name: (router.seconds(name, planned.get(name, 0) + size), name))
+            size, paces = self._block_bytes, router.paces
+            return min(quick or best, key=lambda name: (paces.seconds(name, planned.get(name, 0) + size), name))
         if best:
             return best[0]
         for name in router.former_homes(key):
@@ -199,8 +170,9 @@ class ReadWalk:
         spares = self._spares.get(position, 0)
         if spares:
             wide = ranking(key, router.members, len(router.homes(key)) + spares)
-            return next((name for name in wide if name not in asked), None)
-        return None
+            if (spare := next((name for name in wide if name not in asked), None)) is not None:
+                return spare
+        return self._late.pop(position, None)
 
 
 @dataclass(frozen=True, slots=True)

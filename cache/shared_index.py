@@ -81,13 +81,14 @@ class IndexView:
             raise ValueError(f"region {region.name!r} is no index of version {VERSION}")
         self.slot_bytes: int = slot_bytes
         self.arena = name.rstrip(b"\0").decode()
+        self.address = region.address + HEADER_BYTES  # of the buckets
+        self.buckets: int = buckets
         self._memory = region.memory[:]
-        self._buckets: int = buckets
 
     def find(self, key: BlockKey) -> Row | None:
         """What its row said a moment ago."""
         hashed = xxh3_64_intdigest(key)
-        start = HEADER_BYTES + hashed % self._buckets * BUCKET
+        start = HEADER_BYTES + hashed % self.buckets * BUCKET
         bucket = self._memory[start : start + BUCKET].tobytes()
         at = _find(bucket, key)
         if at < 0:

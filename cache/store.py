@@ -15,18 +15,17 @@ take a moment, before it raises CancelledError: then the memory is the caller's 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from cache.accounts import Accounts
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.calls import HOME_ERRORS, Calls, Shunned
+from cache.calls import HOME_ERRORS, Calls
 from cache.homes import Members, by_home
-from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, Job
+from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
@@ -37,6 +36,7 @@ from cache.results import GetResult
 from cache.routing import Router
 from cache.same_host import SameHost
 from cache.share import Share
+from cache.streaming import Windows, stream
 from cache.tiers import LocalStore
 from cache.values import Values
 from cache.writer import Writer
@@ -44,12 +44,8 @@ from net.channel import Channel
 from net.memory import Region
 from net.transfer import TransferEngine
 
-log = logging.getLogger(__name__)
-
 WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
 LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
-GET_COUNTS = ("gets", "get_blocks", "get_bytes", "get_misses", "corrupt")
-PUT_COUNTS = ("puts", "put_blocks", "put_bytes", "put_no_room")
 
 
 class Store:
@@ -83,20 +79,21 @@ class Store:
         self.objects = Objects(self)
         small = block_bytes <= message_block_bytes
         self._message_blocks = sys.maxsize if small else min(message_call_bytes, MESSAGE_BYTES) // block_bytes
+        self._near_message_blocks = sys.maxsize if small else min(message_call_bytes, NEAR_BYTES) // block_bytes
         self._transfer = transfer
         self._members = members
         self._deadlines = deadlines or Deadlines()
         self._regions: dict[str, Region] = {}
-        self._counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "removed", "home_failures"), 0))
+        self._accounts = accounts = Accounts()
         self._window = max(1, WINDOW_BYTES // block_bytes)
         self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
         self._calls = calls = Calls(channel, self._deadlines)
         self.router = Router(node_id, replicas)
         self._same_host = SameHost(transfer, calls)
         self._reader = Reader(
-            calls, transfer, self._same_host, self.router, self._deadlines, self._counts, self._failed, checksums
+            calls, transfer, self._same_host, self.router, self._deadlines, accounts.counts, accounts.failed, checksums
         )
-        self._writer = Writer(calls, transfer, self.router, self._deadlines, self._failed, checksums)
+        self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, checksums)
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
         if self._share is not None:
@@ -146,19 +143,13 @@ class Store:
         blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
         return await self._get(self._job(keys, region, offsets), leading=True)
 
-    async def stream_into(
-        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]
-    ) -> AsyncIterator[GetResult]:
-        """The same for a long prefix, window by window: each result is for the blocks behind those of the one before,
-        which are whole. It ends with the prefix or with a result that is shorter than its window."""
+    def stream_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> AsyncGenerator[GetResult]:
+        """The same for a long prefix, window by window (cache/streaming.py): each result is for the blocks behind those
+        of the one before, which are whole, while the next ones are on their way. It ends with the prefix or with a
+        result that is shorter than its window. Who leaves early closes it (`aclose`) before the memory is used."""
         self._job(keys, region, offsets)
-        step = self._window * max(1, len(self._members()))
-        for first in range(0, len(keys), step):
-            part = slice(first, first + step)
-            result = await self.get_into(keys[part], region, offsets[part])
-            yield result
-            if result.blocks < len(keys[part]):
-                return
+        windows = Windows(self.block_bytes, self._window * max(1, len(self._members())))
+        return stream(lambda part: self.get_into(keys[part], region, offsets[part]), len(keys), windows)
 
     @asynccontextmanager
     async def pinned(self, keys: Sequence[BlockKey]) -> AsyncIterator[PinnedBlocks | None]:
@@ -216,7 +207,7 @@ class Store:
         reached keeps its copies."""
         counts = await asyncio.gather(*(self._ask(home, self._calls.remove(home, keys)) for home in self._route()))
         removed = sum(count or 0 for count in counts)
-        self._counts["removed"] += removed
+        self._accounts.counts["removed"] += removed
         return removed
 
     async def flush(self) -> None:
@@ -232,28 +223,11 @@ class Store:
 
     async def _get(self, job: Job, *, leading: bool = False) -> GetResult:
         await self._reader.fetch(job, self._window, leading=leading)
-        return self._result(job)
+        return self._accounts.got(job)
 
     async def _put(self, job: Job) -> Job:
         await self._writer.publish(job, self._window)
-        job.stored -= job.present
-        nbytes = sum(map(job.length, job.stored)) if job.lengths else len(job.stored) * self.block_bytes
-        self._counts.update(puts=1, put_blocks=len(job.stored), put_bytes=nbytes, put_no_room=len(job.refused))
-        return job
-
-    def _result(self, job: Job) -> GetResult:
-        count = len(job.keys)
-        run = count
-        if len(job.arrived) < count:
-            run = next(i for i in range(count) if i not in job.arrived)
-        nbytes = job.nbytes(range(run))
-        self._counts.update(gets=1, get_blocks=run, get_bytes=nbytes, get_misses=count - len(job.arrived))
-        result = GetResult(run, nbytes)
-        came = job.arrived.values() if run == count else [job.arrived[i] for i in range(run)]
-        for (home, transport, tier), blocks in Counter(came).items():
-            for counts, name in ((result.sources, home), (result.transports, transport), (result.tiers, tier)):
-                counts[name] = counts.get(name, 0) + blocks
-        return result
+        return self._accounts.put(job)
 
     def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> Job:
         if region not in self._regions:
@@ -264,9 +238,10 @@ class Store:
         if outside := [offset for offset in offsets if not 0 <= offset <= last]:
             raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
         self._route()
-        return Job(
-            keys, self._regions[region], offsets, self.block_bytes, in_messages=len(keys) <= self._message_blocks
-        )
+        job = Job(keys, self._regions[region], offsets, self.block_bytes)
+        job.in_messages = len(keys) <= self._message_blocks
+        job.near_in_messages = len(keys) <= self._near_message_blocks
+        return job
 
     def _route(self) -> Members:
         """The members as of now, for the router too. A node without a share is no home of anything."""
@@ -280,18 +255,14 @@ class Store:
         try:
             return await question
         except HOME_ERRORS as error:
-            self._failed(home, error)
+            self._accounts.failed(home, error)
             return None
-
-    def _failed(self, home: str, error: Exception) -> None:
-        self._counts["home_failures"] += 1
-        log.log(logging.DEBUG if isinstance(error, Shunned) else logging.INFO, "home %s: %r", home, error)
 
     # --- accounts and life
 
     def stats(self) -> dict[str, Any]:
         """Counters of this node's use of the pool; its own share under `share` and `tiers`."""
-        own: dict[str, Any] = dict(self._counts)
+        own: dict[str, Any] = dict(self._accounts.counts)
         if self._share is not None and self.local is not None:
             own |= {"share": self._share.stats(), "tiers": self.local.stats()}
         if self._keeper is not None:

@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 from cache.admission import Admission, Always
 from cache.arena import UNCHECKED, Arena, checksum
 from cache.block import BlockKey
-from cache.policy import PLAIN, EvictionPolicy, Facts
-from cache.pool import BlockPool, OutOfBlocks
+from cache.pinning import Pinning
+from cache.policy import EvictionPolicy, Facts
+from cache.pool import BlockPool
 from cache.promotion import Promotions
+from cache.reservations import NoSpace, Reservations
 from cache.slots import DramSlots, Pin
 from cache.ssd import SsdTier
 from cache.write_behind import Row, WriteBehind
@@ -34,10 +36,6 @@ __all__ = ["LocalStore", "NoSpace", "Pin"]
 T = TypeVar("T")
 
 BATCH_BYTES = 16 << 20  # written to SSD between two looks at who waits for room
-
-
-class NoSpace(Exception):
-    """Every slot is in use, reserved, or waits for its SSD write."""
 
 
 class LocalStore:
@@ -57,16 +55,16 @@ class LocalStore:
         self.ssd = ssd
         self._pool = BlockPool(arena.num_slots if arena is not None else 0, policy)
         self._slots = DramSlots(arena, self._pool)
-        self._admission: Admission = Always() if admission is None else admission
-        self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
-        self._incoming: set[BlockKey] = set()  # the keys in _reserved
+        chosen: Admission = Always() if admission is None else admission
         self._promotions = Promotions(arena, ssd, self._pool, self._slots)
         self._behind: WriteBehind | None = None
         if ssd is not None and arena is not None:
             most = max(1, BATCH_BYTES // arena.slot_bytes)
             self._behind = WriteBehind(most, partial(self._write, ssd), lambda slot: self._pool.unhold([slot]))
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
-        self._counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
+        self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
+        self._pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
+        self._reservations = Reservations(arena, self._pool, self._slots, self._behind, chosen, self.contains, counts)
 
     # --- what is here
 
@@ -103,82 +101,21 @@ class LocalStore:
     async def pin(self, keys: Sequence[BlockKey]) -> list[Pin]:
         """The leading run of `keys` that is here, each block with one transfer reference. It ends at a block that is
         missing or damaged, or for which no slot is free to promote it into."""
-        pins = await self.pin_each(keys, leading=True)
+        pins = await self._pinning.pin_each(keys, leading=True)
         return [pin for pin in pins if pin is not None]
-
-    def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
-        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
-        slots = []
-        for slot in map(self._pool.lookup, keys):
-            if slot is None:
-                return None
-            slots.append(slot)
-        self.used(keys)
-        return [self._slots.pin(slot, "dram") for slot in slots]
-
-    def used(self, keys: Sequence[BlockKey]) -> None:
-        """Hits of readers that saw the index."""
-        slots = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
-        self._pool.touch(slots)
-        for key in keys:
-            self._admission.wanted(key)
-            if self.ssd is not None:
-                self.ssd.touch(key)
-        self._counts["hits"] += len(keys)
 
     async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
         """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
         the next one into. With `leading` it ends before the first that would be None."""
-        hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
-        self._pool.touch(hits)  # all before the first promotion, which should evict others
-        pins: list[Pin | None] = []
-        promotions: dict[int, asyncio.Task[bool]] = {}
-        misses = 0
-        for key in keys:
-            slot, tier = self._pool.lookup(key), "dram"
-            if slot is None:
-                promotion = self._promotions.of(key)
-                if promotion is None:
-                    misses += 1
-                    if leading or self.contains(key) is not None:
-                        break
-                    pins.append(None)
-                    continue
-                slot, tier = promotion.slot, "ssd"
-                promotions[len(pins)] = promotion.task
-            elif self.ssd is not None:
-                self.ssd.touch(key)
-            self._pool.hold([slot])
-            self._admission.wanted(key)
-            pins.append(self._slots.pin(slot, tier))
-        self._counts["hits"] += sum(pin is not None for pin in pins) - len(promotions)
-        self._counts["misses"] += len(promotions) + misses
-        return await self._arrived(pins, promotions, leading) if promotions else pins
+        return await self._pinning.pin_each(keys, leading)
 
-    async def _arrived(
-        self, pins: list[Pin | None], promotions: dict[int, asyncio.Task[bool]], leading: bool
-    ) -> list[Pin | None]:
-        """`pins` once their promotions (by position) are over; those that failed are None, or end the run."""
-        run = len(pins)
-        try:
-            await asyncio.wait(promotions.values())
-            for position in sorted(promotions):
-                pin = pins[position]
-                assert pin is not None
-                if promotions[position].result():
-                    pins[position] = self._slots.pin(pin.slot, pin.tier)
-                elif leading:
-                    run = position
-                    break
-                else:
-                    pins[position] = None
-                    self.unpin([pin.slot])
-        except BaseException:  # the caller gave up: it gets no pins to give back
-            run = 0
-            raise
-        finally:
-            self.unpin([pin.slot for pin in pins[run:] if pin is not None])
-        return pins[:run]
+    def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
+        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
+        return self._pinning.at_hand(keys)
+
+    def used(self, keys: Sequence[BlockKey]) -> None:
+        """Hits of readers that saw the index."""
+        self._pinning.used(keys)
 
     def unpin(self, slots: Sequence[int]) -> None:
         """Give back one reference on each."""
@@ -209,42 +146,16 @@ class LocalStore:
         """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
         admission refuses it, which it may only when `facts` say that it is KV and could be computed again. Raises
         NoSpace; `wait_for_room` may help."""
-        self._admission.wanted(key)
-        if key in self._incoming or self.contains(key) is not None:
-            return None
-        victim = self._pool.next_victim() if facts is not None else None
-        if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
-            self._counts["refused"] += 1
-            return None
-        try:
-            (slot,) = self._pool.allocate(1)
-        except OutOfBlocks as error:
-            raise NoSpace(str(error)) from None
-        self._reserved[slot] = (key, facts or PLAIN)
-        self._incoming.add(key)
-        return slot
+        return self._reservations.reserve(key, facts)
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
         """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
         on. Raises ValueError without reservation or for an impossible length."""
-        reserved, facts = self._reserved.get(slot, (None, PLAIN))
-        if self.arena is None or reserved != key:
-            raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
-        length = self.arena.slot_bytes if nbytes == -1 else nbytes
-        if not 0 < length <= self.arena.slot_bytes:
-            raise ValueError(f"a block of {length} bytes in a slot of {self.arena.slot_bytes}")
-        self._slots.fill(slot, block_checksum, length)
-        self._pool.name(slot, key, facts)
-        self._counts["writes"] += 1
-        if self._behind is not None:
-            self._pool.hold([slot])
-            self._behind.add(key, slot)
-        self.abandon(slot)
+        self._reservations.commit(key, slot, block_checksum, nbytes)
 
     def abandon(self, slot: int) -> None:
         """Give the reservation of `slot` back. Raises KeyError without one."""
-        self._incoming.remove(self._reserved.pop(slot)[0])
-        self._pool.release([slot])
+        self._reservations.abandon(slot)
 
     async def _write(self, ssd: SsdTier, rows: Sequence[Row]) -> None:
         blocks = [(key, self._slots.memory(slot), self._slots.checksum(slot)) for key, slot in rows]
@@ -293,7 +204,7 @@ class LocalStore:
             "capacity": usage["total"],
             "evictions": usage["evictions"],
             "held": usage["held"],
-            "reserved": len(self._reserved),
+            "reserved": len(self._reservations),
         }
         return {"dram": dram} | ({"ssd": self.ssd.stats()} if self.ssd is not None else {})
 

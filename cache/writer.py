@@ -5,14 +5,12 @@ The members that stand in for a home are told whose place they take, and give th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from cache.arena import UNCHECKED
 from cache.calls import HOME_ERRORS, Calls, Ticket
-from cache.job import MESSAGE_BYTES, Job, at_each, pieces
+from cache.job import MESSAGE_BYTES, Job, at_each, in_pieces
 from cache.protocol import PRESENT, Deadlines
 from cache.routing import Router, Target
 from net.transfer import BULK, Op, TransferEngine
@@ -69,7 +67,7 @@ class Writer:
 
     async def _place(self, job: Job, target: Target, positions: list[int], window: int, settled: set[int]) -> None:
         """`settled` gets the positions that the target has afterwards."""
-        if job.in_messages:
+        if job.by_message(self._transfer, target.home):
             await self._send(job, target, positions, settled)
             return
         while positions:
@@ -134,34 +132,23 @@ class Writer:
         reply: dict[str, Any],
         ticket: Ticket,
     ) -> None:
-        """The next piece is checksummed while one moves."""
-        parts = list(pieces(len(positions), job.block_bytes))
-        summing = asyncio.create_task(self._sum(job, positions[parts[0]])) if len(parts) > 1 else None
-        try:
-            for number, part in enumerate(parts):
-                if summing is None:
-                    await self._sum(job, positions[part])
-                else:
-                    await summing
-                following = parts[number + 1 : number + 2]
-                summing = asyncio.create_task(self._sum(job, positions[following[0]])) if following else None
-                spans = [
-                    job.span(position, slot, reply["slot_bytes"])
-                    for position, slot in zip(positions[part], slots[part], strict=True)
-                ]
-                await self._transfer.submit(
-                    target.home,
-                    Op.WRITE,
-                    job.region.name,
-                    reply["region"],
-                    spans,
-                    timeout_s=self._deadlines.transfer_s,
-                    priority=BULK,
-                )
-        finally:
-            if summing is not None:
-                with suppress(asyncio.CancelledError):
-                    await summing
+        async def move(part: slice) -> None:
+            await self._sum(job, positions[part])
+            spans = [
+                job.span(position, slot, reply["slot_bytes"])
+                for position, slot in zip(positions[part], slots[part], strict=True)
+            ]
+            await self._transfer.submit(
+                target.home,
+                Op.WRITE,
+                job.region.name,
+                reply["region"],
+                spans,
+                timeout_s=self._deadlines.transfer_s,
+                priority=BULK,
+            )
+
+        await in_pieces(len(positions), job.block_bytes, move)
         lengths = [job.length(position) for position in positions] if job.lengths else None
         await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
 

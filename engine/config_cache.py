@@ -19,7 +19,12 @@ class CacheConfig(ModelConfig):
         most=4096,
     )
     kv_cache_dtype: str = flag(
-        "auto", "cache", "KV element type; auto = --dtype", ("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "cache",
+        "KV element type in the arena, and so between nodes and in the pool; auto = that of a quantized cluster, else "
+        "--dtype; fp8 (e4m3) and int8 have a scale per token and head, hold nearly twice the tokens of bfloat16, and "
+        "lose precision",
+        ("auto", "float32", "bfloat16", "float16", "fp8", "int8"),
     )
     kv_cache_bytes: int = flag(
         -1,

@@ -85,6 +85,7 @@ class Engine:
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
+        rails = RailNews(transfer, store.router.homes)
         loader = PrefixLoader(
             self.batcher,
             reused,
@@ -97,7 +98,7 @@ class Engine:
             Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy),
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
-            least_s=RailNews(transfer).fetch_s,
+            least_s=rails.fetch_s,
         )
         self.worker = Worker(
             self.batcher,
@@ -122,6 +123,7 @@ class Engine:
             metrics,
             config.kv_transfer,
             config.kv_overlap,
+            rails,
         )
         self.worker.on_emissions = self.service.on_emissions
         metrics.set_cache_config(

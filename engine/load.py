@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from cache.block import BlockKey
 from engine.batcher import Batcher
@@ -37,6 +38,7 @@ class EngineLoad:
         self.lengths = OutputLengths()
         self.does = first_role(config)  # what it takes new requests for (engine/role_changes.py)
         self.draining = False
+        self.beside: Callable[[NodeRecord], NodeRecord] = lambda record: record  # adds what the engine does not know
         self._config = config
         self._batcher = batcher
         self._costs = costs
@@ -48,7 +50,7 @@ class EngineLoad:
         waiting = self.waiting_by_class()
         soon, queued = self.running_soon(SOON_S), self._queued()
         running = len(self._batcher.running)
-        return NodeRecord(
+        record = NodeRecord(
             running=running,
             running_soon=soon,
             waiting=sum(waiting.values()),
@@ -69,6 +71,7 @@ class EngineLoad:
             | CHANGING * (not self.does)
             | DRAINING * self.draining,
         )
+        return self.beside(record)
 
     def word(self) -> LoadWord:
         """The part of it that peers read one-sided."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attention import AttentionBackend, choose
+from attention.codes import pool_in
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
@@ -88,14 +89,15 @@ def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegio
         region = Region.shared(KV_REGION, config.kv_cache_bytes)
         return region, blocks_in(region, geometry)
     num_blocks = config.kv_cache_bytes // geometry.block_bytes
-    kv = torch.zeros(num_blocks, *geometry.shape, dtype=getattr(torch, geometry.dtype), device=config.device)
+    memory = torch.zeros(num_blocks * geometry.block_bytes, dtype=torch.uint8, device=config.device)
     # Steps run on the default stream: what they have queued when a layer is reported is copied out behind it.
-    return DeviceRegion(KV_REGION, CudaMemory(kv, after=torch.cuda.default_stream(kv.device))), kv
+    device = CudaMemory(memory, after=torch.cuda.default_stream(memory.device))
+    return DeviceRegion(KV_REGION, device), pool_in(memory, geometry.shape, geometry.dtype)
 
 
 def blocks_in(region: Region, geometry: BlockGeometry) -> Tensor:
     """[num_blocks, *geometry.shape], the region's own memory."""
-    return torch.frombuffer(region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
+    return pool_in(torch.frombuffer(region.memory, dtype=torch.uint8), geometry.shape, geometry.dtype)
 
 
 def record_graphs(config: Config, runner: Runner) -> None:
@@ -125,7 +127,7 @@ def load_rank(
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
     weights = load(source, dtype, config.device, progress, shard, weight_cache(config), opened)
-    backend = _backend(config, source.config.head_size)
+    backend = _backend(config, source.config.head_size, geometry.dtype)
     model = Model(
         source.config if shard is None else shard.config,
         weights,
@@ -143,7 +145,7 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
     dtype = getattr(torch, config.dtype)
     weights = load(source, dtype, config.device, cache=weight_cache(config))
-    backend = _backend(config, source.config.head_size)
+    backend = _backend(config, source.config.head_size, config.dtype)
     ops = choose_ops(backend.name, config.device, dtype)
     model = Model(source.config, weights, backend, config.device, ops)
     shape = geometry_of(config, source.config, config.dtype)
@@ -152,9 +154,9 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
 
 
-def _backend(config: Config, head_size: int) -> AttentionBackend:
+def _backend(config: Config, head_size: int, kv_dtype: str) -> AttentionBackend:
     try:
-        return choose(config.attention_backend, config.device, head_size)
+        return choose(config.attention_backend, config.device, head_size, kv_dtype)
     except ValueError as error:  # not on this device, not installed, or no such file
         raise UsageError(str(error)) from error
 

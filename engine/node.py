@@ -33,6 +33,7 @@ from engine.leaving import Leaving
 from engine.load import first_role
 from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.node_metrics import watch
+from engine.node_use import NodeUse
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
@@ -85,6 +86,7 @@ class Node:
         )
         self.words = LoadWords(self.channel, self.transfer)
         self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
+        self.use = NodeUse(dict if self.share is None else self.share.stats)
         self.store = Store(
             config.node_id,
             self.channel,
@@ -145,6 +147,7 @@ class Node:
             log.info("calibrated by %d steps", await self.engine.calibrate())
             self.phase("calibration")
             self.engine.start()
+            self.engine.load.beside = self.use.onto
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = asyncio.create_task(self._publish_weights())
@@ -294,4 +297,4 @@ class Node:
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
-        return self.engine.load.record() if self.engine is not None else NodeRecord()
+        return self.engine.load.record() if self.engine is not None else self.use.onto(NodeRecord())

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 # fmt: off
 PATH_FIELDS = (
-    "peer", "transport", "reason", "gb_per_s", "bytes_read", "bytes_written", "p50_ms", "p99_ms", "retries", "failures",
+    "peer", "transport", "why", "gb_per_s", "bytes_read", "bytes_written", "p50_ms", "p99_ms", "retries", "failures",
 )
+RECORD_FIELDS = ("age_s", "work_s", "running", "dram_fill", "ssd_fill", "nic_in", "nic_out")
 # fmt: on
 
 
@@ -71,7 +72,7 @@ def state(node: Node) -> dict[str, Any]:
         "event_loop": node.stalls.state(),
         "gossip": node.gossip.counters,
         "records": {
-            node_id: {"age_s": record.age_s, "work_s": record.work_s, "running": record.running}
+            node_id: {name: getattr(record, name) for name in RECORD_FIELDS}
             for node_id, record in node.gossip.records.items()
         },
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -95,7 +95,7 @@ class SamplingParams:
 
     def to_wire(self) -> dict[str, Any]:
         """JSON-ready; `from_wire` is its inverse."""
-        wire = asdict(self)
+        wire = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         wire["logit_bias"] = {str(k): v for k, v in self.logit_bias.items()}
         return wire
 
@@ -109,6 +109,9 @@ class SamplingParams:
                 "logit_bias": {int(k): float(v) for k, v in wire.get("logit_bias", {}).items()},
             }
         )
+
+
+SAMPLING_FIELDS = tuple(one.name for one in fields(SamplingParams))
 
 
 class RequestState(Enum):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from cache.block import BlockGeometry, type_bytes
+from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
 from engine.config import NO_MODEL, Config
 from engine.flags import UsageError
 from engine.machine import Machine
@@ -43,8 +43,8 @@ def resolve(
     draft: ModelConfig | None = None,
 ) -> Config:
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
-    of the node to join: a joiner adopts its dtype, because block keys are rooted in it; `draft` is the draft model's
-    configuration, if there is one. Raises UsageError."""
+    of the node to join: a joiner adopts its dtype of KV, because block keys are rooted in it; `draft` is the draft
+    model's configuration, if there is one. Raises UsageError."""
     device = _device(config, machine)
     if _runs_model(config) and (reason := model.indivisible(config.tensor_parallel_size)):
         raise UsageError(f"--tensor-parallel-size {config.tensor_parallel_size}: {reason}")
@@ -54,7 +54,7 @@ def resolve(
             "use one GPU, or --device cpu"
         )
     dtype = _dtype(config, machine, device, cluster)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = _kv_dtype(config, model, dtype, cluster)
     config = replace(config, pool_dtype=_pool_dtype(config, kv_dtype, cluster))
     if device == "cuda" and config.pool_dtype != kv_dtype:
         raise UsageError(f"--pool-dtype {config.pool_dtype}: only a CPU encodes blocks; use --device cpu, or auto")
@@ -91,7 +91,9 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
     if theirs["block_size"] != config.block_size:
         return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
     if theirs["dtype"] != config.kv_cache_dtype:
-        return f"the cluster keeps KV in {theirs['dtype']}, not {config.kv_cache_dtype}; pass --dtype {theirs['dtype']}"
+        quantized = theirs["dtype"] in encodings or config.kv_cache_dtype in encodings
+        flag = "--kv-cache-dtype" if quantized else "--dtype"
+        return f"the cluster keeps KV in {theirs['dtype']}, not {config.kv_cache_dtype}; pass {flag} {theirs['dtype']}"
     if theirs["pool_dtype"] != config.pool_dtype:
         return f"the cluster has --pool-dtype {theirs['pool_dtype']}, not {config.pool_dtype}; give this node the same"
     if theirs["root"] != root:
@@ -119,14 +121,34 @@ def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, 
         return "bfloat16"  # as engine.checkpoint.model_source.no_model counts
     if config.dtype != "auto":
         return config.dtype
-    if cluster is not None:
+    if cluster is not None and cluster["dtype"] not in encodings:
         return str(cluster["dtype"])
     native = machine.gpu.bfloat16 if device == "cuda" and machine.gpu else machine.bfloat16
     return "bfloat16" if native else "float32"
 
 
+def _kv_dtype(config: Config, model: ModelConfig, dtype: str, cluster: Mapping[str, Any] | None) -> str:
+    """As told, or quantized as in the cluster to be joined, or as the model computes."""
+    wanted = config.kv_cache_dtype
+    if wanted == "auto":
+        wanted = str(cluster["dtype"]) if cluster is not None and cluster["dtype"] in encodings else dtype
+    if wanted in encodings and model.head_size * config.block_size % SCALE_BYTES:
+        raise UsageError(
+            f"--kv-cache-dtype {wanted}: scales lie behind the codes of {config.block_size} tokens of "
+            f"{model.head_size} elements, no multiple of {SCALE_BYTES}; give --block-size {SCALE_BYTES} or a multiple"
+        )
+    return wanted
+
+
 def _pool_dtype(config: Config, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
-    """As told, or as the cluster to be joined, or as the arena."""
+    """As told, or as the cluster to be joined, or as the arena. Blocks of a quantized arena stay as they are."""
+    if kv_dtype in encodings:
+        if config.pool_dtype not in ("auto", kv_dtype):
+            raise UsageError(
+                f"--pool-dtype {config.pool_dtype}: with --kv-cache-dtype {kv_dtype} the pool keeps the arena's blocks "
+                "as they are; leave out one of the two"
+            )
+        return kv_dtype
     if config.pool_dtype != "auto":
         return config.pool_dtype
     return kv_dtype if cluster is None else str(cluster["pool_dtype"])

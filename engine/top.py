@@ -122,13 +122,15 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
 
 
 def paths_table(paths: Iterable[tuple[str, Json]]) -> Table:
-    table = _table("from", "to", "transport", "#GB/s", "#read", "#written", "#p50", "#p99", "#retries", "#failures")
+    table = _table(
+        "from", "to", "transport", "#GB/s", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"
+    )
     for name, path in paths:
         rate = f"{path['gb_per_s']:.2f}" if path["gb_per_s"] else ""
         moved = (nbytes(path["bytes_read"]), nbytes(path["bytes_written"]))
         times = (ms(path["p50_ms"]), ms(path["p99_ms"]))
         faults = (str(path["retries"]), str(path["failures"]))
-        table.add_row(name, path["peer"], path["transport"] or path["reason"] or "", rate, *moved, *times, *faults)
+        table.add_row(name, path["peer"], path["transport"] or "", rate, *moved, *times, *faults, path["why"] or "")
     return table
 
 

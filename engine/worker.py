@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.kv_transfer import KvTransfer
-from engine.kv.layered_load import Arriving
 from engine.kv.reuse import PrefixLoader, Publisher
+from engine.prefix_loads import PrefixLoads
 from engine.priority import step_back
 from engine.request import Request, RequestState, TokenLogprobs
 from engine.rows import row_of
@@ -32,7 +32,6 @@ from net.metrics import Metrics
 
 log = logging.getLogger("mooncake.engine")
 
-MAX_LOADS_IN_FLIGHT = 4
 BLOCKED_RETRY_S = 0.02
 
 
@@ -76,7 +75,7 @@ class Worker:
         self.batcher = batcher
         self.runner = runner
         self.costs = costs
-        self._loader = loader
+        self._loads = PrefixLoads(batcher, loader, self.wake)
         self._publisher = publisher
         self._metrics = metrics
         self._speculator = speculator
@@ -85,14 +84,12 @@ class Worker:
         self._idle = True  # since the last step
         self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._transfers: dict[str, KvTransfer] = {}
-        self._arriving = Arriving()
         self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
         self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
         self._waited = False  # it had to wait for a prefix
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (nice,))
-        self._loads: set[asyncio.Task[None]] = set()
         self._loop_task: asyncio.Task[None] | None = None
 
     # --- requests
@@ -111,7 +108,7 @@ class Worker:
     def abort(self, request_id: str) -> Request | None:
         """End a request; its transfer, if any, is left to the caller of `take_transfer`."""
         request = self.batcher.abort(time.monotonic(), request_id)
-        self._arriving.drop(request_id)
+        self._loads.drop(request_id)
         if request is not None:
             self.wake()
         return request
@@ -131,11 +128,10 @@ class Worker:
 
     async def close(self) -> None:
         """Stop after the running step; unfinished requests are aborted."""
-        tasks = [*self._loads, *([self._loop_task] if self._loop_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._arriving.close()
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        await self._loads.close()
         await asyncio.gather(*(transfer.stop() for transfer in self._transfers.values()))
         self._transfers.clear()
         self._executor.shutdown(wait=True)
@@ -150,7 +146,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         produced: _Produced | None = None
         while True:
-            self._start_loads()
+            self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
             running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
             if produced is not None:
@@ -184,7 +180,7 @@ class Worker:
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin = time.monotonic()
         rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
-        gates = self._arriving.gates(row.request for row in step.rows)
+        gates = self._loads.gates(row.request for row in step.rows)
         transfers = [
             # What is still arriving leaves layer by layer like what is computed.
             (
@@ -209,18 +205,11 @@ class Worker:
         return sampled
 
     async def _settle(self, step: Step) -> list[Emission]:
-        """Wait for the loads that the step waited for: their blocks have names from now on. A request whose prefix did
-        not arrive whole ends here, for its acceptor to place again."""
-        failed = []
-        for request, whole in await self._arriving.settle(row.request for row in step.rows):
-            if request.finished:
-                continue
-            if whole:
-                self.batcher.blocks.name_full(request)
-            else:
-                self.batcher.abort(time.monotonic(), request.request_id)
-                failed.append(Emission(request, None, error="its prefix did not arrive whole"))
-        return failed
+        """Wait for the loads that the step waited for; the end of requests whose prefix did not arrive whole."""
+        return [
+            Emission(request, None, error="its prefix did not arrive whole")
+            for request in await self._loads.settle(row.request for row in step.rows)
+        ]
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: the end of requests that cannot go on."""
@@ -266,26 +255,8 @@ class Worker:
         """A step raised: its requests end here, the node lives on."""
         ended = self.batcher.fail(time.monotonic(), step)
         for request in ended:
-            self._arriving.drop(request.request_id)
+            self._loads.drop(request.request_id)
         self.on_emissions([Emission(request, None, error=error) for request in ended])
-
-    # --- prefix loads
-
-    def _start_loads(self) -> None:
-        for request in self.batcher.loads(time.monotonic(), MAX_LOADS_IN_FLIGHT):
-            task = asyncio.create_task(self._load(request))
-            self._loads.add(task)
-            task.add_done_callback(self._loads.discard)
-
-    async def _load(self, request: Request) -> None:
-        try:
-            load = await self._loader.load(request)
-            if load is not None:
-                self._arriving.add(request, load)
-        except Exception:
-            log.exception("prefix load of %s failed; it will be computed", request.request_id)
-        self.batcher.loaded(time.monotonic(), request)
-        self.wake()
 
     def _gauge(self) -> None:
         running = len(self.batcher.running)

@@ -17,6 +17,7 @@ import orjson
 
 from net.cluster_key import ClusterKey
 from net.connection import Connection
+from net.deadlines import Deadlines
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.links import Links
 from net.wire import PAYLOAD_MAX, Buffer, Frame, Header, allocate
@@ -55,6 +56,7 @@ class Channel:
         self._backlog: dict[str, list[tuple[Header, Sequence[Buffer]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loopback = _Loopback(self)
+        self._deadlines = Deadlines()
         self._place = allocate(PAYLOAD_MAX)
         self._closed = False
 
@@ -98,15 +100,20 @@ class Channel:
         """Ask and wait for the answer. Raises RemoteError (the handler's), PeerLost, PeerRefused, TimeoutError."""
         call_id = next(self._ids)
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        deadline = self._deadlines.start(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                line = self._loopback if peer_id == self.node_id else await self.links.control(peer_id)
-                self._calls[call_id] = (peer_id, answer)
-                line.send({"t": "call", "i": call_id, "k": kind, "b": body}, data)
-                frame = await answer
-        except TimeoutError:
+            line = self._loopback if peer_id == self.node_id else self.links.control_now(peer_id)
+            if line is None:
+                line = await self.links.control(peer_id)
+            self._calls[call_id] = (peer_id, answer)
+            line.send({"t": "call", "i": call_id, "k": kind, "b": body}, data)
+            frame = await answer
+        except asyncio.CancelledError:
+            if not deadline.was_hit():
+                raise
             raise TimeoutError(f"{peer_id!r} did not answer {kind!r} within {timeout_s:g} s") from None
         finally:
+            self._deadlines.end(deadline)
             self._calls.pop(call_id, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # it may have arrived together with the timeout
@@ -134,6 +141,7 @@ class Channel:
     async def close(self) -> None:
         """Say bye to every peer, cancel the running handlers, fail the calls in flight with PeerLost. Idempotent."""
         self._closed = True
+        self._deadlines.close()
         for _, answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(PeerLost("this node is closing"))
@@ -202,19 +210,23 @@ class Channel:
                 raise RemoteError(f"node {self.node_id!r} does not handle {kind!r}", "unknown kind")
             result = await handler(line.peer_id, header["b"], data)
             body, payload = result if isinstance(result, tuple) else (result or {}, ())
-            answer: Header = {"t": "reply", "i": call_id, "b": body}
-            orjson.dumps(body)  # a body without a JSON form is the handler's mistake
+            if call_id is not None:
+                _reply(line, {"t": "reply", "i": call_id, "b": body}, payload)
+            return
         except RemoteError as error:
-            answer, payload = {"t": "error", "i": call_id, "reason": error.reason, "code": error.code}, ()
-        except Exception:
+            reason, code = error.reason, error.code
+        except Exception:  # a body without a JSON form is the handler's mistake, too
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
-            answer = {"t": "error", "i": call_id, "reason": f"internal error in {kind}", "code": "internal"}
-            payload = ()
+            reason, code = f"internal error in {kind}", "internal"
         if call_id is not None:
-            with suppress(PeerLost):  # nobody waits for it any more
-                line.send(answer, payload)
-        elif answer["t"] == "error":
-            log.warning("a %r posted by %s was refused: %s", kind, line.peer_id, answer["reason"])
+            _reply(line, {"t": "error", "i": call_id, "reason": reason, "code": code})
+        else:
+            log.warning("a %r posted by %s was refused: %s", kind, line.peer_id, reason)
+
+
+def _reply(line: Connection | _Loopback, answer: Header, payload: Sequence[Buffer] = ()) -> None:
+    with suppress(PeerLost):  # nobody waits for it any more
+        line.send(answer, payload)
 
 
 class _Loopback:

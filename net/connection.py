@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from net.errors import PeerLost, PeerRefused
@@ -161,20 +162,15 @@ class Connection(Stream):
         self._refuse_ready(reason)
 
     def _arrived(self, frame: Frame) -> None:
-        if self._receiver is not None:
-            self._deliver(frame)
-        else:
-            self._greet(frame)
-
-    def _deliver(self, frame: Frame) -> None:
         receiver = self._receiver
-        assert receiver is not None
-        if "bye" not in frame.header:
+        if receiver is None:
+            self._greet(frame)
+        elif "bye" not in frame.header:
             receiver.frame(self, frame)
-            return
-        self._end()
-        self._transport_or_raise().close()
-        self._tell(receiver, None)
+        else:
+            self._end()
+            self._transport_or_raise().close()
+            self._tell(receiver, None)
 
     # --- hellos
 
@@ -207,6 +203,6 @@ class Connection(Stream):
         self.is_open = True
         receiver = self._receiver = self._greeter.opened(self)
         self.decoder.header_max = HEADER_MAX
-        self.decoder.place = lambda header, nbytes: receiver.place(self, header, nbytes)
+        self.decoder.place = partial(receiver.place, self)
         if not self.ready.done():
             self.ready.set_result(None)

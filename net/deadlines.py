@@ -48,7 +48,8 @@ class Deadlines:
 
     def end(self, deadline: Deadline) -> None:
         self._running.pop(deadline, None)
-        deadline.take_back()
+        if deadline.expired:
+            deadline.take_back()
 
     def close(self) -> None:
         if self._timer is not None:

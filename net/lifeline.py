@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import orjson
+
+from net.private_directory import PrivateDirectory
 
 MESSAGE_MAX = 64 << 10  # bytes
 
@@ -104,8 +103,8 @@ class Listener:
 
     def __init__(self, on_lifeline: Callable[[Lifeline], None]) -> None:
         self._on_lifeline = on_lifeline
-        self._directory = Path(tempfile.mkdtemp(prefix="mooncake-"))  # mode 0700: this user only
-        self.path = str(self._directory / "shm")
+        self._directory = PrivateDirectory()
+        self.path = str(self._directory.path / "shm")
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._loop = asyncio.get_running_loop()
         try:
@@ -121,7 +120,7 @@ class Listener:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.close()
 
     def _accept(self) -> None:
         with suppress(OSError):  # it has gone again

@@ -14,6 +14,10 @@ import os
 from contextlib import suppress
 from typing import Self
 
+POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; the mmap module has no name for it
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
 
 class Region:
     """Writable memory with a name, the unit of registration with the transfer engine.
@@ -67,6 +71,12 @@ class Region:
         except BaseException:
             os.close(memfd)
             raise
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Map these pages here, in one system call: the first write to each by itself takes eight times as long. What
+        lies there does not change. A kernel before 5.14 does nothing."""
+        start = offset - offset % mmap.PAGESIZE
+        _madvise(self.address + start, offset + nbytes - start, POPULATE_READ)
 
     def close(self) -> None:
         """Give the memory back. While a view of `memory` is alive elsewhere (a copy in flight, a torch tensor), the

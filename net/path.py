@@ -16,6 +16,10 @@ class Path:
     reason: str
     refused: dict[str, str]  # the better transports, and why they cannot be used
 
+    def why(self) -> str:
+        """One line: how, and why not better."""
+        return "; ".join([self.reason, *(f"no {name}: {reason}" for name, reason in self.refused.items())])
+
 
 @dataclass(slots=True)  # not frozen: making a frozen one takes three times as long
 class Completion:

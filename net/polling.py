@@ -44,6 +44,16 @@ class Polling:
             self._awake = True
             self._loop.call_soon(self._turn)
 
+    def go_on(self) -> None:
+        """Bytes have come, and the rest of that payload is expected."""
+        if self._waiting and self._kind == REST:
+            if self._since:
+                self._since = 0.0
+                self._next_skip[REST] = 2
+        else:
+            self.end()
+            self.begin(REST)
+
     def end(self) -> None:
         """Bytes have come."""
         if self._waiting:

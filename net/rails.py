@@ -15,6 +15,7 @@ from typing import Any
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
 FIRST_GUESS = 1e9  # bytes/s of a rail while none has been measured
+INFINITE = float("inf")
 WEIGHT = 0.2  # of a new measurement in the estimate
 SAMPLE_BYTES = 1 << 20  # measured over at least so many bytes: latency is not bandwidth
 
@@ -88,25 +89,31 @@ class Rail:
 def choose(
     rails: Sequence[Rail],
     nbytes: int,
-    room: Sequence[int],
+    room: Sequence[int] = (),
     distances: Sequence[int] = (),
     window: int | None = None,
 ) -> int | None:
     """The index of the rail that would be done first with `nbytes` more, among the nearest that are up; None when none
-    of those has room. distances: of each rail, the same for all when empty. window: bytes a rail may have in flight
-    before it takes more."""
+    of those has room. room: of each rail, 0 = none; every rail has some when empty. distances: of each rail, the same
+    for all when empty. window: bytes a rail may have in flight before it takes more."""
     nearest = min((distances[i] for i, rail in enumerate(rails) if rail.up), default=0) if distances else 0
-    known = [rail.bytes_per_s for rail in rails if rail.measured]
-    guess = sum(known) / len(known) if known else FIRST_GUESS  # a rail not measured yet is one like the others
-    best, best_s = None, float("inf")
+    guess = 0.0
+    best, best_s = None, INFINITE
     for i, rail in enumerate(rails):
-        if not rail.up or room[i] <= 0 or (distances and distances[i] > nearest):
+        if not rail.up or (room and room[i] <= 0) or (distances and distances[i] > nearest):
             continue
         if window is None or rail.in_flight < window:
-            seconds = (rail.in_flight + nbytes) / (rail.bytes_per_s if rail.measured else guess)
+            rate = rail.bytes_per_s if rail.measured else (guess := guess or typical(rails))
+            seconds = (rail.in_flight + nbytes) / rate
             if seconds < best_s:
                 best, best_s = i, seconds
     return best
+
+
+def typical(rails: Sequence[Rail]) -> float:
+    """Bytes/s of a rail that is not measured yet: it is taken for one like the others."""
+    known = [rail.bytes_per_s for rail in rails if rail.measured]
+    return sum(known) / len(known) if known else FIRST_GUESS
 
 
 def cut(offset: int, length: int, piece: int) -> list[tuple[int, int]]:

@@ -15,16 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from net.copying import INLINE_MAX, Copier, Copy, copy_now
+from net.copying import INLINE_MAX, TURNS_MAX, Copier, Copy, copy_now
 from net.errors import PeerLost, TransferError
 from net.landed import Landed
 from net.lifeline import Lifeline, Listener, connect
 from net.links import Links
 from net.memory import Region
 from net.shm_server import NONCE_BYTES, Exported, proof
-from net.spans import Span, check
+from net.spans import Run, Span, check, total
 from net.transport import BULK, Op, Unusable
 
+POPULATE_MIN = 64 << 10  # bytes: below, a system call costs what it saves
 ANSWER_S = 5.0  # for an answer on the lifeline
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -101,8 +102,13 @@ class Shm:
         if region.closed:
             raise TransferError(f"region {remote!r} was unregistered there")
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
-        nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
+        nbytes = total(spans)
         stopped = False
+        if op is Op.WRITE and (new := attached.unmapped(region, spans)):
+            if nbytes <= TURNS_MAX:
+                _populate(region, new)
+            else:
+                await asyncio.to_thread(_populate, region, new)
         if nbytes <= INLINE_MAX:
             copy_now(op, local, region, spans)
             if landed is not None:
@@ -170,6 +176,11 @@ def _reach(offer: dict[str, Any]) -> Lifeline:
         raise Unusable(f"same host, but its socket is out of reach (another container or user?): {error}") from None
 
 
+def _populate(region: Region, places: Sequence[Run]) -> None:
+    for offset, nbytes in places:
+        region.populate(offset, nbytes)
+
+
 class _Attached:
     """A peer's memory in this process."""
 
@@ -178,6 +189,7 @@ class _Attached:
         self.lifeline = lifeline
         self.copies: set[Copy] = set()
         self.regions: dict[str, Region] = {}
+        self._written: dict[str, set[int]] = {}  # offsets in them
         self._asked: dict[str, asyncio.Future[Region | None]] = {}  # "" is the greeting
         self._token = self._challenge = ""
         self._leaving = False
@@ -198,6 +210,14 @@ class _Attached:
             region = await self._ask(name, {"region": name})
             assert region is not None
         return region
+
+    def unmapped(self, region: Region, spans: Sequence[Span]) -> list[Run]:
+        """Places that are written to for the first time: they have no pages in this process yet. Small ones are left
+        out."""
+        known = self._written.setdefault(region.name, set())
+        new = [(offset, length) for _, offset, length in spans if length >= POPULATE_MIN and offset not in known]
+        known.update(offset for offset, _ in new)
+        return new
 
     async def _ask(self, name: str, question: dict[str, Any]) -> Region | None:
         answer = self._asked.get(name)
@@ -249,6 +269,7 @@ class _Attached:
             answer.set_result(region)
 
     def _forget(self, name: str) -> None:
+        self._written.pop(name, None)
         if (region := self.regions.pop(name, None)) is not None:
             region.close()
 

@@ -6,9 +6,9 @@ stream in the order of the list, and a Cursor hands that stream out in pieces of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from operator import add, eq
+from operator import add, eq, itemgetter
 from struct import Struct
 from struct import pack as pack_struct
 
@@ -22,6 +22,7 @@ Run = tuple[int, int]
 
 _RUN = Struct("<2Q")
 _SPAN = Struct("<3Q")
+_LENGTH_OF_RUN, _LENGTH_OF_SPAN = itemgetter(1), itemgetter(2)
 FEW = 4
 
 
@@ -43,10 +44,22 @@ def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span
     return spans, sum(lengths)
 
 
+def sides(spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:
+    """(here, there) of merged spans, of which there is at least one: where each side's bytes are."""
+    if len(spans) == 1:
+        here, there, length = spans[0]
+        return [(here, length)], [(there, length)]
+    local, remote, lengths = zip(*spans, strict=True)
+    return runs(local, lengths), runs(remote, lengths)
+
+
+def total(spans: Sequence[Span]) -> int:
+    """Bytes of the spans."""
+    return spans[0][2] if len(spans) == 1 else sum(map(_LENGTH_OF_SPAN, spans))
+
+
 def runs(offsets: Sequence[int], lengths: Sequence[int]) -> list[Run]:
     """One side of merged spans, neighbours joined."""
-    if len(offsets) == 1:
-        return [(offsets[0], lengths[0])]
     pairs = list(zip(offsets, lengths, strict=True))
     if not _touch(offsets, lengths):
         return pairs
@@ -73,21 +86,21 @@ def _join(spans: Sequence[Span]) -> list[Span]:
     return out
 
 
-def slices(spans: Sequence[Span], nbytes: int) -> list[list[Span]]:
+def slices(spans: Sequence[Span], nbytes: int) -> Iterator[list[Span]]:
     """The spans in lists of `nbytes` together, the last may be shorter; spans are cut where a list ends."""
-    out: list[list[Span]] = [[]]
+    piece: list[Span] = []
     room = nbytes
     for local, remote, length in spans:
-        done = 0
-        while done < length:
-            if not room:
-                out.append([])
-                room = nbytes
-            count = min(length - done, room)
-            out[-1].append((local + done, remote + done, count))
-            done += count
-            room -= count
-    return out
+        while length >= room:
+            piece.append((local, remote, room))
+            yield piece
+            local, remote, length = local + room, remote + room, length - room
+            piece, room = [], nbytes
+        if length:
+            piece.append((local, remote, length))
+            room -= length
+    if piece:
+        yield piece
 
 
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
@@ -103,16 +116,6 @@ def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
 
 def pack(pairs: Sequence[Run]) -> bytes:
     return pack_struct(f"<{2 * len(pairs)}Q", *chain.from_iterable(pairs))
-
-
-def flat(pairs: Sequence[Run]) -> list[int]:
-    """offset, length, offset, length, ..., as a header has them."""
-    return list(chain.from_iterable(pairs))
-
-
-def pairs(numbers: Sequence[int]) -> list[Run]:
-    """Inverse of `flat`."""
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def unpack(data: memoryview) -> list[Run]:
@@ -138,7 +141,7 @@ class Cursor:
     """The bytes of `pairs` in `memory`, handed out in order."""
 
     def __init__(self, memory: memoryview, pairs: Sequence[Run]) -> None:
-        self.left = sum(length for _, length in pairs)  # bytes not handed out yet
+        self.left = pairs[0][1] if len(pairs) == 1 else sum(map(_LENGTH_OF_RUN, pairs))  # bytes not handed out yet
         self._memory = memory
         self._pairs = pairs
         self._index = 0
@@ -148,19 +151,26 @@ class Cursor:
         """Views of the next `nbytes`; ValueError beyond the end."""
         if nbytes > self.left:
             raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
+        memory, pairs, index, used = self._memory, self._pairs, self._index, self._used
+        if nbytes == self.left:  # the most frequent case
+            self.left = 0
+            if not nbytes:
+                return []
+            first, length = pairs[index]
+            views = [memory[first + used : first + length]]
+            if len(pairs) > 1:
+                views += [memory[offset : offset + length] for offset, length in pairs[index + 1 :]]
+            return views
         self.left -= nbytes
-        if not self.left and len(self._pairs) == 1:  # the most frequent case: the rest of one run
-            offset, length = self._pairs[0]
-            return [self._memory[offset + self._used : offset + length]] if nbytes else []
-        views: list[memoryview] = []
+        views = []
         while nbytes:
-            offset, length = self._pairs[self._index]
-            start = offset + self._used
-            count = min(length - self._used, nbytes)
-            views.append(self._memory[start : start + count])
+            offset, length = pairs[index]
+            count = min(length - used, nbytes)
+            views.append(memory[offset + used : offset + used + count])
             nbytes -= count
-            self._used += count
-            if self._used == length:
-                self._index += 1
-                self._used = 0
+            used += count
+            if used == length:
+                index += 1
+                used = 0
+        self._index, self._used = index, used
         return views

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
 from net.errors import PeerLost
 from net.polling import NEXT, REST, Polling
 from net.sealed_stream import SealedStream
 from net.turns import Turns
-from net.wire import Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head, nbytes_of
+from net.wire import Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head
 
 log = logging.getLogger("mooncake.net")
 
@@ -34,7 +34,7 @@ class Stream(asyncio.BufferedProtocol):
         self.decoder = Decoder(place, header_max)
         self.turns = Turns()
         self.polling: Polling | None = None  # set by who wants answers quickly
-        self.expects: Callable[[], bool] = lambda: False  # whether the peer has something to say; only for polling
+        self.expects: Collection[object] = ()  # what the peer has yet to say something to; only for polling
         self._seal = seal
         self._transport: asyncio.Transport | None = None
         self._ended = False
@@ -78,13 +78,14 @@ class Stream(asyncio.BufferedProtocol):
 
     def send(self, header: Header, payload: Sequence[Buffer] = ()) -> None:
         """Queue one frame; the payload is copied. Raises PeerLost."""
-        self._write([encode(header, payload)])
+        self._write((encode(header, payload) if payload else head(header),))
         if self.unsent() > UNSENT_MAX:
             self._break("the peer does not read")
 
-    def send_views(self, header: Header, views: Sequence[memoryview]) -> None:
-        """Queue one frame without copying: the memory must not change until it is sent. Follow it with `drain`."""
-        self._write([head(header, sum(map(nbytes_of, views))), *views])
+    def send_views(self, header: Header, views: Sequence[memoryview], nbytes: int) -> None:
+        """Queue one frame of `nbytes` without copying: the memory must not change until it is sent. Follow it with
+        `drain`."""
+        self._write((head(header, nbytes), *views))
 
     async def drain(self) -> None:
         """Wait until the peer keeps up again. Raises PeerLost."""
@@ -140,17 +141,18 @@ class Stream(asyncio.BufferedProtocol):
         return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._ended:
-            return
-        if self.polling is not None:
-            self.polling.end()
         if nbytes < self._room:
             self._burst = 0  # the socket is empty: the loop turns to others by itself
         else:
             self._take_breath(nbytes)
         if self._seal is None and self.decoder.continues(nbytes):
-            self.await_bytes()
+            if self.polling is not None:
+                self.polling.go_on()
             return
+        if self._ended:
+            return
+        if self.polling is not None:
+            self.polling.end()
         try:
             for frame in self.decoder.received(nbytes) if self._seal is None else self._unsealed(nbytes, self._seal):
                 self._arrived(frame)
@@ -173,7 +175,7 @@ class Stream(asyncio.BufferedProtocol):
             return
         if self.decoder.incoming is not None:
             self.polling.begin(REST)
-        elif self.expects():
+        elif self.expects:
             self.polling.begin(NEXT)
 
     def _unsealed(self, nbytes: int, seal: SealedStream) -> Iterator[Frame]:

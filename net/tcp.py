@@ -17,7 +17,7 @@ connection and a cancelled one stops at the next frame.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,8 @@ from net.tcp_server import Cut, Served
 from net.transport import BULK, Op
 
 BUSY_POLL_US = 100
-BULK_PURPOSE, URGENT_PURPOSE = "data", "urgent data"
+PURPOSES = BULK_PURPOSE, URGENT_PURPOSE = "data", "urgent data"
+NAMES = {BULK_PURPOSE: "tcp", URGENT_PURPOSE: "tcp-urgent"}  # of rails, with a number
 
 
 class Tcp:
@@ -57,7 +58,7 @@ class Tcp:
         self._served: set[Served] = set()
         self._cut: Cut = set()
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
-        for purpose in (BULK_PURPOSE, URGENT_PURPOSE):
+        for purpose in PURPOSES:
             links.accept(purpose, self._accept, vital=False)
 
     def _accept(self, connection: Connection) -> Receiver:
@@ -66,7 +67,7 @@ class Tcp:
         if connection.dialed:
             rail = self._dialed[connection] = TcpRail(connection)
             return rail
-        connection.expects = lambda: True  # the next request
+        connection.expects = ("the next request",)
         return Served(connection, self._regions, self._served, self._cut)
 
     def offer(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Tcp:
                 return bundle
             if bundle is not None:
                 bundle.end("its data connections are closed", abort=True)
-            names = [f"tcp{index}" for index in range(self._connections)]
+            names = [f"{NAMES[purpose]}{index}" for index in range(self._connections)]
             give_up = partial(self._links.drop, peer_id)
             bundle = self._bundles[key] = Bundle(peer_id, names, partial(self._dial, peer_id, purpose), give_up)
             await bundle.open()
@@ -104,7 +105,7 @@ class Tcp:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         return bundle is not None and bundle.alive
 
-    async def submit(
+    def submit(
         self,
         peer_id: str,
         op: Op,
@@ -113,18 +114,31 @@ class Tcp:
         spans: Sequence[Span],
         priority: int = BULK,
         landed: Landed | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
+        """No coroutine of its own where the connections are there: every layer costs a small transfer its latency."""
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         if bundle is None:
             raise PeerLost(f"the data connections to {peer_id!r} are closed")
         if priority > BULK:
             urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
-            bundle = urgent if urgent and urgent.alive else await self._bundle(peer_id, URGENT_PURPOSE)
+            if urgent is None or not urgent.alive:
+                return self._first_urgent(peer_id, op, local, remote, spans, landed)
+            bundle = urgent
+        return bundle.submit(op, local, remote, spans, landed)
+
+    async def _first_urgent(
+        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None
+    ) -> None:
+        bundle = await self._bundle(peer_id, URGENT_PURPOSE)
         await bundle.submit(op, local, remote, spans, landed)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
-        bundle = self._bundles.get((peer_id, BULK_PURPOSE))
-        return [rail.row() for rail in bundle.rails] if bundle is not None else []
+        return [
+            rail.row() | {"lane": purpose}
+            for purpose in PURPOSES
+            if (bundle := self._bundles.get((peer_id, purpose))) is not None
+            for rail in bundle.rails
+        ]
 
     def withdraw(self, name: str) -> None:
         for served in self._served:
@@ -132,7 +146,7 @@ class Tcp:
 
     def drop(self, peer_id: str) -> None:
         """Cut its connections: nothing more of it is received."""
-        for purpose in (BULK_PURPOSE, URGENT_PURPOSE):
+        for purpose in PURPOSES:
             if (bundle := self._bundles.pop((peer_id, purpose), None)) is not None:
                 bundle.end(self._links.why_lost(peer_id), abort=True)
         for served in [one for one in self._served if one.connection.peer_id == peer_id]:

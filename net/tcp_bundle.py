@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from net.errors import PeerLost, PeerRefused, TransferError
 from net.landed import Landed
 from net.memory import Region
 from net.rails import Rail
-from net.spans import Cursor, Span, runs, slices
+from net.spans import Cursor, Span, sides, slices, total
 from net.tcp_rail import CANCEL_S, RailBroken, TcpRail, Unresponsive
 from net.transport import Op
 
@@ -57,53 +56,49 @@ class Bundle:
     @property
     def alive(self) -> bool:
         """It has a connection, or is about to have one again."""
-        return self.is_open or (self.ended is None and bool(self._reviving))
+        return self.ended is None and (self.is_open or bool(self._reviving))
 
     @property
     def is_open(self) -> bool:
-        return self.ended is None and self._open.count(None) < len(self._open)
+        return any(self._open)  # none of them once it has ended
 
     def connections(self) -> list[TcpRail]:
         return [rail for rail in self._open if rail is not None]
 
-    async def submit(
+    def submit(
         self, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None = None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """See net.transport.Transport."""
-        nbytes = spans[0][2] if len(spans) == 1 else sum(length for _, _, length in spans)
+        nbytes = total(spans)
         if nbytes <= SLICE:
-            await self._slice(op, local, remote, spans, nbytes)
-            if landed is not None:
-                landed.add(spans)
-            return
-        waiting = deque(slices(spans, SLICE))
+            return self._slice(op, local, remote, spans, nbytes, landed)
+        pieces = slices(spans, SLICE)
 
         async def work() -> None:
-            while waiting:
-                piece = waiting.popleft()
-                await self._slice(op, local, remote, piece, sum(length for _, _, length in piece))
-                if landed is not None:
-                    landed.add(piece)
+            for piece in pieces:  # cut when a connection is free for it: the first is on its way at once
+                await self._slice(op, local, remote, piece, total(piece), landed)
 
-        await _all([work() for _ in range(min(len(waiting), DEPTH * len(self.rails)))])
+        return _all([work() for _ in range(min(-(-nbytes // SLICE), DEPTH * len(self.rails)))])
 
-    async def _slice(self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int) -> None:
-        here, there, lengths = zip(*spans, strict=True)
-        theirs = runs(there, lengths)
+    async def _slice(
+        self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: Landed | None
+    ) -> None:
+        here, there = sides(spans)
         unsettled: set[int] = set()
         try:
             for _ in range(ATTEMPTS):
                 index, rail = self._ready(nbytes) or await self._choose(nbytes)
                 state = self.rails[index]
                 state.sent(time.monotonic(), nbytes)
-                ours = Cursor(local.memory, runs(here, lengths))
                 try:
                     if op is Op.READ:
-                        await rail.read(ours, remote, theirs)
+                        await rail.read(Cursor(local.memory, here), remote, there)
                     else:
-                        await rail.write(ours, remote, theirs, unsettled)
+                        await rail.write(Cursor(local.memory, here), remote, there, unsettled)
                     if self._open[index] is rail:
                         state.arrived(time.monotonic(), nbytes)
+                    if landed is not None:
+                        landed.add(spans)
                     return
                 except RailBroken:
                     state.resent += 1
@@ -121,11 +116,9 @@ class Bundle:
 
     def _ready(self, nbytes: int) -> tuple[int, TcpRail] | None:
         """The connection on which `nbytes` would be done first; None when all are broken."""
-        room = [0 if rail is None or rail.ended else 1 for rail in self._open]
-        index = rails.choose(self.rails, nbytes, room)
-        if index is None or (rail := self._open[index]) is None:
-            return None
-        return index, rail
+        index = rails.choose(self.rails, nbytes)
+        rail = None if index is None else self._open[index]
+        return None if index is None or rail is None or rail.ended else (index, rail)
 
     async def _choose(self, nbytes: int) -> tuple[int, TcpRail]:
         """`_ready`, once one is. Raises PeerLost."""

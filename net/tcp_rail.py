@@ -11,7 +11,7 @@ from itertools import count
 
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
-from net.spans import Cursor, Run, flat, pack
+from net.spans import Cursor, Run, pack
 from net.tcp_server import FEW_RUNS, FRAME, at_once, push
 from net.transport import Op
 from net.wire import Frame, FrameError, Header, nowhere
@@ -48,7 +48,7 @@ class TcpRail:
         self._ids = count(1)
         self._transfers: dict[int, _Transfer] = {}
         self._cuts: dict[int, asyncio.Future[None]] = {}
-        connection.expects = lambda: bool(self._transfers)
+        connection.expects = self._transfers
         connection.send({"op": "rail", "id": self.rail_id})
 
     async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
@@ -73,10 +73,10 @@ class TcpRail:
         land after that."""
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            if len(theirs) <= FEW_RUNS and at_once(self.connection, min(ours.left, FRAME)):
-                first = ours.take(min(ours.left, FRAME))
-                header = {"op": "write", "id": transfer_id, "region": region, "runs": flat(theirs)}
-                self.connection.send_views(header, first)
+            nbytes = min(ours.left, FRAME)
+            if len(theirs) <= FEW_RUNS and at_once(self.connection, nbytes):
+                header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
+                self.connection.send_views(header, ours.take(nbytes), nbytes)
             else:
                 self._request("write", transfer_id, region, theirs)
             await push(self.connection, transfer_id, ours, transfer.done.done)
@@ -102,11 +102,10 @@ class TcpRail:
         await asyncio.shield(answer)
 
     def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
-        header = {"op": op, "id": transfer_id, "region": region}
         if len(theirs) <= FEW_RUNS:
-            self._send(header | {"runs": flat(theirs)})
+            self._send({"op": op, "id": transfer_id, "region": region, "runs": theirs})
         else:
-            self._send(header, [pack(theirs)])
+            self._send({"op": op, "id": transfer_id, "region": region}, [pack(theirs)])
 
     def _send(self, header: Header, payload: Sequence[bytes] = ()) -> None:
         if self.ended or not self.connection.is_open:
@@ -141,11 +140,9 @@ class TcpRail:
         return transfer_id, transfer
 
     def _finish(self, transfer_id: int) -> None:
-        transfer = self._transfers.pop(transfer_id)
+        del self._transfers[transfer_id]
         if not self._transfers and self.connection.polling is not None:
             self.connection.polling.stop()
-        if transfer.done.done() and not transfer.done.cancelled():
-            transfer.done.exception()  # it may have come while we were leaving for another reason
 
     def end(self, error: Exception) -> None:
         """Fail what is under way. Idempotent."""
@@ -167,22 +164,25 @@ class TcpRail:
         return transfer.ours.take(nbytes)
 
     def frame(self, connection: Connection, frame: Frame) -> None:
-        op = frame.header["op"]
+        op, number = frame.header["op"], frame.header["id"]
         if op == "cut":
-            if (answer := self._cuts.pop(frame.header["id"], None)) is not None and not answer.done():
+            if (answer := self._cuts.pop(number, None)) is not None and not answer.done():
                 answer.set_result(None)
             return
-        transfer = self._transfers.get(frame.header["id"])
+        transfer = self._transfers.get(number)
         if transfer is None:
             return  # it was given up
         done = transfer.done
-        match op:
-            case "data" if transfer.ours.left == 0 and not done.done():
+        if done.done():
+            pass
+        elif op == "data":
+            if not transfer.ours.left:
                 done.set_result(None)
-            case "done" if not done.done():
-                done.set_result(None)
-            case "fail" if not done.done():
-                done.set_exception(TransferError(frame.header["reason"]))
+        elif op == "done":
+            done.set_result(None)
+        elif op == "fail":
+            done.set_exception(TransferError(frame.header["reason"]))
+            done.exception()  # the one who waited may be leaving for another reason
         if transfer.stopped is not None and not transfer.stopped.done() and op != "data":
             transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
 

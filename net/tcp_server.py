@@ -9,7 +9,7 @@ from contextlib import suppress
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
 from net.memory import Region
-from net.spans import Cursor, Run, check, pairs, unpack
+from net.spans import Cursor, Run, check, unpack
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
 FRAME = 4 << 20  # bytes of one data frame
@@ -25,7 +25,8 @@ async def push(connection: Connection, transfer_id: int, source: Cursor, stopped
         await connection.drain()
         await connection.turns.wait()
         if not connection.congested and not stopped():
-            connection.send_views({"op": "data", "id": transfer_id}, source.take(min(FRAME, source.left)))
+            nbytes = min(FRAME, source.left)
+            connection.send_views({"op": "data", "id": transfer_id}, source.take(nbytes), nbytes)
 
 
 def at_once(connection: Connection, nbytes: int) -> bool:
@@ -69,7 +70,7 @@ class Served:
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
         op = header.get("op")
         if op == "write" and "runs" in header:
-            self._begin_write(header["id"], header, pairs(header["runs"]))
+            self._begin_write(header["id"], header, header["runs"])
         elif op != "data":
             return self._place_runs(header, nbytes)
         _, target = self._writes.get(header["id"], ("", None))
@@ -83,14 +84,6 @@ class Served:
         header = frame.header
         transfer_id = header["id"]
         match header["op"]:
-            case "rail":
-                self.rail_id = transfer_id
-                if self._key(transfer_id) in self._cut:
-                    self.end()
-                    connection.abort()
-            case "cut":
-                self._cut_off(transfer_id)
-                connection.send({"op": "cut", "id": transfer_id})
             case "read":
                 self._begin_read(transfer_id, header, _runs(frame))
             case "write" if "runs" in header and frame.payload:  # begun by `place`
@@ -102,6 +95,14 @@ class Served:
             case "cancel":
                 self._stop(transfer_id)
                 connection.send({"op": "cancelled", "id": transfer_id})
+            case "rail":
+                self.rail_id = transfer_id
+                if self._key(transfer_id) in self._cut:
+                    self.end()
+                    connection.abort()
+            case "cut":
+                self._cut_off(transfer_id)
+                connection.send({"op": "cut", "id": transfer_id})
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self.end()
@@ -134,8 +135,8 @@ class Served:
         except TransferError as error:
             self._fail(transfer_id, str(error))
             return
-        if at_once(self.connection, source.left):
-            self.connection.send_views({"op": "data", "id": transfer_id}, source.take(source.left))
+        if at_once(self.connection, nbytes := source.left):
+            self.connection.send_views({"op": "data", "id": transfer_id}, source.take(nbytes), nbytes)
             return
         task = asyncio.get_running_loop().create_task(self._answer(transfer_id, source))
         self._reads[transfer_id] = (header["region"], task)
@@ -174,4 +175,5 @@ class Served:
 
 def _runs(frame: Frame) -> Sequence[Run]:
     """Few runs are in the header of a request, many are its payload."""
-    return pairs(frame.header["runs"]) if "runs" in frame.header else unpack(frame.data)
+    runs: Sequence[Run] | None = frame.header.get("runs")
+    return unpack(frame.data) if runs is None else runs

@@ -25,11 +25,12 @@ from net.channel import Channel
 from net.clock import Clock
 from net.copying import Copier, Copy
 from net.deadlines import Deadlines
-from net.errors import PeerLost, RemoteError, TransferError
+from net.errors import PeerLost, TransferError
 from net.landed import Landed
 from net.memory import Region
 from net.notices import Notices
 from net.path import LOCAL, Completion, Path, Reached
+from net.path_finder import PathFinder
 from net.rdma import places
 from net.rdma.transport import Rdma
 from net.shm import Shm
@@ -37,7 +38,7 @@ from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit
 from net.transfer_report import peer_row, rates
-from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Mapped, Op, Transport, Unusable
+from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Carded, Mapped, Op, Transport, Unusable
 
 __all__ = [
     "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
@@ -49,8 +50,6 @@ transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tc
 
 ONE_SIDED = frozenset({"shm", "rdma"})
 """The transports that read a peer's memory without its Python."""
-
-OPEN_S = 10.0  # for the peer to answer which transports it offers
 
 
 class TransferEngine:
@@ -82,8 +81,7 @@ class TransferEngine:
         self.notices = Notices(channel, self._transports)
         self._copier = Copier()
         self._deadlines = Deadlines()
-        self._closed = False
-        channel.handle("transfer.open", self._offer)
+        self._finder = PathFinder(channel, self._transports)
         channel.on_lost(self._gone)
         channel.on_closed(self._gone)
 
@@ -103,7 +101,7 @@ class TransferEngine:
     async def open(self, peer_id: str) -> Path:
         """The path to the peer, found on the first call and after every loss. Raises PeerLost, PeerRefused,
         TransferError when no transport works, TimeoutError."""
-        if self._closed:
+        if self._finder.closed:
             raise TransferError("the transfer engine is closed")
         if peer_id == self._channel.node_id:
             return LOCAL
@@ -112,7 +110,7 @@ class TransferEngine:
         peer = self._of(peer_id)
         async with peer.opening:
             if (path := self.path_of(peer_id)) is None:
-                path = peer.path = await self._find(peer_id)
+                path = peer.path = await self._finder.find(peer_id)
         return path
 
     async def submit(
@@ -141,9 +139,17 @@ class TransferEngine:
         try:
             region = self._region(local)
             moves, nbytes = merged(spans, local, region.nbytes)
-            name = await self._move(peer_id, op, region, remote, moves, nbytes, priority, landed)
+            path = peer.path
+            if path is None or self._finder.closed or not self._transports[path.transport].is_open(peer_id):
+                path = await self.open(peer_id)
+            if nbytes and self._limit is not None:
+                await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
+            if nbytes and path is LOCAL:
+                await self._copy(op, region, remote, moves, nbytes, priority, landed)
+            elif nbytes:
+                await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority, landed)
             if notice:
-                await self.notices.send(peer_id, name, notice)
+                await self.notices.send(peer_id, path.transport, notice)
         except asyncio.CancelledError:
             peer.traffic.failures += 1
             if not deadline.was_hit():
@@ -158,7 +164,7 @@ class TransferEngine:
             self._deadlines.end(deadline)
         seconds = self._clock.now() - started
         peer.traffic.done(op is Op.READ, nbytes, seconds)
-        return Completion(nbytes, seconds, name)
+        return Completion(nbytes, seconds, path.transport)
 
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int, timeout_s: float = 10.0) -> int:
         """Add to a 64-bit word of the peer's region `remote` without its Python; returns what it was. Raises Unusable
@@ -203,8 +209,17 @@ class TransferEngine:
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
 
     def regions(self) -> dict[str, dict[str, Any]]:
-        """nbytes and place ('numa:0', 'cuda:0@PCI address', None = not known) of what is registered here, by name."""
-        return {name: {"nbytes": one.nbytes, "place": places.of(one)} for name, one in self._regions.items()}
+        """nbytes, place ('numa:0', 'cuda:0@PCI address', None = not known) and nics (RDMA devices in use near it) of
+        what is registered here, by name."""
+        carded = [one for one in self._transports.values() if isinstance(one, Carded)]
+        return {
+            name: {
+                "nbytes": one.nbytes,
+                "place": places.of(one),
+                "nics": [nic for by in carded for nic in by.near(one)],
+            }
+            for name, one in self._regions.items()
+        }
 
     def is_one_sided(self, peer_id: str) -> bool:
         """Whether a READ from this peer goes without its Python, by the path that is open now."""
@@ -217,7 +232,8 @@ class TransferEngine:
 
     def bandwidth(self, peer_id: str) -> dict[str, float]:
         """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py: a moving mean over
-        stretches of at least 1 MiB), by rail name; for a transport with one way its name. Empty before the first
+        stretches of at least 1 MiB), by rail name; for a transport with one way its name; over TCP the rails of what is
+        urgent or of what is not, whichever are faster. Empty before the first
         large transfers, and while no path is open. Their sum is what a large transfer gets, --rail-limit included, and
         what a transfer model of the scheduler may start from."""
         peer, path = self._peers.get(peer_id), self.path_of(peer_id)
@@ -231,24 +247,23 @@ class TransferEngine:
         return {peer: sum(rails.values()) for peer in self._peers if (rails := self.bandwidth(peer))}
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """One row per peer: peer, transport, reason, refused, bytes_read, bytes_written, seconds, gb_per_s, failures,
-        retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too; latencies are
-        counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
+        """One row per peer: peer, transport, reason, refused, why, bytes_read, bytes_written, seconds, gb_per_s,
+        failures, retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too;
+        latencies are counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
         ways = [(peer_id, peer, self.path_of(peer_id)) for peer_id, peer in self._peers.items()]
         return [peer_row(peer_id, peer, path, self._rails(peer_id, path)) for peer_id, peer, path in ways]
 
     async def close(self) -> None:
         """Stop serving and submitting, in good order. Regions stay with their owners. Call it before the channel's
         close. Idempotent."""
-        self._closed = True
+        self._finder.closed = True
         for transport in self._transports.values():
             await transport.close()
         self._copier.close()
         self._deadlines.close()
 
-    async def _move(
+    async def _copy(
         self,
-        peer_id: str,
         op: Op,
         region: Region,
         remote: str,
@@ -256,45 +271,11 @@ class TransferEngine:
         nbytes: int,
         priority: int,
         landed: Landed | None,
-    ) -> str:
-        path = self.path_of(peer_id)
-        if path is None or self._closed:
-            path = await self.open(peer_id)
-        if not nbytes:
-            return path.transport
-        if self._limit is not None:
-            now = self._clock.now()
-            await self._clock.until(now + self._limit.hold_s(now, nbytes, priority > BULK))
-        if path is LOCAL:
-            other = self._region(remote)
-            check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
-            await self._copier.copy(Copy(op, region, other, moves, landed), nbytes, priority > BULK)
-        else:
-            await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority, landed)
-        return path.transport
-
-    async def _find(self, peer_id: str) -> Path:
-        try:
-            answer, _ = await self._channel.call(peer_id, "transfer.open", {}, timeout_s=OPEN_S)
-        except RemoteError as error:
-            raise TransferError(f"{peer_id!r} does not take part in transfers: {error}") from None
-        refused: dict[str, str] = {}
-        for name, transport in self._transports.items():
-            offer = answer["offers"].get(name)
-            if offer is None:
-                refused[name] = "the peer does not offer it"
-                continue
-            try:
-                return Path(name, await transport.open(peer_id, offer), refused)
-            except Unusable as error:
-                refused[name] = str(error)
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise TransferError(f"no transport to {peer_id!r}: {reasons}")
-
-    async def _offer(self, peer_id: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        if self._closed:
-            raise RemoteError("its transfer engine is closed", "closed")
-        return {"offers": {name: transport.offer() for name, transport in self._transports.items()}}
+    ) -> None:
+        """Both sides are here."""
+        other = self._region(remote)
+        check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
+        await self._copier.copy(Copy(op, region, other, moves, landed), nbytes, priority > BULK)
 
     def _gone(self, peer_id: str) -> None:
         for transport in self._transports.values():

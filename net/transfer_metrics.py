@@ -26,6 +26,8 @@ class TransferCollector(Collector):
         failed = CounterMetricFamily("mooncake:peer_transfer_failures", "Submissions that failed", labels=common)
         again = CounterMetricFamily("mooncake:peer_transfer_retries", "Slices sent again", labels=common)
         latency = HistogramMetricFamily("mooncake:peer_transfer_latency_seconds", "Per submission", labels=common)
+        text = "1: the transport in use, and why no better one"
+        path = GaugeMetricFamily("mooncake:peer_path", text, labels=[*common, "why"])
         per_rail = [*common, "rail"]
         rail_speed = GaugeMetricFamily("mooncake:rail_gb_per_s", "Estimated bandwidth of a rail", labels=per_rail)
         rail_up = GaugeMetricFamily("mooncake:rail_up", "1 when the rail can be used", labels=per_rail)
@@ -38,6 +40,7 @@ class TransferCollector(Collector):
                 rail_up.add_metric([*values, rail["rail"]], float(rail["up"]))
                 rail_moved.add_metric([*values, rail["rail"]], rail["bytes"])
                 rail_failed.add_metric([*values, rail["rail"]], rail["failures"])
+            path.add_metric([*values, row["why"] or "no path is open"], 1)
             moved.add_metric([*values, "read"], row["bytes_read"])
             moved.add_metric([*values, "write"], row["bytes_written"])
             speed.add_metric(values, row["gb_per_s"])
@@ -46,4 +49,4 @@ class TransferCollector(Collector):
             bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
             counts = accumulate(row["latencies"])
             latency.add_metric(values, list(zip(bounds, counts, strict=True)), row["seconds"])
-        return [moved, speed, failed, again, latency, rail_speed, rail_up, rail_moved, rail_failed]
+        return [path, moved, speed, failed, again, latency, rail_speed, rail_up, rail_moved, rail_failed]

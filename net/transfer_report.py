@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ def peer_row(peer_id: str, peer: Reached, path: Path | None, rails: RailRows) ->
         "transport": path.transport if path else None,
         "reason": path.reason if path else None,
         "refused": path.refused if path else {},
+        "why": path.why() if path else None,
     }
     return how | peer.traffic.row() | {"retries": sum(rail["resent"] for rail in rails), "rails": rails}
 
@@ -26,7 +28,11 @@ def rates(peer: Reached, path: Path | None, rails: RailRows, most: float | None)
     """See TransferEngine.bandwidth. most: bytes/s of all rails together; None = as fast as they go."""
     if path is None or path is LOCAL:
         return {}
-    found = {row["rail"]: 1e9 * row["gb_per_s"] for row in rails if row["up"] and row["gb_per_s"]}
+    lanes: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for row in rails:
+        if row["up"] and row["gb_per_s"]:
+            lanes[row.get("lane", "")][row["rail"]] = 1e9 * row["gb_per_s"]
+    found = max(lanes.values(), key=lambda lane: sum(lane.values()), default={})  # one transfer has one lane
     if not rails and peer.traffic.bytes_per_s:
         found = {path.transport: peer.traffic.bytes_per_s}
     total = sum(found.values())

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,7 +50,7 @@ class Transport(Protocol):
     def is_open(self, peer_id: str) -> bool:
         """Whether `submit` may be called."""
 
-    async def submit(
+    def submit(
         self,
         peer_id: str,
         op: Op,
@@ -59,13 +59,14 @@ class Transport(Protocol):
         spans: Sequence[Span],
         priority: int = BULK,
         landed: Landed | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet. `landed`
         hears of the pieces that have arrived, until this ends. When cancelled it first makes sure that no byte of it
         moves any more. Raises TransferError, PeerLost."""
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
-        """net.rails.Rail.row of every rail to the peer; empty for a transport that has but one way."""
+        """net.rails.Rail.row of every rail to the peer; empty for a transport that has but one way. A transfer is
+        striped over the rails of one "lane"; rows that name none are in the same."""
 
     def withdraw(self, name: str) -> None:
         """The region is no longer in `regions`; stop serving what is under way for it."""
@@ -98,6 +99,14 @@ class Notifier(Protocol):
 
     async def notify(self, peer_id: str, content: bytes) -> None:
         """Tell the peer, behind everything that was complete before. Raises TransferError, PeerLost."""
+
+
+@runtime_checkable
+class Carded(Protocol):
+    """A transport over network cards, which are near some memory and far from other."""
+
+    def near(self, region: Region) -> list[str]:
+        """The cards in use near the region; none before the first peer has asked."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ their destination. Small pieces go through a staging buffer instead: one read th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
@@ -30,6 +30,7 @@ HEADER_MAX = 16 << 20  # bytes
 PAYLOAD_MAX = 256 << 20  # bytes of a payload nobody gave a place for
 STAGING = 256 << 10  # bytes
 DIRECT_MIN = 64 << 10  # bytes: smaller pieces are staged, a read per piece would cost more than the copy
+REST_MIN = 16 << 10  # bytes: a smaller rest of a large piece is staged too, together with what follows it
 READ_MAX = 2 << 20  # bytes: bounds how long one read holds the event loop, about 0.7 ms
 ALIGN = 64
 """Bytes: heads are padded with spaces to a multiple, so that payload keeps its alignment in the kernel's buffers: 4 %
@@ -50,7 +51,7 @@ class Frame:
     """One message: its header and where its payload is now."""
 
     header: Header
-    payload: list[memoryview] = field(default_factory=list)
+    payload: Sequence[memoryview]
 
     @property
     def data(self) -> memoryview:
@@ -77,6 +78,7 @@ def encode(header: Header, payload: Sequence[Buffer] = ()) -> bytes:
 
 
 def nbytes_of(buffer: Buffer) -> int:
+    """Its size, also where its items are larger than bytes."""
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
@@ -115,16 +117,13 @@ class Decoder:
         self._piece = 0  # the payload view being filled, and how much of it is
         self._filled = 0
         self._missing = 0  # payload bytes to come
-        self._direct = False
+        self._rest: memoryview | None = None  # of the large piece that is being filled
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty. Valid until `received`."""
-        self._direct = False
-        if self.incoming is not None and self._start == self._end:
-            view = self.incoming.payload[self._piece]
-            if len(view) - self._filled >= DIRECT_MIN:
-                self._direct = True
-                return view[self._filled : self._filled + READ_MAX]
+        rest = self._rest or self._large()
+        if rest is not None:
+            return rest if len(rest) <= READ_MAX else rest[:READ_MAX]
         if self._start == self._end:
             self._start = self._end = 0
         elif self._end == len(self._staging):
@@ -133,72 +132,86 @@ class Decoder:
             return self._staging[self._end : self._limit]
         return self._staging[self._end :]
 
+    def _large(self) -> memoryview | None:
+        """What is left of a large piece, when that comes next."""
+        if self.incoming is None or self._start != self._end:
+            return None
+        view = self.incoming.payload[self._piece]
+        if len(view) - self._filled < DIRECT_MIN:
+            return None
+        self._rest = view[self._filled :]
+        return self._rest
+
     def continues(self, nbytes: int) -> bool:
-        """The same as `received` in little time, where these bytes are in the middle of one large piece, as most of a
-        large payload are; False, and nothing is done, where they are not."""
-        if not self._direct or self.incoming is None:
+        """The same as `received` in little time, where these bytes are in the middle of one large piece, or end one
+        of many, as most of a large payload do; False, and nothing is done, where they do not."""
+        rest = self._rest
+        if rest is None:
             return False
-        if self._filled + nbytes >= len(self.incoming.payload[self._piece]):
+        left = len(rest) - nbytes
+        if left >= REST_MIN:
+            self._rest = rest[nbytes:]
+        elif not left and nbytes < self._missing:
+            self._rest = None
+            self._piece += 1
+            self._filled = 0
+        else:
             return False
-        self._direct = False
         self._limit = LOOK
-        self._filled += nbytes
         self._missing -= nbytes
         return True
 
     def received(self, nbytes: int) -> Iterator[Frame]:
         """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume it whole."""
-        if self._direct:
-            self._direct = False
-            self._limit = LOOK
-            self._advance(nbytes)
-        else:
+        rest = self._rest
+        if rest is None:
             self._end += nbytes
-        while True:
-            if self.incoming is None and not self._parse():
-                return
+        else:
+            self._advance(rest, nbytes)
+        while (frame := self.incoming or self._parse()) is not None:
             if self._missing:
-                self._unstage()
+                if self._start < self._end:
+                    self._unstage(frame)
                 if self._missing:
                     return
-            frame = self.incoming
-            assert frame is not None
             self.incoming = None
             yield frame
+            if self._start == self._end:
+                return
 
     def discard(self) -> None:
         """Throw the rest of the arriving payload away; its destination is not written any more."""
         if self.incoming is not None:
             self.incoming.payload = nowhere(self._missing)
             self._piece = self._filled = 0
+            self._rest = None
 
-    def _parse(self) -> bool:
-        """Take one prefix and header out of the staging buffer; False when more bytes are needed."""
-        have = self._end - self._start
+    def _parse(self) -> Frame | None:
+        """Take one prefix and header out of the staging buffer; None when more bytes are needed."""
+        start = self._start
+        have = self._end - start
         if have < PREFIX.size:
-            return False
-        magic, version, header_nbytes, payload_nbytes = PREFIX.unpack_from(self._staging, self._start)
-        if magic == SEALED_MAGIC:
-            raise KeyMismatch(ONE_KEY)
-        if magic != MAGIC:
-            raise FrameError(f"not a mooncake stream: it starts with {bytes(magic)!r}")
-        if version != VERSION:
-            raise FrameError(f"the peer speaks wire version {version}, this node {VERSION}: run one release everywhere")
+            return None
+        magic, version, header_nbytes, missing = PREFIX.unpack_from(self._staging, start)
+        if magic != MAGIC or version != VERSION:
+            raise _foreign(magic, version)
         if header_nbytes > self.header_max:
             raise FrameError(f"a header of {header_nbytes} bytes is over the limit of {self.header_max}")
         needed = PREFIX.size + header_nbytes
         if have < needed:
             self._reserve(needed)
-            return False
-        header = _header(self._staging[self._start + PREFIX.size : self._start + needed])
-        self._start += needed
-        payload = list(self.place(header, payload_nbytes)) if payload_nbytes else []
-        if sum(map(len, payload)) != payload_nbytes:
-            raise FrameError(f"a payload of {payload_nbytes} bytes was given {sum(map(len, payload))} bytes of room")
-        self.incoming = Frame(header, payload)
-        self._missing, self._piece, self._filled = payload_nbytes, 0, 0
+            return None
+        header = _header(self._staging[start + PREFIX.size : start + needed])
+        self._start = start + needed
+        payload: Sequence[memoryview] = ()
+        if missing:
+            payload = self.place(header, missing)
+            if (room := sum(map(len, payload))) != missing:
+                raise FrameError(f"a payload of {missing} bytes was given {room} bytes of room")
+        self._missing, self._piece, self._filled = missing, 0, 0
         self._limit = STAGING
-        return True
+        frame = self.incoming = Frame(header, payload)
+        return frame
 
     def _reserve(self, needed: int) -> None:
         """Make room for a header that is longer than the staging buffer."""
@@ -213,24 +226,42 @@ class Decoder:
         self._staging[:staged] = bytes(self._staging[self._start : self._end])
         self._start, self._end = 0, staged
 
-    def _unstage(self) -> None:
+    def _unstage(self, frame: Frame) -> None:
         """Copy staged bytes to where the payload belongs."""
-        assert self.incoming is not None
-        payload, staging = self.incoming.payload, self._staging
-        while self._missing and self._start < self._end:
-            view = payload[self._piece]
-            count = min(len(view) - self._filled, self._end - self._start)
-            view[self._filled : self._filled + count] = staging[self._start : self._start + count]
-            self._start += count
-            self._advance(count)
+        staging, start, piece, filled = self._staging, self._start, self._piece, self._filled
+        end = self._start = min(self._end, start + self._missing)
+        self._missing -= end - start
+        for view in frame.payload[piece:]:
+            stop = start + len(view) - filled
+            if stop > end:
+                view[filled : filled + end - start] = staging[start:end]
+                filled += end - start
+                break
+            view[filled:] = staging[start:stop]
+            piece += 1
+            start, filled = stop, 0
+        self._piece, self._filled = piece, filled
 
-    def _advance(self, nbytes: int) -> None:
+    def _advance(self, rest: memoryview, nbytes: int) -> None:
+        """These bytes went straight into the large piece of which `rest` was left."""
         assert self.incoming is not None
+        self._limit = LOOK
         self._missing -= nbytes
-        self._filled += nbytes
-        if self._filled == len(self.incoming.payload[self._piece]):
+        left = len(rest) - nbytes
+        self._rest = rest[nbytes:] if left >= REST_MIN else None
+        if left:
+            self._filled = len(self.incoming.payload[self._piece]) - left
+        else:
             self._piece += 1
             self._filled = 0
+
+
+def _foreign(magic: bytes, version: int) -> FrameError:
+    if magic == SEALED_MAGIC:
+        return KeyMismatch(ONE_KEY)
+    if magic != MAGIC:
+        return FrameError(f"not a mooncake stream: it starts with {magic!r}")
+    return FrameError(f"the peer speaks wire version {version}, this node {VERSION}: run one release everywhere")
 
 
 def _header(text: memoryview) -> Header:

@@ -6,10 +6,14 @@
     WANT     key u64*: "you know newer ones of these"
     DELTA    records (sched/record.py)
 
-Once per period a node sends its versions to a few others. Who has the same members in the same incarnations, which the
-fingerprint says, compares them row by row, sends the records that are newer here and picks those that are newer there.
-Who has not answers with what it knows by key, and the same happens in the other direction. Loss and reordering cost
-freshness only: the next round offers the same versions again.
+A few times per period a node sends its versions to another one. Who has the same members in the same incarnations,
+which the fingerprint says, compares them row by row, sends the records that are newer here and picks those that are
+newer there. Who has not answers with what it knows by key, and the same happens in the other direction. Loss and
+reordering cost freshness only: the next exchange offers the same versions again.
+
+One node after the other is asked, not several at once: two that are asked at once answer with the same news, a fifth of
+all records in vain. And whoever is asked asks later itself. Partners are drawn, so without that some would take part in
+half as many exchanges again as others over a few seconds, and each exchange costs both sides about the same.
 """
 
 from __future__ import annotations
@@ -35,6 +39,13 @@ ENTRIES = (BODY_BYTES - _range.size) // _entry.itemsize
 RECORDS = BODY_BYTES // RECORD_BYTES
 WANTS = BODY_BYTES // 8
 
+OWN, OTHERS = 0.6, 0.3
+"""By how many intervals the next exchange moves away with each one that this node, or another, has begun. Their sum
+sets the rate; OTHERS alone would even out completely, but let nodes that are asked by chance stop asking."""
+
+MOST = 2.0
+"""Intervals after which a node asks again, however often it was asked."""
+
 Rows = npt.NDArray[np.intp]
 
 
@@ -43,17 +54,27 @@ class Exchange:
 
     def __init__(self, now: float, view: ClusterView, tag: int, preset: Preset, rng: Rng) -> None:
         self.counters: Counter[str] = Counter()  # records_merged, records_stale, summaries_<un>matched, dropped_<why>
-        self.next_at = now + rng.random() * preset.state_period_s
+        self._interval_s = preset.state_period_s / preset.state_fanout
+        self._begun_at, self.next_at = now, now + rng.random() * self._interval_s
         self._view, self._tag, self._preset, self._rng = view, tag, preset, rng
 
     def tick(self, now: float, peers: Sequence[Member]) -> list[SendPacket]:
-        """Offer the view to a few random peers, once per period."""
+        """Offer the view to a random peer, state_fanout times per period or so."""
         if now < self.next_at:
             return []
-        self.next_at = now + self._preset.state_s(len(peers) + 1)
-        chosen = self._rng.sample(peers, min(self._preset.state_fanout, len(peers)))
-        packets = list(self._summaries()) if chosen else []
-        return [SendPacket(peer.address, packet) for peer in chosen for packet in packets]
+        self._begun_at = now
+        partners = min(self._preset.state_fanout, max(1, len(peers)))
+        self._interval_s = self._preset.state_s(len(peers) + 1) / partners
+        self.next_at = max(self.next_at, now - self._interval_s / 2) + OWN * self._interval_s
+        if not peers:
+            return []
+        address = self._rng.choice(peers).address
+        return [SendPacket(address, packet) for packet in self._summaries()]
+
+    def _asked(self) -> None:
+        """Another node has begun an exchange."""
+        latest = self._begun_at + MOST * self._interval_s
+        self.next_at = max(self.next_at, min(self.next_at + OTHERS * self._interval_s, latest))
 
     def receive(self, now: float, source: Address, kind: Kind, tag: int, body: bytes) -> list[SendPacket]:
         """Answer one packet. Never raises: what cannot be read is counted and dropped."""
@@ -87,6 +108,8 @@ class Exchange:
 
     def _compare(self, now: float, body: bytes) -> Iterator[bytes]:
         fingerprint, start, rest = _parted(body)
+        if start == 0:
+            self._asked()
         if fingerprint != self._view.fingerprint:
             self.counters["summaries_unmatched"] += 1
             if start == 0:

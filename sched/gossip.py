@@ -36,6 +36,7 @@ class GossipCore:
         self.view = ClusterView(me.node_id)
         self.digests = DigestExchange(now, me.node_id, tag_of(me), preset, rng)
         self.cells = CellPlane(now, me.node_id, tag_of(me), preset, rng)
+        self._publish_at = now
         self._exchange = Exchange(now, self.view, tag_of(me), preset, rng)
         self._damaged: Counter[str] = Counter()
         self._bits = 0  # of a node key that name its cell
@@ -95,7 +96,9 @@ class GossipCore:
         effects = self._followed(self.membership.handle(now, event))
         if isinstance(event, Tick):
             if now >= self._exchange.next_at:
-                self.view.publish(now, self.membership.me.incarnation, self._stamped())
+                if now >= self._publish_at:
+                    self._publish_at = max(self._publish_at + self._preset.state_s(len(self.mates()) + 1), now)
+                    self.view.publish(now, self.membership.me.incarnation, self._stamped())
                 effects += self._exchange.tick(now, self.mates())
             effects += self.digests.tick(now, self.mates())
             if now >= self.cells.next_at:

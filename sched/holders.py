@@ -12,7 +12,7 @@ for all of them, and a changed slot names exactly the mask it may change. Kept m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -109,10 +109,12 @@ class Holders:
         Nobody beyond the last level holds more. The prefix property does the rest: the walk ends at the first key
         that nobody left holds.
         """
-        mask = self.mask if len(self._tables) != 1 else next(iter(self._tables.values())).mask
+        table = next(iter(self._tables.values())) if len(self._tables) == 1 else None
+        search, names, kept = (self.mask, {}, {}) if table is None else table.kept()
         found, left, depth = [], -1, 0
         for key in keys:
-            held = left & mask(key)
+            mask = kept.get(names.get(key, -1))  # what a table's `mask` begins with: a call less per key
+            held = left & (search(key) if mask is None else mask)
             if held != left:
                 if depth:
                     found.append((depth, left))
@@ -175,6 +177,10 @@ class _Table:
                 masks[name] &= ~bit
             if new and (name := self._class(new, bucket)) in masks:
                 masks[name] |= bit
+
+    def kept(self) -> tuple[Callable[[Key], int], dict[Key, int], dict[int, int]]:
+        """(`mask`, classes of keys, masks kept by class: no class is negative); all three stay the same objects."""
+        return self.mask, self._names, self._masks
 
     def mask(self, key: Key) -> int:
         name = self._names.get(key)

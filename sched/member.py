@@ -149,7 +149,7 @@ class Preset:
     suspicion_floor_s: float  # longer than a node may stand still without being taken for dead
     retransmit_mult: int
     state_period_s: float  # exchange of node records, up to 256 nodes
-    state_fanout: int = 2  # with so many others
+    state_fanout: int = 2  # with so many others, one after the other
     digest_period_s: float = 1.0  # changes of the cache digests are told, see sched/digest_exchange.py
     cell_nodes: int = 256  # above that the cluster is cut into cells, see sched/cells.py
     cell_period_s: float = 0.5  # summaries of cells are told

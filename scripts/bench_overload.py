@@ -3,23 +3,30 @@
 
     python scripts/bench_overload.py                       8 prefill + 8 decode nodes, 4,000 requests, a few seconds
     python scripts/bench_overload.py --load 1.2 --requests 20000 --json out.json
+    python scripts/bench_overload.py --live                1 prefill + 1 decode node of the embedded model, 3 minutes
 
-The cluster is simulated in virtual time; who is placed where and who is refused is decided by the classes that the
-nodes use (sched/placements/, sched/rejection.py), with the loads of all nodes known at every arrival. Goodput counts
-requests that kept both objectives of their class. papers.md section 6 has the paper's table: refused requests only.
+Without --live the cluster is simulated in virtual time; who is placed where and who is refused is decided by the
+classes that the nodes use (sched/placements/, sched/rejection.py), with the loads of all nodes known at every arrival.
+Goodput counts requests that kept both objectives of their class. papers.md section 6 has the paper's table: refused
+requests only. --live sends requests of the class standard to real nodes, its objectives times --slo-scale.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sched.rejection import rejections
+from scripts.benchlib.client import Unreachable
 from scripts.benchlib.results import Row, add_result_flags, report
+from scripts.cluster import NodeDied, StartTimeout
+from scripts.overloadbench import live
 from scripts.overloadbench.driver import Cluster, arrivals, capacity
 from scripts.overloadbench.machines import Speed
 
@@ -34,8 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefill", type=int, default=8, help="prefill nodes")
     parser.add_argument("--decode", type=int, default=8, help="decode nodes")
     parser.add_argument("--seed", type=int, default=1)
+    real = parser.add_argument_group("--live")
+    real.add_argument("--live", action="store_true", help="real nodes in place of the simulated cluster")
+    real.add_argument("--seconds", type=float, default=20.0, help="of requests per variant (default %(default)s)")
+    real.add_argument("--slo-scale", type=float, default=0.4, help="of the nodes (default %(default)s: 2 s and 40 ms)")
+    real.add_argument("--capacity", type=float, help="requests/s, as measured before")
+    real.add_argument("--variants", default=",".join(rejections), help="which, joined by commas (default: all)")
+    real.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")
     add_result_flags(parser)
     args = parser.parse_args(argv)
+    if args.live:
+        return overload_nodes(args)
     if args.quick:
         args.requests = min(args.requests, 500)
     speed = Speed()
@@ -60,6 +76,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
     config = {name: getattr(args, name) for name in ("load", "requests", "prefill", "decode", "seed")}
     report(config | {"capacity_per_s": most}, rows, args.json)
+    return 0
+
+
+def overload_nodes(args: argparse.Namespace) -> int:
+    variants = args.variants.split(",")
+    if unknown := set(variants) - set(rejections):
+        known = ", ".join(rejections)
+        print(f"bench_overload: --variants {', '.join(sorted(unknown))}: choose from {known}", file=sys.stderr)
+        return 2
+    if args.quick:
+        args.seconds = min(args.seconds, 5.0)
+    rows = [Row(**row) for path in args.add for row in json.loads(path.read_text())["rows"]]
+    try:
+        with tempfile.TemporaryDirectory(prefix="overload-") as folder:
+            config, found = live.measure(args, variants, Path(folder))
+    except (OSError, ValueError, Unreachable, NodeDied, StartTimeout) as error:
+        print(f"bench_overload: {error}", file=sys.stderr)
+        return 2
+    config |= {"live": True, "load": args.load, "slo_scale": args.slo_scale, "seed": args.seed}
+    report(config, rows + found, args.json)
     return 0
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
 """The transfer engine beside raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL, in one run.
+"stream" is the limit as iperf measures it: the sockets with hot buffers instead of cold arenas.
 
   scripts/bench_transfer.py --quick
   scripts/bench_transfer.py --peer-python /path/to/venv/bin/python --json results/transfer.jsonl

@@ -10,7 +10,8 @@ example above is one in thirty lines. Name it after a colon when the file has se
 
 check    every step of scripts/attention_bench/grid.py: ragged mixes, head sizes, block sizes, three types, windows and
          soft caps, NaN wherever nothing may be read; |yours - float64| <= 2 |plain torch - float64| + 1e-6. A kernel
-         may refuse a window or a soft cap with NotImplementedError; any other exception is a fault.
+         may refuse a window or a soft cap with NotImplementedError; any other exception is a fault. With
+         reads_codes = True some of it over int8 and fp8 pools, too (scripts/attention_bench/quantized.py).
          The first wrong step is named, and the command ends with 1.
 bench    write_kv + attend, bfloat16, at the geometries of SmolLM2-135M and Llama-3-8B, beside every built-in backend
          that runs here.
@@ -35,7 +36,9 @@ sys.path.insert(0, str(ROOT))  # run from anywhere, without installing
 import torch
 
 from attention import AttentionBackend, backends, choose, custom
-from scripts.attention_bench.grid import Point, find_fault, points
+from attention.codes import DTYPES
+from scripts.attention_bench.grid import find_fault, points
+from scripts.attention_bench.quantized import find_quantized_fault
 from scripts.attention_bench.side_by_side import compare
 from scripts.benchlib.results import add_result_flags, report
 
@@ -46,7 +49,11 @@ class Verdict:
 
     right: int = 0
     refused: int = 0
-    faults: list[tuple[Point, str]] = field(default_factory=list)
+    faults: list[tuple[str, str]] = field(default_factory=list)  # (step, what is wrong)
+
+    @property
+    def steps(self) -> int:
+        return self.right + self.refused + len(self.faults)
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Namespace, list[str]]:
@@ -68,12 +75,19 @@ def parse(argv: Sequence[str] | None) -> tuple[Namespace, list[str]]:
 def check(backend: AttentionBackend, device: str, quick: bool, console: Console) -> Verdict:
     """The whole grid, one fault of each step."""
     verdict = Verdict()
-    for point in track(list(points(quick)), "checking", console=console, transient=True):
+    steps = [(point, "") for point in points(quick)]
+    if getattr(backend, "reads_codes", False):
+        steps += [(point, kv_dtype) for kv_dtype in DTYPES for point in list(points(quick=True))[::3]]
+    for point, kv_dtype in track(steps, "checking", console=console, transient=True):
+        step = f"{point}, KV in {kv_dtype}" if kv_dtype else str(point)
         try:
-            fault = find_fault(backend, point, device)
+            if kv_dtype:
+                fault = find_quantized_fault(backend, point, kv_dtype, device)
+            else:
+                fault = find_fault(backend, point, device)
         except NotImplementedError as refusal:
             if not point.window and not point.soft_cap:
-                verdict.faults.append((point, f"NotImplementedError: {refusal}"))
+                verdict.faults.append((step, f"NotImplementedError: {refusal}"))
             else:
                 verdict.refused += 1
             continue
@@ -82,7 +96,7 @@ def check(backend: AttentionBackend, device: str, quick: bool, console: Console)
         if fault is None:
             verdict.right += 1
         else:
-            verdict.faults.append((point, fault))
+            verdict.faults.append((step, fault))
     return verdict
 
 
@@ -111,9 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     verdict = check(backend, args.device, args.quick, console)
     if verdict.faults:
-        point, fault = verdict.faults[0]
-        print(f"{backend.name} is wrong at {len(verdict.faults)} of {len(list(points(args.quick)))} steps. First:")
-        print(f"  {point}\n  {fault}")
+        step, fault = verdict.faults[0]
+        print(f"{backend.name} is wrong at {len(verdict.faults)} of {verdict.steps} steps. First:")
+        print(f"  {step}\n  {fault}")
         return 1
     refused = f", refuses {verdict.refused} with a window or soft cap" if verdict.refused else ""
     print(f"{backend.name} is right at {verdict.right} steps{refused}")

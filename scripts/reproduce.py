@@ -5,30 +5,37 @@
   scripts/reproduce.py --out DIR --only scheduling,pool,ratio
   scripts/reproduce.py --quick              # short runs, to see that everything works
 
-The traces are the released ones where ../shared/traces has them, else generated ones: the report says which. The hit
-rates of cache policies are scripts/cache_policies.py, which the report runs first.
+The traces are the released ones where ../shared/traces has them, else generated ones: the report says which. Hit rates
+without timing, by policy (scripts/cache_policies.py) and by size, are computed beside the simulations. Each ablation
+leaves a .json with every seed's figures and the configurations; report.json has their means in one file.
 """
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from rich.console import Console
 
 from scripts import ablate, cache_policies
-from scripts.benchlib.results import commit
-from scripts.lab.ablation import Goal
+from scripts.benchlib.results import commit, write_result
+from scripts.lab import curve
+from scripts.lab.ablation import Goal, Outcome
 from scripts.lab.ablations import ABLATIONS
 from scripts.lab.plot import draw
 from scripts.lab.tables import goal_table, section
+from sim.config import SimConfig
 
 QUICK_REQUESTS = 400
 
@@ -51,34 +58,72 @@ def policies_section() -> str:
     return f"## Cache policies: hit rates by capacity\n\nLRU, LFU and FIFO are {verdict}.\n\n```\n{out.getvalue()}```\n"
 
 
+def replays() -> list[str]:
+    """Sections that need no simulator."""
+    return [policies_section(), curve.section()]
+
+
+def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row per case: what of its configuration is not the default, and the estimates."""
+    default = SimConfig().as_dict()
+    return [
+        {
+            "ablation": outcome.ablation.name,
+            "case": case.label,
+            "config": {name: value for name, value in case.config.as_dict().items() if value != default[name]},
+            "speed": case.workload.speed,
+            "requests": outcome.raw[case.label][0]["requests"],
+            "values": {name: asdict(value) for name, value in outcome.values[case.label].items()},
+        }
+        for case in outcome.cases
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser()
     args = made.parse_args(argv)
     names = args.only.split(",") if args.only else list(ABLATIONS)
     if unknown := set(names) - set(ABLATIONS):
         made.error(f"--only: no ablation called {', '.join(sorted(unknown))}; there are {', '.join(ABLATIONS)}")
-    requests, seeds = (QUICK_REQUESTS, 1) if args.quick else (args.requests, args.seeds)
+    if args.quick:
+        args.requests, args.seeds = QUICK_REQUESTS, 1
     args.out.mkdir(parents=True, exist_ok=True)
-    args.requests, args.seeds = requests, seeds
-    head = f"# Figures of the Mooncake papers, reproduced\n\nCommit {commit()}; {seeds} seeds per case; simulated.\n"
     begun, console = time.monotonic(), Console(stderr=True)
-    report = args.out / "report.md"
+    with ProcessPoolExecutor(1) as beside:
+        untimed = None if args.quick or args.only else beside.submit(replays)
+        write(names, args, untimed, console)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    console.print(f"{args.out / 'report.md'} in {time.monotonic() - begun:.0f} s, {cpu_s:.0f} s of CPU")
+    return 0
+
+
+def write(names: Sequence[str], args: Namespace, untimed: Future[list[str]] | None, console: Console) -> None:
+    """The report as far as it has come after every ablation; the sections of `untimed` at its end."""
+    came, report = commit(), args.out / "report.md"
+    head = f"# Figures of the Mooncake papers, reproduced\n\nCommit {came}; {args.seeds} seeds per case; simulated.\n"
     parts: list[str] = []
     goals: list[Goal] = []
-    if not args.quick and not args.only:
-        console.print("cache policies ...")
-        parts.append(policies_section())
+    rows: list[dict[str, Any]] = []
+
+    def save() -> None:
+        reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
+        report.write_text("\n".join([head, *reached, *parts]))
+
     for outcome in ablate.run_all(names, args, console):
         name = outcome.ablation.name
         goals += ablate.reached(outcome)
         plot = args.out / f"{name}.svg"
         draw(outcome, plot)
         parts.append(section(outcome, plot.name))
-        ablate.write_json(outcome, args.out / f"{name}.json", seeds)
-        reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
-        report.write_text("\n".join([head, *reached, *parts]))  # as far as it has come
-    console.print(f"{report} in {time.monotonic() - begun:.0f} s")
-    return 0
+        ablate.write_json(outcome, args.out / f"{name}.json", args.seeds)
+        rows += rows_of(outcome)
+        save()
+    if untimed is not None:
+        parts += untimed.result()
+        save()
+    config = {"seeds": args.seeds, "requests": args.requests, "defaults": SimConfig().as_dict()}
+    write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,13 @@ NO_TESTS = 5  # pytest's
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", type=Path, help="bash script to run in the guest instead of the tests")
-    parser.add_argument("--timeout", type=float, default=420, metavar="S", help="seconds for one boot (420)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=900,
+        metavar="S",
+        help="for one boot: many times what one needs (900)",
+    )
     parser.add_argument("--cores", type=int, default=1, help="of the guest; 2 to hunt for races (1)")
     parser.add_argument("--memory", type=int, default=3072, metavar="MIB", help="of the guest (3072)")
     parser.add_argument("--cache", type=Path, default=image.cache_directory(), help="for the kernel (%(default)s)")

@@ -13,11 +13,13 @@ same bytes. --trace takes a file in Mooncake's format; without one the released 
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,9 @@ CHOICES = {
 }
 OWN = {"placement"}  # takes several
 
+COMMENT = re.compile(r"^ +(\w+): .+?  # (.+)$", re.MULTILINE)
+"""A field of sim/config.py and what it says there."""
+
 
 def parser() -> ArgumentParser:
     """A flag for every field of SimConfig, and what to simulate."""
@@ -62,10 +67,11 @@ def parser() -> ArgumentParser:
     made.add_argument("--jobs", type=Path, metavar="FILE", help="write what became of every request, a JSON line each")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the whole configuration")
     made.add_argument("--placement", default="mooncake", help="policies, joined by commas (default: mooncake)")
+    meaning = dict(COMMENT.findall(getsource(SimConfig)))
     for field in fields(SimConfig):
         if field.name not in OWN:
             kind = type(field.default)
-            help_text = f"see sim/config.py (default: {field.default})"
+            help_text = f"{meaning.get(field.name, 'see sim/config.py')} (default: {field.default})"
             flag = "--" + field.name.replace("_", "-")
             if kind is bool:
                 made.add_argument(flag, action=BooleanOptionalAction, default=field.default, help=help_text)

@@ -5,6 +5,7 @@ computed, handed over and decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from random import Random
 
 from cache.policies import policies
@@ -12,7 +13,6 @@ from cache.policy import Facts
 from sched.placements.choice import LearningPolicy, Placement, Rejected
 from sched.placements.demand import Demand
 from sim import making
-from sim.caches import Cache
 from sim.config import SimConfig
 from sim.contention import Contention
 from sim.failures import Failures
@@ -23,6 +23,7 @@ from sim.models import StepModel, with_bandwidth
 from sim.network import Network
 from sim.node import Node
 from sim.placing import Placing
+from sim.pool import Pool
 from sim.predictors import equip
 from sim.presets import preset
 from sim.refusals import Refusals
@@ -47,14 +48,16 @@ class Cluster:
         if not self.nodes:
             raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
         self.by_name = {node.name: node for node in self.nodes}
-        size = len(self.nodes)
-        self.pool = Cache(policies[config.eviction](), config.pool_blocks * size)
         self._facts: list[Facts] = []
-        wire = self.model.token_bytes * config.kv_scale
-        self._wire_bytes = wire
+        self._wire_bytes = self.model.token_bytes * config.kv_scale
+        self.disks = making.disks(self)
+        self.pool = Pool(
+            policies[config.eviction], config.pool_blocks, config.ssd_blocks, self.disks,
+            self._wire_bytes * config.block_tokens,
+        )  # fmt: skip
         self.links = SimLinks(config.links, self.network)
         candidates = [making.candidate(self, node) for node in self.nodes]
-        self.placing = Placing(config, self.loop, self.rng, candidates, self.links)
+        self.placing = Placing(config, self.loop, self.rng, candidates, self.links, self._step_soon)
         self._learner = self.placing.policy if isinstance(self.placing.policy, LearningPolicy) else None
         self.live = self.placing.live
         self.caches = [making.cache(self, node) for node in self.nodes]
@@ -150,7 +153,9 @@ class Cluster:
                 prefill.ready(job)
 
         if nbytes:
-            self.loop.at(begun, self.network.send, self._home(job), prefill.name, nbytes, ready)
+            size = self.config.block_tokens
+            send = partial(self.network.send, self._home(job), prefill.name, nbytes, ready)
+            self.loop.at(begun, self.pool.read, job.blocks[own // size : fetched // size], send)
         else:
             self.loop.at(begun, ready)
 
@@ -187,7 +192,7 @@ class Cluster:
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
             job.finished = self.loop.now
-            self.by_name[job.decode].release(job)
+            self.by_name[job.decode].batch.release(job)
             self.finished(node, job)
         elif job.decode == node.name:
             node.join(job)
@@ -227,7 +232,7 @@ class Cluster:
         if refusal is None:
             node.join(job)
             return
-        node.release(job)
+        node.batch.release(job)
         self.changed(node)
         self._refuse(job, refusal.reason)
 
@@ -240,12 +245,15 @@ class Cluster:
         live, i = self.live, node.index
         self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
-        live.running[i] = len(node.batch)
+        live.running[i] = len(node.batch.running)
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
             live.step_s[i] = node.step_s()
 
     # --- what is known
+
+    def _step_soon(self, node: int, seconds: float, tokens: int) -> float:
+        return self.refusals.step_soon(self.nodes[node], seconds, tokens)
 
     def _gossip(self) -> None:
         self.placing.gossip()

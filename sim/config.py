@@ -9,18 +9,20 @@ from typing import Any, Literal
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
-    `pool_blocks`. Times in seconds."""
+    `pool_blocks`, with `ssd_blocks` behind it. Times in seconds."""
 
     model: str = "llama3-70b-8xa800"  # a preset of sim/models.py, or a file that scripts/validate.py wrote
-    prefill: int = 8
-    decode: int = 8
-    mixed: int = 0
-    placement: str = "mooncake"
-    queue_order: str = "fcfs"
-    eviction: str = "lru"
+    prefill: int = 8  # nodes that compute prompts
+    decode: int = 8  # nodes that decode
+    mixed: int = 0  # nodes that do both
+    placement: str = "mooncake"  # see sched/placements/table.py
+    queue_order: str = "fcfs"  # or edf, srpt, weighted-fair (sched/queueing.py)
+    eviction: str = "lru"  # see cache/policies/
     cache_blocks: int = 6_000  # of a node, in its own memory
     pool_blocks: int = 0  # of a node's share of the pool
-    block_tokens: int = 512
+    ssd_blocks: int = 0  # of a node's SSD, behind its share of the pool
+    ssd_gbyte_s: float = 0.0  # of an SSD; 0 = the model's
+    block_tokens: int = 512  # as in the traces
     chunk_tokens: int = 0  # of a step; 0 = the model's
     batching: str = "decode-first"  # sched/batching.py: what of them prompts may have
     prefill_chunk_tokens: int = 256  # with batching mixed
@@ -28,7 +30,7 @@ class SimConfig:
     step_prompts: int = 1  # that may share a step; nodes have no limit
     contention: float = 0.0  # by how much a step is longer while another node computes: nodes of one machine
     nic_gbit_s: float = 0.0  # 0 = the model's
-    kv_overlap: Literal["layer", "none"] = "layer"
+    kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or behind it
     publish: Literal["none", "home"] = "none"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node
@@ -40,10 +42,12 @@ class SimConfig:
     cell_s: float = 2.0  # until a change of a cell's load is known in the others
     entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only
     intents: bool = True  # prefixes that are being computed are announced, see sched/intents.py
+    decode_ahead: bool = True  # decode nodes that are asked tell their step with what is promised to them
     links: str = "exact"  # what is known of transfers, see sim/links.py
     threshold: float = 1.5  # kvcache balancing threshold
-    max_waiting: int = 100_000
-    rejection: str = "none"
+    max_waiting: int = 100_000  # prompts of a node, then it refuses
+    rejection: str = "none"  # or stage-load, early, predicted (sched/rejection.py)
+    recheck: bool = False  # the decode node looks at the time per token again when a prompt has come
     slo_scale: float = 1.0  # of the objectives that it judges by
     tbt_slo_scale: float = 0.0  # of the time per token; 0 = slo_scale
     predictor: str = "factors"  # of --placement mooncake-learned: factors, perfect, noisy, inverted
@@ -58,7 +62,7 @@ class SimConfig:
     gossip_loss: float = 0.0  # share of the records that a round does not bring
     role_changes: bool = False  # all nodes can prefill and decode, and change (sim/roles.py)
     role_hold_s: float = 15.0  # how long another layout must be wanted before a node changes
-    seed: int = 0
+    seed: int = 0  # of arrivals, draws, faults
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -66,7 +66,7 @@ class Failures:
         cluster, now = self._cluster, self._cluster.loop.now
         node.crash()
         cluster.caches[node.index].clear()
-        cluster.pool.drop([block for block in cluster.pool.blocks if block % len(cluster.nodes) == node.index])
+        cluster.pool.lost(node.index)
         cluster.loop.after(cluster.config.detect_s, self._noticed, node, now)
         cluster.loop.at(fault.at + max(fault.seconds, cluster.config.detect_s), self._back, node)
 
@@ -83,7 +83,7 @@ class Failures:
 
     def _is_lost(self, job: Job, node: Node) -> bool:
         decode = self._cluster.by_name[job.decode]
-        return decode is node or (job.prefill == node.name and not decode.has(job))
+        return decode is node or (job.prefill == node.name and job not in decode.batch)
 
     def _again(self, job: Job, crashed: float) -> None:
         for name in (job.prefill, job.decode):
@@ -94,6 +94,7 @@ class Failures:
 
     def _back(self, node: Node) -> None:
         live = self._cluster.live
+        self._cluster.pool.back(node.index)
         # New columns here too: what was gossiped while the node was down shares the old ones.
         live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[node.index] = "prefill" in node.roles

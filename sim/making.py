@@ -11,6 +11,7 @@ from sched.placements.view import Candidate
 from sched.queueing import queue_orders
 from sim.caches import Cache
 from sim.config import SimConfig
+from sim.disk import Disk
 from sim.models import StepModel
 from sim.node import Node
 
@@ -75,6 +76,17 @@ def cache(cluster: Cluster, node: Node) -> Cache:
     prefills = "prefill" in node.roles or cluster.config.role_changes
     capacity = cluster.config.cache_blocks if prefills else 0
     return Cache(policies[cluster.config.eviction](), capacity, changed)
+
+
+def disks(cluster: Cluster) -> list[Disk]:
+    """The SSD of every node. Raises ValueError."""
+    config, model = cluster.config, cluster.model
+    if config.ssd_blocks and not config.pool_blocks:
+        raise ValueError("--ssd-blocks are read through the pool's DRAM: give --pool-blocks")
+    if config.ssd_gbyte_s < 0:
+        raise ValueError(f"--ssd-gbyte-s must not be negative, got {config.ssd_gbyte_s}")
+    bytes_s = config.ssd_gbyte_s * 1e9 or model.ssd_bytes_s
+    return [Disk(cluster.loop, bytes_s, model.ssd_iops) for _ in cluster.nodes]
 
 
 def candidate(cluster: Cluster, node: Node) -> Candidate:

@@ -31,6 +31,7 @@ class StepModel:
     nic_bytes_s: float  # each way
     nic_latency_s: float = 20e-6
     ssd_bytes_s: float = 3e9
+    ssd_iops: float = 5e5
     max_batch: int = 256
     mixed: tuple[float, float, float, float, float] | None = None  # c0 .. c4, where such steps were measured
     front_s: float = 0.0  # from the client to a node's queue, and the first token back

@@ -1,4 +1,4 @@
-"""A prefill, decode or mixed node: the queue of prompts, the batch that decodes, and the KV memory of the batch.
+"""A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch (batch.py) take.
 
 One step at a time, as the engine does: chunks of the first prompts in the queue's order, as many tokens as the batching
 policy allows, together with one token of every running request; without prompts only the latter, many steps at once
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.queueing import QueueOrder
+from sim.batch import Batch
 from sim.job import Job
 from sim.loop import Loop
 from sim.models import StepModel
@@ -54,11 +55,7 @@ class Node:
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
-        self.batch: list[Job] = []
-        self.joining: list[Job] = []  # KV is here, no room yet
-        self.promised_tokens = 0  # KV of everything placed here to decode
-        self._promises: dict[Job, int] = {}
-        self.held_tokens = 0  # of the batch
+        self.batch = Batch(model)
         self.busy_s = 0.0
         self.steps = 0
         self.down = False
@@ -66,7 +63,6 @@ class Node:
         self._loop, self._order, self._events = loop, order, events
         self._chunk_tokens, self._slowness = chunk_tokens, slowness
         self._policy, self._prompts = policy or DecodeFirst(), prompts
-        self._held_s = 0.0  # that the batch waits for prompts (prefill-first)
         self._segment: Segment | None = None
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
         self._version = 0
@@ -85,29 +81,18 @@ class Node:
         return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
 
     @property
-    def num_promised(self) -> int:
-        """Requests that decode here or will."""
-        return len(self._promises)
-
-    @property
     def free_tokens(self) -> int:
-        return self.model.kv_tokens - self.promised_tokens
-
-    @property
-    def promised(self) -> int:
-        """Requests placed here to decode, those that run included."""
-        return len(self._promises)
+        return self.model.kv_tokens - self.batch.promised_tokens
 
     def made(self) -> list[int]:
         """Tokens of each running request by now."""
         segment = self._segment
         steps = 0 if segment is None else segment.steps_until(self._loop.now - segment.begun) - 1
-        return [job.decoded + steps for job in self.batch]
+        return [job.decoded + steps for job in self.batch.running]
 
     def step_s(self) -> float:
         """A decode step if one more request joined it."""
-        context = sum(job.context for job in self.batch)
-        batch = len(self.batch)
+        context, batch = self.batch.context, len(self.batch.running)
         return self.known_slowness * self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
 
     # --- what comes
@@ -131,23 +116,14 @@ class Node:
 
     def promise(self, job: Job) -> None:
         """It will decode here."""
-        self._promises[job] = job.input_tokens + job.output_tokens
-        self.promised_tokens += self._promises[job]
+        self.batch.promise(job)
         self._events.changed(self)
-
-    def release(self, job: Job) -> None:
-        """It does not decode here any more, or was lost before."""
-        self.promised_tokens -= self._promises.pop(job, 0)
 
     def join(self, job: Job) -> None:
         """Its KV is here; lost if nobody is."""
         if not self.down:
-            self.joining.append(job)
+            self.batch.joining.append(job)
             self._wake()
-
-    def has(self, job: Job) -> bool:
-        """Whether its KV is here."""
-        return job in self.joining or job in self.batch
 
     def cancel(self, job: Job) -> None:
         """Another node of its attempt was lost; what is here of it is dropped."""
@@ -155,20 +131,14 @@ class Node:
             self.coming.pop(job, None)
             self.queue = [other for other in self.queue if other is not job]
             self.queued_s = max(0.0, self.queued_s - job.prefill_s)
-        if job in self.batch:
-            self.batch.remove(job)
-            self.held_tokens -= job.input_tokens + job.output_tokens
-        if job in self.joining:
-            self.joining.remove(job)
-        self.release(job)
+        self.batch.cancel(job)
         self._events.changed(self)
 
     def crash(self) -> None:
         """Everything here is lost."""
         self.coming.clear()
-        self._promises.clear()
-        self.queue, self.batch, self.joining = [], [], []
-        self.queued_s, self.promised_tokens, self.held_tokens, self._held_s = 0.0, 0, 0, 0.0
+        self.batch.clear()
+        self.queue, self.queued_s = [], 0.0
         self._version += 1
         self._segment, self._computing = None, []
         self._idle = self.down = True
@@ -198,15 +168,14 @@ class Node:
         if version != self._version:
             return
         now = self._loop.now
-        self._admit()
+        self.batch.admit(now)
         if self.queue:
             self._chunk(now)
-        elif self.batch:
+        elif running := self.batch.running:
             slow = self._slowness(now)
-            base, slope = self.model.decode_line(len(self.batch))
-            context = sum(job.context for job in self.batch)
-            steps = min(job.output_tokens - job.decoded for job in self.batch)
-            self._segment = Segment(now, steps, base * slow, slope * slow, len(self.batch), context)
+            base, slope = self.model.decode_line(len(running))
+            steps = min(job.output_tokens - job.decoded for job in running)
+            self._segment = Segment(now, steps, base * slow, slope * slow, len(running), self.batch.context)
             self._version += 1
             self._loop.at(now + self._segment.seconds(steps), self._decoded, self._version)
         else:
@@ -216,13 +185,13 @@ class Node:
     def _chunk(self, now: float) -> None:
         """A step with prompts in it."""
         queue = self._order.order(now, self.queue)
-        context = sum(running.context for running in self.batch)
+        context, running = self.batch.context, len(self.batch.running)
         for job, tokens in self._share(now, queue, context):
             self._order.served(job, tokens)
             self._computing.append((job, tokens, job.retries))
         chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
-        if self.batch and not self._policy.decodes_wait:
-            seconds = self.model.mixed_s(chunks, len(self.batch), context)
+        if running and not self._policy.decodes_wait:
+            seconds = self.model.mixed_s(chunks, running, context)
         else:
             seconds = self.model.chunks_s(chunks)
         self._version += 1
@@ -232,7 +201,7 @@ class Node:
         """Who gets how many tokens of the next step; the batch attends to `context`. A prompt that begins may find
         more of itself computed than when it came."""
         self._started(now, queue[0])
-        beside = 0 if self._policy.decodes_wait else len(self.batch)
+        beside = 0 if self._policy.decodes_wait else len(self.batch.running)
         left = max(1, self._chunk_tokens - beside)
         left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
         shares = []
@@ -256,9 +225,9 @@ class Node:
         seconds = self._loop.now - begun
         self._stepped(seconds, 1)
         if self._policy.decodes_wait:
-            self._held_s += seconds
+            self.batch.held_s += seconds
         else:
-            self._advance(1, seconds, begun)
+            self._advance(1, seconds, begun, seconds)
         for job, tokens, attempt in computed:
             if job.retries == attempt:
                 self._computed(job, tokens)
@@ -290,40 +259,9 @@ class Node:
         self._advance(segment.steps, last, segment.begun, segment.seconds(1))
         self._begin(self._version)
 
-    def _advance(self, steps: int, last_s: float, begun: float, first_s: float | None = None) -> None:
-        """`steps` tokens for every running request, the first after first_s, the last took last_s."""
-        done = []
-        first_s = last_s if first_s is None else first_s
-        mean_s = (self._loop.now - begun) / steps
-        for job in self.batch:
-            # The gap behind the first token holds the hand-over.
-            gap = begun + first_s - job.prefilled if job.decoded == 1 else self._held_s + first_s
-            job.longest_gap = max(job.longest_gap, gap)
-            job.gaps.append((1, gap))
-            if steps > 1:
-                job.gaps.append((steps - 1, mean_s))
-            job.decoded += steps
-            job.longest_gap = max(job.longest_gap, last_s)
-            if job.decoded >= job.output_tokens:
-                done.append(job)
-        self._held_s = 0.0
-        for job in done:
-            self.batch.remove(job)
-            self.held_tokens -= job.input_tokens + job.output_tokens
-            self.release(job)
-            job.finished = self._loop.now
+    def _advance(self, steps: int, last_s: float, begun: float, first_s: float) -> None:
+        for job in self.batch.advance(self._loop.now, steps, last_s, begun, first_s):
             self._events.finished(self, job)
-
-    def _admit(self) -> None:
-        while self.joining and len(self.batch) < self.model.max_batch:
-            job = self.joining[0]
-            tokens = job.input_tokens + job.output_tokens
-            if self.batch and self.held_tokens + tokens > self.model.kv_tokens:
-                return
-            self.joining.pop(0)
-            self.held_tokens += tokens
-            job.joined = self._loop.now
-            self.batch.append(job)
 
     def _stepped(self, seconds: float, steps: int) -> None:
         self.busy_s += seconds

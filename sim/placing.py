@@ -7,9 +7,11 @@ the paper. Requests come to acceptors of all cells alike, or the share `entry_sk
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from sched.member import Member
 from sched.placements.arrivals import ArrivalRate
 from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
+from sched.placements.costs import horizon_s
 from sched.placements.demand import Demand
 from sched.placements.elsewhere import elsewhere
 from sched.placements.links import Vector
@@ -56,9 +59,19 @@ class Decision:
 class Placing:
     """Of one run."""
 
-    def __init__(self, config: SimConfig, loop: Loop, rng: Random, nodes: Sequence[Candidate], links: SimLinks) -> None:
+    def __init__(
+        self,
+        config: SimConfig,
+        loop: Loop,
+        rng: Random,
+        nodes: Sequence[Candidate],
+        links: SimLinks,
+        step_soon: Callable[[int, float, int], float],
+    ) -> None:
+        """step_soon(node, seconds, tokens): its decode step so much later, with a request of so many tokens more."""
         size = len(nodes)
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
+        self._step_soon = step_soon
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
         self.policy = placements[config.placement](Limits(config.max_waiting), rng, max(1.0, config.threshold))
         self.arrivals = ArrivalRate()
@@ -70,6 +83,7 @@ class Placing:
         self._bits = bits_for(np.array(keys, np.uint64), limit)
         cells = np.array([cell_of(key, self._bits) for key in keys])
         self._cells = [Cell(int(cell), np.flatnonzero(cells == cell), self.live) for cell in np.unique(cells)]
+        self._news: tuple[npt.NDArray[Any], ...] | None = None
         self._summaries: Rows = np.zeros(0, SUMMARY)
         self._summed_at = float("-inf")
         self._tell(self.live.copy())
@@ -78,6 +92,10 @@ class Placing:
 
     def gossip(self) -> None:
         """A round: all records of now are everywhere a little later, summaries of cells seldom."""
+        if len(self._cells) == 1 and not self.config.gossip_loss:
+            live = self.live
+            self.loop.after(self.config.delivery_s, self._arrived, live.table.copy(), live.prefills, live.decodes)
+            return
         view = self.live.copy()
         if self.config.gossip_loss:
             lost = [i for i in range(len(view)) if self.rng.random() < self.config.gossip_loss]
@@ -86,6 +104,17 @@ class Placing:
                 kept = [i for i in lost if i in inside]
                 view.keep(kept, cell.view, [inside[i] for i in kept])
         self.loop.after(self.config.delivery_s, self._tell, view)
+
+    def _arrived(self, *columns: npt.NDArray[Any]) -> None:
+        """Most rounds are followed by the next before anybody decides: a view is made of those that are not."""
+        self._news = columns
+
+    def _known(self, cell: Cell) -> View:
+        if self._news is not None:
+            view = self.live.copy()
+            view.table[:], view.prefills, view.decodes = self._news
+            cell.view, self._news = view, None
+        return cell.view
 
     def _tell(self, view: View) -> None:
         if len(self._cells) == 1:
@@ -114,9 +143,10 @@ class Placing:
         now, size = self.loop.now, self.config.block_tokens
         if self.policy.asks_everybody:
             matched = self.exact.depths(now, job.blocks) * size
+            self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
             return Decision(self.policy.place(now, demand, self.live, matched), self.live, 0, None)
         cell = self._entry()
-        view = cell.view
+        view = self._known(cell)
         matched = self.told.depths(now, job.blocks) * size
         if len(self._cells) > 1:
             matched = matched[cell.indices]
@@ -128,13 +158,14 @@ class Placing:
         chosen = cell.indices[list(asked)].tolist()
         for member in elsewhere(self._summaries, self._bits, cell.number, self._members, self.rng):
             chosen.append(self.live.index[member.node_id])
-        choice = Choice(self.policy, now, demand, *self._asked(chosen, job))
+        ahead_s = horizon_s(now, demand, view)
+        choice = Choice(self.policy, now, demand, *self._asked(chosen, job, demand, ahead_s))
         decision, questions = choice.decide(), 1
         if self.config.intents and not isinstance(decision, Rejected) and decision.estimates["prefill_s"] > WORTH_S:
             questions = 2
             if coming := self._coming(demand, decision, job):
                 absent = [self.live.index[node] for node in coming if node not in choice.view.index]
-                choice.view, choice.matched = self._asked([*dict.fromkeys([*chosen, *absent])], job)
+                choice.view, choice.matched = self._asked([*dict.fromkeys([*chosen, *absent])], job, demand, ahead_s)
                 choice.expect(coming, self.config.block_tokens)
                 decision = choice.decide()
         return Decision(decision, choice.view, questions, cell)
@@ -145,11 +176,26 @@ class Placing:
             return self._cells[0]
         return self.rng.choice(self._cells)
 
-    def _asked(self, chosen: Sequence[int], job: Job) -> tuple[View, Vector]:
-        """What these nodes answer."""
+    def _asked(self, chosen: Sequence[int], job: Job, demand: Demand, ahead_s: float) -> tuple[View, Vector]:
+        """What these nodes answer; those that decode, of the time at which the prompt would come."""
         self._links.asked([self.live.ids[i] for i in chosen])
         found: Vector = self.exact.depths(self.loop.now, job.blocks)[chosen] * self.config.block_tokens
-        return self.live.only(chosen), found
+        view = self.live.only(chosen)
+        self._look_ahead(view, chosen, demand, ahead_s)
+        return view, found
+
+    def _look_ahead(self, view: View, nodes: Sequence[int], demand: Demand, seconds: float) -> None:
+        """`nodes`: those of the view, among all. Those that are slower now than the best will be are not looked at."""
+        view.step_soon_s[:] = 0.0
+        if not self.config.decode_ahead:
+            return
+        best, steps, room = math.inf, view.step_s + view.closed_decode, view.free_blocks >= demand.num_blocks
+        for place in np.argsort(steps, kind="stable").tolist():
+            if steps[place] >= best:
+                return
+            soon = view.step_soon_s[place] = self._step_soon(nodes[place], seconds, demand.num_tokens)
+            if room[place]:
+                best = min(best, max(steps[place], soon))
 
     def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, Coming]:
         """Leading blocks of the job that nodes compute already; if none do, the decision's node has claimed them."""

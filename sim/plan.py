@@ -2,9 +2,9 @@
 
 Prefill is M/G/k with requests in the order of arrival: the wait's mean by Allen-Cunneen, its tail exponential. That
 holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch a step has is what
-comes in the meantime, a step takes what its batch needs; what runs on a node is compound Poisson: it is chosen before
-the prompt is computed, too early to even the batches out. TTFT depends on the prefill nodes alone, the time between
-tokens on the decode nodes alone.
+comes in the meantime, a step takes what its batch needs. What runs in the pool is compound Poisson; nodes are chosen by
+what is promised to them, which evens their batches out, so that a node has its share of the pool's fluctuation. TTFT
+depends on the prefill nodes alone, the time between tokens on the decode nodes alone.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class Decode:
         if math.isinf(batch):
             return False
         z = NormalDist().inv_cdf(share)
-        held = batch * self._held + z * math.sqrt(batch * self._held_square)
-        return held <= self._model.kv_tokens and batch + z * math.sqrt(batch) <= self._model.max_batch
+        held = batch * self._held + z * math.sqrt(batch * self._held_square / nodes)
+        return held <= self._model.kv_tokens and batch + z * math.sqrt(batch / nodes) <= self._model.max_batch
 
     def kept(self, nodes: int, seconds: float, share: float) -> float:
         """Share of requests whose mean time between tokens is within `seconds`; 0 where they do not fit."""
@@ -184,7 +184,7 @@ class Decode:
         # A request finds the others and adds itself.
         mean = self._step_s(batch + 1)
         square = each * each + 2 * each * k * self._context + k * k * self._context_square
-        spread = math.sqrt(batch * square)
+        spread = math.sqrt(batch * square / nodes)
         gaps = np.maximum(self._steps, 1.0)
         wanted = (seconds - self._handover / gaps) / (1 + 0.5 / gaps)  # half a step passes until it joins
         inside = _normal((wanted - mean) / max(spread, 1e-12))

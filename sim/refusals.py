@@ -21,6 +21,8 @@ class Refusals:
         config = cluster.config
         self._cluster = cluster
         self._rejection = rejections[config.rejection]()
+        # The decode node's own scheduler, see papers.md section 3.
+        self._again = rejections["stage-load"]() if config.recheck else self._rejection
         self._asked = config.rejection != "none"
         self._scale, self._tbt_scale = config.slo_scale, config.tbt_slo_scale or config.slo_scale
         self._lengths = OutputLengths()
@@ -36,7 +38,7 @@ class Refusals:
             ttft_s=decision.estimates["ttft_s"],
             wait_s=decision.estimates["wait_s"],
             step_s=step_s,
-            step_soon_s=self._step_soon(node, job, decision.estimates["ttft_s"]),
+            step_soon_s=self.step_soon(node, decision.estimates["ttft_s"], job.input_tokens),
             step_alone_s=self._cluster.model.decode_s(1, job.input_tokens),
             decode_s=self._lengths.mean * step_s,
         )
@@ -47,19 +49,19 @@ class Refusals:
         if not self._asked or job.retries:
             return None
         alone_s = self._cluster.model.decode_s(1, job.input_tokens)
-        step_s = self._of(node, len(node.batch) + len(node.joining) + 1, job)
-        return self._rejection.after_prefill(job.service_class, step_s, alone_s, self._scale, self._tbt_scale)
+        step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
+        return self._again.after_prefill(job.service_class, step_s, alone_s, self._scale, self._tbt_scale)
 
     def ended(self, job: Job) -> None:
         self._lengths.ended(job.resumed + job.output_tokens)
 
-    def _step_soon(self, node: Node, job: Job, seconds: float) -> float:
-        """The decode step of `node` with this request when its prompt would arrive."""
+    def step_soon(self, node: Node, seconds: float, tokens: int) -> float:
+        """The decode step of `node` so much later with one more request, of so many tokens where nothing runs now."""
         made, most = node.made(), self._cluster.model.max_batch
-        soon = running_soon(made, node.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
-        return self._of(node, soon + 1, job)
+        soon = running_soon(made, node.batch.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
+        return self._of(node, soon + 1, tokens)
 
-    def _of(self, node: Node, batch: int, job: Job) -> float:
-        """A step of so many requests as long as those that run, or as this one where none does."""
-        contexts = [running.context for running in node.batch] or [job.input_tokens]
+    def _of(self, node: Node, batch: int, tokens: int) -> float:
+        """A step of so many requests as long as those that run."""
+        contexts = [running.context for running in node.batch.running] or [tokens]
         return node.known_slowness * self._cluster.model.decode_s(batch, round(batch * sum(contexts) / len(contexts)))

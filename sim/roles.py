@@ -52,9 +52,9 @@ class Roles:
             can=BOTH,
             does=self._does[node.name],
             work_s=node.known_slowness * node.queued_s,
-            running_soon=min(node.model.max_batch, node.num_promised),
+            running_soon=min(node.model.max_batch, node.batch.promised),
             max_running=node.model.max_batch,
-            blocks_soon=node.promised_tokens,
+            blocks_soon=node.batch.promised_tokens,
             blocks_total=node.model.kv_tokens,
             home=BOTH & set(node.roles),
         )

@@ -57,6 +57,7 @@ PURE = (
     "cache.policies",
     "cache.admission",
     "cache.homes",
+    "cache.pace",
     "cache.routing",
     "cache.heat",
     "cache.recent",

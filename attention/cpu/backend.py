@@ -5,8 +5,9 @@
     prefill.cpp  chunks: flash attention with queries as lanes (flash.h), AMX tiles where the CPU has them
     rotary.cpp   rotary embedding of q in place, rotated k and v straight into the pool
 
-bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32. Every other pair of float32,
-bfloat16 and float16 is computed in float32. The rotary embedding is computed in float32 and rounded once.
+bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32, and over a quantized one
+(codes.h) as well, its values rounded to bfloat16 when they are loaded. Every other pair is computed in float32.
+The rotary embedding is computed in float32 and rounded once.
 
 Threads: torch.get_num_threads() at each call, in torch's own OpenMP pool.
 """
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.cpu.library import DTYPES, Attend, Pool, Write, best_level, library
+from attention.codes import is_quantized, scales_of
+from attention.cpu.library import DTYPES, POOL_DTYPES, Attend, Pool, Write, best_level, library
 from attention.interface import RaggedBatch
 
 MAX_HEAD_SIZE = 1024
@@ -45,6 +47,7 @@ class CpuBackend:
     """float32, bfloat16, float16 on x86 with AVX2 or better; head sizes that are multiples of 16."""
 
     name = "cpu"
+    reads_codes = True
 
     def __init__(self, level: str | None = None) -> None:
         """level: see attention.cpu.library.LEVELS; None = the best one. Raises Unavailable."""
@@ -149,9 +152,12 @@ def attend_call(q: Tensor, kv: Tensor, plan: Plan, scale: float, window: int, so
 
 def pool_of(kv: Tensor) -> Pool:
     """kv [num_blocks, 2, num_kv_heads, block_size, head_size], strided, the last axis contiguous."""
-    if kv.dtype not in DTYPES or kv.stride(4) != 1:
-        raise ValueError(f"the cpu backend needs a float KV pool with contiguous heads, not {kv.dtype} {kv.stride()}")
-    return Pool(kv.data_ptr(), *kv.stride()[:4], *kv.shape[2:], DTYPES[kv.dtype])
+    if kv.dtype not in POOL_DTYPES or kv.stride(4) != 1:
+        kind = f"{kv.dtype} {kv.stride()}"
+        raise ValueError(f"the cpu backend needs a float or quantized KV pool with contiguous heads, not {kind}")
+    if is_quantized(kv):
+        scales_of(kv)  # raises where there is no room for them
+    return Pool(kv.data_ptr(), *kv.stride()[:4], *kv.shape[2:], POOL_DTYPES[kv.dtype])
 
 
 def check_rows(rows: Tensor, kv: Tensor) -> None:

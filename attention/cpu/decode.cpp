@@ -1,4 +1,5 @@
 // Paged decode attention: rows of one token each, split over (request, KV head, run of keys).
+#include "codes.h"
 #include "decode.h"
 #include "decode_amx.h"
 #include <algorithm>
@@ -136,6 +137,39 @@ template <class Dot> class DotKernel {
   std::vector<float> wide;
 };
 
+// Dot products over a quantized pool, a tile of K and V widened at a time.
+class CodesKernel {
+ public:
+  CodesKernel(const Attend &attend, int kv_heads)
+      : a(attend), size(a.kv.head_size), q(kv_heads * a.group()), queries(q.size() * size), wide(2 * TILE * size) {}
+
+  void attend(const Item &item, const Item *, Partial *partials) {
+    query_rows(a, item, q.data(), queries.data());
+    const float *k[TILE], *v[TILE];
+    for (int j = item.begin; j < item.end; j += TILE) {
+      const int count = std::min(TILE, item.end - j);
+      for (int i = 0; i < TILE; i++) {  // beyond the last key: that again, its weight is zero
+        k[i] = wide.data() + std::min(i, count - 1) * size;
+        v[i] = k[i] + TILE * size;
+      }
+      for (int head = item.head; head < item.last_head; head++) {
+        for (int kind = 0; kind < 2; kind++)
+          widen_tokens(a, item.request, head, kind, j, count, size, wide.data() + kind * TILE * size);
+        const int at = (head - item.head) * a.group();
+        attend_heads<FloatDot<float>, 4>(a.group(), 0, partials + at, q.data() + at, k, v, k, v, count, size,
+                                         a.scale * LOG2E, a.soft_cap);
+      }
+    }
+  }
+  static void in_order(float *, int) {}
+
+ private:
+  const Attend &a;
+  const int size;
+  std::vector<const float *> q;
+  std::vector<float> queries, wide;
+};
+
 template <class Kernel> void attend_all(const Attend &a) {
   const Plan plan = plan_items(a);
   const int64_t num_items = plan.items.size(), rows = plan.first.size() - 1;
@@ -187,13 +221,14 @@ bool attend_tiles(const Attend &a) {
 
 extern "C" void mooncake_decode(const Attend *a) {
 #ifdef __AVX512BF16__
-  if (a->dtype == BFLOAT16 && a->kv.dtype == BFLOAT16) {
+  if (a->dtype == BFLOAT16 && (a->kv.dtype == BFLOAT16 || a->kv.quantized())) {
 #ifdef __AMX_BF16__
     if (attend_tiles(*a)) return;
 #endif
-    return attend_all<DotKernel<Bf16Dot>>(*a);
+    if (!a->kv.quantized()) return attend_all<DotKernel<Bf16Dot>>(*a);
   }
 #endif
+  if (a->kv.quantized()) return attend_all<CodesKernel>(*a);
   if (a->kv.dtype == FLOAT32) return attend_all<DotKernel<FloatDot<float>>>(*a);
   if (a->kv.dtype == BFLOAT16) return attend_all<DotKernel<FloatDot<Bf16>>>(*a);
   return attend_all<DotKernel<FloatDot<Fp16>>>(*a);

@@ -9,9 +9,13 @@
 //
 // A score's lane is key * HEADS + head, so a few heads fill whole vectors; maximum and sum stay one vector of them.
 //
+// Codes are widened first, the tiles of a pass and head together, so that their stores have left the core's buffers when
+// the tiles read them.
+//
 // Floor (32 requests x 256 tokens, SmolLM2, one thread): reading the blocks in the same order and nothing else takes 16
 // ms for 30 layers, 13 ms from huge pages. Reached: 20 and 17 ms; with dot products 30 ms.
 #pragma once
+#include "codes.h"
 #include "decode.h"
 #include <algorithm>
 #include <cstdlib>
@@ -64,7 +68,8 @@ template <int HEADS, int PARTS> class TileKernel {
   // Tiles: 0 .. PARTS - 1 hold O, 4 scores, 5 a part of Q^T, 6 keys of K or V, 7 weights.
 
  public:
-  TileKernel(const Attend &attend, int kv_heads) : a(attend), passes((a.group() + HEADS - 1) / HEADS) {
+  TileKernel(const Attend &attend, int kv_heads)
+      : a(attend), codes(a.kv.quantized()), element(codes ? 1 : 2), passes((a.group() + HEADS - 1) / HEADS) {
     states = (State *)aligned_alloc(64, kv_heads * passes * sizeof(State));
     struct alignas(64) { uint8_t palette = 1, start = 0, pad[14] = {}; uint16_t bytes[16] = {}; uint8_t rows[16] = {}; } t;
     for (int i = 0; i < 4; i++) t.bytes[i] = 64, t.rows[i] = ROWS;
@@ -85,14 +90,14 @@ template <int HEADS, int PARTS> class TileKernel {
   void attend(const Item &item, const Item *next, Partial *partials) {
     for (int h = item.head; h < item.last_head; h++)
       for (int pass = 0; pass < passes; pass++) begin(item, h, pass, state(item, h, pass));
-    const Bf16 *tiles[PASS], *after[PASS];
+    const char *tiles[PASS], *after[PASS];
     int count = gather(item, first_key(item), tiles);
     for (int key = first_key(item); key < item.end; key += 16 * PASS) {
       int coming = gather(item, key + 16 * PASS, after);
       if (!coming && next) coming = gather(*next, first_key(*next), after);
       for (int h = item.head; h < item.last_head; h++)
         for (int pass = 0; pass < passes; pass++)
-          attend_tiles(item, h * a.kv.head, key, tiles, count, after, pass ? 0 : coming, state(item, h, pass));
+          attend_tiles(item, h, key, tiles, count, after, pass ? 0 : coming, state(item, h, pass));
       std::copy_n(after, PASS, tiles);
       count = coming;
     }
@@ -104,11 +109,14 @@ template <int HEADS, int PARTS> class TileKernel {
 
  private:
   const Attend &a;
-  const int passes;  // over a KV head's query heads
+  const bool codes;       // the pool is quantized
+  const int64_t element;  // bytes of one in the pool
+  const int passes;       // over a KV head's query heads
   State *states;
   alignas(64) float s[PASS][HEADS][16];
   alignas(64) uint32_t p[PASS][ROWS][16];
   alignas(64) Bf16 edge[16][SIZE];
+  alignas(64) Bf16 wide[16 * PASS][SIZE];  // K or V of a pass and head, of a quantized pool
 
   // The intrinsics of tiles do not tell the compiler what memory they read.
   static void fence(const void *memory) { asm volatile("" : : "r"(memory) : "memory"); }
@@ -116,12 +124,23 @@ template <int HEADS, int PARTS> class TileKernel {
   State &state(const Item &item, int head, int pass) { return states[(head - item.head) * passes + pass]; }
 
   // K of KV head 0 of up to PASS tiles from `key` on; how many there are.
-  int gather(const Item &item, int key, const Bf16 **to) const {
+  int gather(const Item &item, int key, const char **to) const {
     const int32_t *table = a.block_tables + item.request * a.table_row;
     int count = 0;
-    for (; count < PASS && key < item.end; key += 16)
-      to[count++] = (const Bf16 *)a.kv.data + table[key / a.kv.block_size] * a.kv.block + key % a.kv.block_size * a.kv.token;
+    for (; count < PASS && key < item.end; key += 16) {
+      const int64_t at = table[key / a.kv.block_size] * a.kv.block + key % a.kv.block_size * a.kv.token;
+      to[count++] = (const char *)a.kv.data + element * at;
+    }
     return count;
+  }
+
+  // `wide` becomes K or V of `count` tiles; rows outside of the item, whose slots may hold anything, become zeros.
+  void widen_tiles(const Item &item, int head, int kind, int key, int count) {
+    const int begin = std::max(0, item.begin - key), end = std::min(16 * count, item.end - key);
+    memset(wide[0], 0, begin * sizeof wide[0]);
+    widen_tokens(a, item.request, head, kind, key + begin, end - begin, SIZE, wide[begin]);
+    memset(wide[0] + end * SIZE, 0, (16 * count - end) * sizeof wide[0]);
+    fence(wide);
   }
 
   void begin(const Item &item, int head, int pass, State &state) {
@@ -134,42 +153,46 @@ template <int HEADS, int PARTS> class TileKernel {
     store(state.max, splat(-INFINITY));
   }
 
-  void attend_tiles(const Item &item, int64_t head, int key, const Bf16 *const *tiles, int count,
-                    const Bf16 *const *after, int coming, State &state) {
+  void attend_tiles(const Item &item, int head, int key, const char *const *tiles, int count, const char *const *after,
+                    int coming, State &state) {
+    const int64_t k_at = element * head * a.kv.head, v_at = k_at + element * a.kv.kind;
+    const int64_t row_bytes = codes ? 2 * SIZE : 2 * a.kv.token;
+    if (codes) widen_tiles(item, head, 0, key, count);
     fence(&state);
     for (int t = 0; t < count; t++) {
-      if (t < coming) ask(after[t] + head);
-      scores(tiles[t] + head, state, s[t][0]);
+      if (t < coming) ask(after[t] + k_at);
+      scores(codes ? wide[16 * t] : (const Bf16 *)(tiles[t] + k_at), row_bytes, state, s[t][0]);
     }
-    for (int t = count; t < coming; t++) ask(after[t] + head);
+    for (int t = count; t < coming; t++) ask(after[t] + k_at);
     weigh(item, key, count, state);
+    if (codes) widen_tiles(item, head, 1, key, count);
     fence(p);
     load_sums(state);
     for (int t = 0; t < count; t++) {
-      if (t < coming) ask(after[t] + head + a.kv.kind);
+      if (t < coming) ask(after[t] + v_at);
       const int from = key + 16 * t;
-      const Bf16 *v = tiles[t] + head + a.kv.kind;
-      if (from < item.begin || from + 16 > item.end)
+      const Bf16 *v = codes ? wide[16 * t] : (const Bf16 *)(tiles[t] + v_at);
+      if (!codes && (from < item.begin || from + 16 > item.end))
         add(copy_edge(v, item.begin - from, item.end - from), 2 * SIZE, p[t][0]);
       else
-        add(v, 2 * a.kv.token, p[t][0]);
+        add(v, row_bytes, p[t][0]);
     }
-    for (int t = count; t < coming; t++) ask(after[t] + head + a.kv.kind);
+    for (int t = count; t < coming; t++) ask(after[t] + v_at);
     store_sums(state);
   }
 
-  void ask(const Bf16 *tile) const {
+  void ask(const char *tile) const {
+    const int bytes = element * SIZE;
 #pragma GCC unroll 1
-    for (int j = 0; j < 16; j++, tile += a.kv.token)
-#pragma GCC unroll 4
-      for (int i = 0; i < PARTS; i++) _mm_prefetch((const char *)(tile + 32 * i), _MM_HINT_T1);
+    for (int j = 0; j < 16; j++, tile += element * a.kv.token)
+      for (int i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T1);
   }
 
-  void scores(const Bf16 *k, const State &state, float *to) const {
+  void scores(const Bf16 *k, int64_t row_bytes, const State &state, float *to) const {
     _tile_zero(4);
 #pragma GCC unroll 4
     for (int i = 0; i < PARTS; i++) {
-      _tile_loadd(6, k + 32 * i, 2 * a.kv.token);
+      _tile_loadd(6, k + 32 * i, row_bytes);
       _tile_loadd(5, state.q[i], 4 * HEADS);
       _tile_dpbf16ps(4, 6, 5);
     }

@@ -1,11 +1,12 @@
 // flash.h with bfloat16 products summed in float32: AMX tiles, or vdpbf16ps where there is no AMX.
 //
 // Both multiply a left operand of rows of 32 elements with a right one whose pairs of rows are interleaved:
-//   K [keys, size]            left: straight from the pool (copied only if 16 keys are not adjacent, or size % 32)
+//   K [keys, size]            left: straight from the pool (copied if 16 keys are not adjacent, or size % 32, or codes)
 //   Q^T [size / 2, COLUMNS]   right: pairs of elements of one query, packed once per item
 //   V^T [size, KEYS]          left: transposed once per pass, for all columns of the item
 //   P^T [KEYS / 2, COLUMNS]   right: pairs of keys, as the softmax writes them
 #pragma once
+#include "codes.h"
 #include "flash.h"
 
 #ifdef __AVX512BF16__
@@ -136,6 +137,7 @@ template <class Product> struct Bf16Path {
   uint32_t *q;          // [tiles, 16 depth, COLUMNS] pairs
   Bf16 *vt;             // [size, KEYS]
   Bf16 *copy;           // [KEYS, 32 depth]
+  Bf16 *wide;           // [32, size]: V of a quantized pool
   const Bf16 *k[KEYS / 16];  // 16 keys each
   int64_t k_row;
   const Attend *a;
@@ -144,14 +146,16 @@ template <class Product> struct Bf16Path {
   static int parts(int size) { return (size + 31) / 32; }
   static size_t scratch(int size, int tiles) {
     return 2 * STEP * COLUMNS + KEYS / 2 * COLUMNS + tiles * 16 * parts(size) * COLUMNS + size * KEYS / 2 +
-           KEYS * 16 * parts(size);
+           KEYS * 16 * parts(size) + 16 * size;
   }
 
   Bf16Path(float *memory, int size) : size(size), depth(parts(size)), s(memory) {
     p = (uint32_t *)(s + 2 * STEP * COLUMNS);
     vt = (Bf16 *)(p + KEYS / 2 * COLUMNS);
     copy = vt + size * KEYS;
-    q = (uint32_t *)(copy + KEYS * 32 * depth);
+    wide = copy + KEYS * 32 * depth;
+    q = (uint32_t *)(wide + 32 * size);
+    memset(copy, 0, KEYS * 32 * depth * sizeof *copy);  // what pads a head to whole parts stays zero
   }
 
   void begin(const Attend &attend, const Item &of, int tiles) {
@@ -176,12 +180,13 @@ template <class Product> struct Bf16Path {
 
   void load_keys(int key, int count) {
     const Tokens<Bf16> keys(*a, item.request, item.head, 0), values(*a, item.request, item.head, 1);
-    const bool adjacent = keys.block_size % 16 == 0 && size % 32 == 0;  // `key` is a multiple of 16
+    const bool codes = a->kv.quantized(), adjacent = !codes && keys.block_size % 16 == 0 && size % 32 == 0;
     const int padded = (count + STEP - 1) / STEP * STEP;
-    k_row = adjacent ? keys.token : 32 * depth;
+    k_row = adjacent ? keys.token : 32 * depth;  // `key` is a multiple of 16
+    if (codes) widen_tokens(*a, item.request, item.head, 0, key, count, k_row, copy);
     for (int j = 0; j < padded; j += 16) {
       k[j / 16] = adjacent ? keys[key + (j < count ? j : 0)] : copy + j * k_row;
-      if (!adjacent)
+      if (!adjacent && !codes)
         for (int i = j; i < std::min(j + 16, count); i++)
           for (int c = 0; c < depth; c++) {
             const __mmask32 mask = size - 32 * c >= 32 ? 0xffffffff : 0xffff;
@@ -192,7 +197,10 @@ template <class Product> struct Bf16Path {
     for (int j = 0; j < padded; j += 32) {
       const Bf16 *row[32];
       const int used = std::min(32, count - j);
+      if (codes) widen_tokens(*a, item.request, item.head, 1, key + j, used, size, wide);
       for (int i = 0; i < used; i++) {
+        row[i] = wide + i * size;
+        if (codes) continue;
         row[i] = cursor.at;
         cursor.advance(j + i + 1 < count);
       }

@@ -1,5 +1,6 @@
-// flash.h with float32 products by broadcast and multiply-add, over a pool of any type.
+// flash.h with float32 products by broadcast and multiply-add, over a pool of any type; T is float for codes.
 #pragma once
+#include "codes.h"
 #include "flash.h"
 
 template <typename T> struct FloatPath {
@@ -48,13 +49,18 @@ template <typename T> struct FloatPath {
   void load_keys(int key, int count) {
     const int padded = (count + STEP - 1) / STEP * STEP;
     for (int kind = 0; kind < 2; kind++) {
-      typename Tokens<T>::Cursor cursor(Tokens<T>(*a, item.request, item.head, kind), key);
       float *to = kind ? v : k;
-      for (int j = 0; j < count; j++, to += size) {
-        for (int d = 0; d < size; d += 16) store(to + d, load(cursor.at + d));
-        cursor.advance(j + 1 < count);
-      }
-      std::fill(to, to + (padded - count) * size, 0.f);
+      if (a->kv.quantized()) widen_tokens(*a, item.request, item.head, kind, key, count, size, to);
+      else copy_tokens(kind, key, count, to);
+      std::fill(to + count * size, to + padded * size, 0.f);
+    }
+  }
+
+  void copy_tokens(int kind, int key, int count, float *to) {
+    typename Tokens<T>::Cursor cursor(Tokens<T>(*a, item.request, item.head, kind), key);
+    for (int j = 0; j < count; j++, to += size) {
+      for (int d = 0; d < size; d += 16) store(to + d, load(cursor.at + d));
+      cursor.advance(j + 1 < count);
     }
   }
 

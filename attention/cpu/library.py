@@ -29,6 +29,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Name -> the CPU features it needs."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+POOL_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4}
+"""Quantized pools are read and written as attention/codes.py lays them out."""
+
 SOURCES = [Path(__file__).parent / name for name in ("decode.cpp", "prefill.cpp", "rotary.cpp")]
 # GCC 12's own intrinsics headers trip over -Wuninitialized; vectors wider than the CPU's never cross a function border.
 FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FP8 = 4 };  // the last two: see codes.h
 
 // kv [num_blocks, 2, num_kv_heads, block_size, head_size]; strides in elements, head_size contiguous.
 struct Pool {
@@ -11,6 +11,8 @@ struct Pool {
   int64_t block, kind, head, token;  // strides; `kind` leads from K to V
   int32_t num_kv_heads, block_size, head_size;
   Dtype dtype;
+
+  bool quantized() const { return dtype >= INT8; }
 };
 
 // Rows cu_q[s] .. cu_q[s + 1] of q belong to request s and are the last of its ctx_lens[s] tokens.

@@ -66,7 +66,7 @@ extern "C" int mooncake_request_amx() {
 
 extern "C" void mooncake_prefill(const Attend *a) {
 #ifdef __AVX512BF16__
-  if (a->dtype == BFLOAT16 && a->kv.dtype == BFLOAT16) {
+  if (a->dtype == BFLOAT16 && (a->kv.dtype == BFLOAT16 || a->kv.quantized())) {
 #ifdef __AMX_BF16__
     return attend_all<Bf16Path<AmxProduct>, AmxProduct>(*a);
 #else
@@ -74,7 +74,7 @@ extern "C" void mooncake_prefill(const Attend *a) {
 #endif
   }
 #endif
-  if (a->kv.dtype == FLOAT32) return attend_all<FloatPath<float>, NoSetup>(*a);
+  if (a->kv.dtype == FLOAT32 || a->kv.quantized()) return attend_all<FloatPath<float>, NoSetup>(*a);
   if (a->kv.dtype == BFLOAT16) return attend_all<FloatPath<Bf16>, NoSetup>(*a);
   return attend_all<FloatPath<Fp16>, NoSetup>(*a);
 }

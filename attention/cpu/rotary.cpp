@@ -1,5 +1,6 @@
 // Rotary position embedding of q and k, half-split, and the write of k and v into the paged pool.
 // float32 arithmetic, one rounding at the end.
+#include "codes.h"
 #include "paged.h"
 #include "vec.h"
 #include <algorithm>
@@ -58,8 +59,22 @@ template <typename In, typename Out> void copy(const In *x, Out *out, int size) 
   }
 }
 
+// A row of k or v into the pool, rotated if there are angles; `offset`: of the token in its block.
+template <typename In, typename Out>
+void write_row(const Pool &kv, const In *x, const float *cos, const float *sin, Out *to, int offset) {
+  if constexpr (std::is_same_v<Out, uint8_t>) {
+    float row[MAX_SIZE];
+    write_row(kv, x, cos, sin, row, offset);
+    narrow(kv, row, to, offset);
+  } else if (cos) {
+    rotate(x, cos, sin, to, kv.head_size / 2);
+  } else {
+    copy(x, to, kv.head_size);
+  }
+}
+
 template <typename In, typename Out> void write_token(const Write &w, int t) {
-  const int size = w.kv.head_size, half = size / 2;
+  const int half = w.kv.head_size / 2;
   const float *cos = w.cos + (int64_t)t * half, *sin = w.sin + (int64_t)t * half;
   if (w.cos)
     for (int h = 0; h < w.num_heads; h++) {
@@ -68,13 +83,13 @@ template <typename In, typename Out> void write_token(const Write &w, int t) {
     }
   const int64_t slot = w.slots[t];
   if (slot < 0) return;
-  const int64_t at = slot / w.kv.block_size * w.kv.block + slot % w.kv.block_size * w.kv.token;
+  const int offset = slot % w.kv.block_size;
+  const int64_t at = slot / w.kv.block_size * w.kv.block + offset * w.kv.token;
   for (int h = 0; h < w.kv.num_kv_heads; h++) {
     Out *to = (Out *)w.kv.data + at + h * w.kv.head;
     const In *k = (const In *)w.k + t * w.k_row + h * w.k_head, *v = (const In *)w.v + t * w.v_row + h * w.v_head;
-    if (w.cos) rotate(k, cos, sin, to, half);
-    else copy(k, to, size);
-    copy(v, to + w.kv.kind, size);
+    write_row(w.kv, k, w.cos ? cos : nullptr, sin, to, offset);
+    write_row(w.kv, v, (const float *)nullptr, sin, to + w.kv.kind, offset);
   }
 }
 
@@ -85,7 +100,8 @@ template <typename In, typename Out> void run(const Write &w) {
 }
 
 template <typename In> void by_pool(const Write &w) {
-  if (w.kv.dtype == FLOAT32) run<In, float>(w);
+  if (w.kv.quantized()) run<In, uint8_t>(w);
+  else if (w.kv.dtype == FLOAT32) run<In, float>(w);
   else if (w.kv.dtype == BFLOAT16) run<In, Bf16>(w);
   else run<In, Fp16>(w);
 }

@@ -6,6 +6,7 @@ their slot and the disk; others take one copy through an aligned buffer of the t
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -16,6 +17,11 @@ import numpy as np
 from cache.arena import Buffer
 
 PAGE = mmap.PAGESIZE
+SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = ctypes.CDLL(
+    None
+).sync_file_range  # of Linux; a file system that cannot do it says so and does nothing
+_sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def aligned(nbytes: int) -> int:
@@ -68,6 +74,10 @@ class DirectFile:
         buffer = self._buffer(size)
         np.frombuffer(buffer, np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         self._write(self.direct_fd, buffer, offset)
+
+    def begin_writing(self) -> None:
+        """What was written through the page cache, or to a mapping, starts for the disk now; nobody waits for it."""
+        _sync_file_range(self.fd, 0, 0, SYNC_FILE_RANGE_WRITE)
 
     def _read(self, fd: int, into: memoryview, offset: int) -> None:
         done = 0

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 FILL = 0.8  # share of the map that blocks may take
 SMALL_BYTES = 256 << 10  # blocks written in one transaction have so many bytes together
+AHEAD_BYTES = (
+    8 << 20
+)  # so many written bytes start for the disk, while the next are copied, and not all at the next sync
 SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
 TREE_BYTES = 512  # of both trees, per block: generous
 VALUE_MIN = PAGE // 2  # shorter values would lie among others in a leaf, and move with it: they are filled up
@@ -63,6 +66,7 @@ class LmdbMedium:
         self.batch = max(1, min(64, SMALL_BYTES // slot_bytes, self.capacity // 8))
         self.path = directory / "data.mdb"
         self._sequence = 0
+        self._unsent = 0  # bytes written of which the disk has not heard
         self._left: tuple[list[Found], list[Found]] = [], []
         self._retired: list[_Values] = []
         self._place = Place(
@@ -93,6 +97,10 @@ class LmdbMedium:
                 places.append(self._values.offset_of(txn.get(key, db=self._blocks)))
                 txn.put(key, ROW.pack(block_checksum, len(memory), self._sequence), db=self._index)
                 self._sequence += 1
+        self._unsent += sum(len(memory) for _, memory, _ in rows)
+        if self._unsent >= AHEAD_BYTES:
+            self._unsent = 0
+            self._values.file.begin_writing()
         return [Entry(place, found, len(memory)) for place, (_, memory, found) in zip(places, rows, strict=True)]
 
     def erase(self, rows: Sequence[Found]) -> None:

@@ -20,7 +20,7 @@ ANSWER_S = 2.0  # a node that just starts is not waited for
 OTHERS_MAX = 16  # nodes of the cluster that are tried beside the one that was named
 
 BETTER = {
-    "shm": "run both nodes on one host, as one user, in containers that share /tmp and /dev/shm",
+    "shm": "run both nodes on one host, as one user, in containers that share their directory for temporary files",
     "rdma": "an active RDMA device on both nodes (see the checks above, and run doctor on the peer)",
     PLAINTEXT: "--rdma-plaintext on both nodes, if that network is trusted: over TCP the cluster key seals KV",
 }

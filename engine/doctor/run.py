@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 
 from engine.config import Config
-from engine.doctor import compute, memory, paths, rails, rdma, storage
+from engine.doctor import compute, memory, paths, rails, rdma, storage, tcp
 from engine.doctor.finding import FAIL, WARN, Check, Finding, System, careful
 from engine.flags import host_port, parse
 from engine.front_door import api_key
@@ -37,6 +37,8 @@ def checks(config: Config) -> dict[str, Check]:
         "/dev/shm": memory.shm,
         "huge pages": memory.huge_pages,
         "LMDB": partial(storage.lmdb_path, ssd_path=config.ssd_path, ssd_bytes=config.ssd_bytes),
+        "TCP buffers": tcp.buffers,
+        "network": tcp.interfaces,
         "libibverbs": rdma.library,
         "RDMA devices": rdma.devices,
         "rails": partial(rails.rails, wanted=rdma_devices(config), topology_file=config.topology_file),

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from attention.codes import DTYPES
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, BlockKey
 from cache.policy import Facts
@@ -21,7 +22,6 @@ from cache.store import Store
 from engine.kv.prefetch import total
 from net.memory import Region
 
-DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 STAGING_BYTES = 16 << 20
 
 

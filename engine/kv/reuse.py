@@ -48,10 +48,11 @@ class PrefixLoader:
         metrics: Metrics,
         prefetch: Prefetch,
         by_layer: bool = False,
-        least_s: Callable[[int], float] = lambda nbytes: 0.0,
+        least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
     ) -> None:
         """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer, where
-        blocks need no decoding and it is to wait at all; least_s: what a fetch takes at least, as rails are now."""
+        blocks need no decoding and it is to wait at all; least_s: what a fetch of these blocks takes at least, as the
+        rails to their homes are now."""
         self._least_s = least_s
         self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
         self._prefetch = prefetch
@@ -73,7 +74,7 @@ class PrefixLoader:
         if self._store is None or not keys or self._policy == "never":
             return None
         found = await self._store.lookup(keys)
-        if not found or request.finished or not self._pays(local * size, found * size):
+        if not found or request.finished or not self._pays(keys[:found], local * size):
             return None
         # A step that waits for layers keeps everybody in it waiting.
         if self._by_layer and len(self._batcher.requests) == 1:
@@ -83,13 +84,13 @@ class PrefixLoader:
         await self._fetch(request, keys[:found])
         return None
 
-    def _pays(self, context: int, num_tokens: int) -> bool:
+    def _pays(self, keys: Sequence[BlockKey], context: int) -> bool:
         """Algorithm 1's comparison for one node: move the blocks or compute them."""
         if self._policy == "always":
             return True
-        nbytes = num_tokens // self._geometry.block_size * self._geometry.pool_bytes
-        fetch = max(self._network.estimate(nbytes), self._least_s(nbytes))
-        return fetch < self._costs.prefill.estimate(num_tokens, context)
+        nbytes = len(keys) * self._geometry.pool_bytes
+        fetch = max(self._network.estimate(nbytes), self._least_s(keys, nbytes))
+        return fetch < self._costs.prefill.estimate(len(keys) * self._geometry.block_size, context)
 
     async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
         """Begin to read all of `keys` layer by layer; None when they cannot be had that way."""

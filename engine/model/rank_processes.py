@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +35,7 @@ from engine.request import SamplingParams
 from engine.runner import Row
 from engine.sampling.sampler import SamplingRow
 from net.memory import Region
+from net.private_directory import PrivateDirectory
 
 log = logging.getLogger("mooncake.ranks")
 
@@ -75,8 +75,8 @@ class RankProcesses:
     def __init__(self, config: Config, geometry: BlockGeometry, source: ModelSource, kv: Region) -> None:
         assert kv.memfd is not None
         self._size, self._device = config.tensor_parallel_size, config.device
-        self._directory = tempfile.TemporaryDirectory(prefix="mooncake-ranks-")  # mode 0700: this user only
-        self._store = str(Path(self._directory.name) / "store")
+        self._directory = PrivateDirectory()
+        self._store = str(self._directory.path / "store")
         self._lock = threading.Lock()
         self.lost: str | None = None  # why the ranks are out of step
         self._closing = False
@@ -111,7 +111,7 @@ class RankProcesses:
             if error is not None:
                 raise ModelError(f"--tensor-parallel-size {self._size}: rank {rank}: {error}")
         ranks = ProcessRanks(FileStore(self._store, self._size), 0, self._size, torch.device(self._device))
-        self._directory.cleanup()
+        self._directory.close()
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
         return ranks
@@ -142,7 +142,7 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._directory.cleanup()
+        self._directory.close()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()

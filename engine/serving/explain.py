@@ -15,7 +15,7 @@ from urllib.parse import quote
 from engine.node_client import NoAnswer, NodeClient, add_flags
 
 PREFILL_COLUMNS = ("wait_s", "transfer_s", "prefill_s", "ttft_s", "local_tokens", "pool_tokens", "prefix_source")
-DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "decode_s", "running", "headroom_blocks")
+DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "running", "headroom_blocks")
 PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
 
 
@@ -80,6 +80,10 @@ def _decision(decision: dict[str, Any]) -> list[str]:
     probes = [("  " + p["node"], *(p[c] for c in PROBE_COLUMNS)) for p in decision["probes"]]
     if probes:
         lines += _columns((f"asked {decision['asked']}", *PROBE_COLUMNS), probes)
+    lines += [
+        f"{one['node']} was computing {one['blocks']} blocks of it, ready in {one['ready_s']:.3g} s"
+        for one in decision["computing"]
+    ]
     claim = decision["claim"]
     how = "no claim" if claim is None else f"claimed {claim['amount'] / 1e6:.3f} s" + " one-sided" * claim["one_sided"]
     took = f"decided in {1000 * decision['decision_s']:.2f} ms"

@@ -21,6 +21,7 @@ from sched.placements.links import Links, Vector
 from sched.placements.match import Matcher
 from sched.placements.view import View
 from sched.record import RECORD
+from sched.state import Records
 
 MOST_STRANGERS = 4
 VIEW_S, VIEW_PER_NODE_S = 0.02, 2e-5
@@ -48,6 +49,63 @@ class Known:
         return max(0.0, float(self.view.work_until[i]) - now), float(self.view.age_s[i]) + now - self.at
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which rows of gossip's table are whose: the same from view to view until somebody comes, goes or changes."""
+
+    mates: list[Member]  # what it was made from, as all up to `held`
+    ids: list[str]
+    versions: npt.NDArray[np.bool_]
+    flags: npt.NDArray[np.uint16]
+    held: list[str | None]
+    rows: npt.NDArray[np.intp]
+    here: list[Member]
+    strangers: list[Member]
+    places: npt.NDArray[np.intp]
+    ring: Ring
+
+    def holds(self, gossip: Gossip, ids: list[str], records: Records) -> bool:
+        """Whether all it was made from is as it was."""
+        return (
+            self.mates is gossip.core.mates()
+            and self.ids == ids
+            and np.array_equal(self.versions, _told(records))
+            and np.array_equal(self.flags, records["flags"])
+            and self.held == gossip.core.digests.holders.nodes
+        )
+
+
+def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
+    """Nodes still loading their model have no blocks: they are strangers. Those that drain are left out, and those that
+    are suspected while others do what they do."""
+    mates, holders = gossip.core.mates(), gossip.core.digests.holders
+    members = {member.node_id: member for member in (*mates, gossip.me)}
+    suspected = {name for name, member in members.items() if member.status is not Status.ALIVE}
+    missing = COMPUTES.difference(*(m.roles for name, m in members.items() if name not in suspected))
+    told, flags = _told(records), records["flags"].copy()
+    rows, here, strangers = [], [], []
+    for row, (node_id, ready, leaves) in enumerate(zip(ids, told.tolist(), (flags & DRAINING).tolist(), strict=True)):
+        member = members.get(node_id)
+        if leaves or member is None or COMPUTES.isdisjoint(member.roles):
+            continue
+        if node_id in suspected and missing.isdisjoint(member.roles):
+            continue
+        if ready:
+            rows.append(row)
+            here.append(member)
+        else:
+            strangers.append(member)
+    places = np.array([-1 if (at := holders.index(m.node_id)) is None else at for m in here], dtype=np.intp)
+    ring = ring_of(member.node_id for member in here if "prefill" in member.roles)
+    chosen = np.array(rows, dtype=np.intp)
+    return _Layout(mates, ids, told, flags, list(holders.nodes), chosen, here, strangers, places, ring)
+
+
+def _told(records: Records) -> npt.NDArray[np.bool_]:
+    """Who has told a load."""
+    return np.asarray((records["blocks_total"] > 0) & (records["version"] > 0))
+
+
 class Neighbours:
     """Keeps the newest `Known`."""
 
@@ -55,6 +113,7 @@ class Neighbours:
         self.arrivals = ArrivalRate()
         self._gossip, self._links, self._max_waiting, self._rng = gossip, links, max_waiting, rng
         self._matcher = Matcher(lambda: gossip.core.digests.holders)
+        self._layout: _Layout | None = None
         self._known: Known | None = None
 
     def known(self, now: float) -> Known:
@@ -64,30 +123,16 @@ class Neighbours:
         return known
 
     def _build(self, now: float) -> Known:
-        """Nodes still loading their model have no blocks: they are strangers. Those that drain are left out."""
         ids, records = self._gossip.table
-        members = {member.node_id: member for member in (*self._gossip.core.mates(), self._gossip.me)}
-        told = (records["blocks_total"] > 0) & (records["version"] > 0)
-        leaving = (records["flags"] & DRAINING) > 0
-        rows, here, strangers = [], [], []
-        for row, (node_id, ready, leaves) in enumerate(zip(ids, told.tolist(), leaving.tolist(), strict=True)):
-            member = members.get(node_id)
-            if leaves or member is None or member.status is not Status.ALIVE or COMPUTES.isdisjoint(member.roles):
-                continue
-            if ready:
-                rows.append(row)
-                here.append(member)
-            else:
-                strangers.append(member)
-        chosen = records[rows]
-        age_s = float(chosen["age_s"].mean()) if here else 0.0
-        expected = self.arrivals.per_s(now) * len(here) * age_s
-        view = View.of_records(now, here, chosen, self._links, self._max_waiting, expected)
-        index = self._gossip.core.digests.holders.index
-        places = np.array([-1 if (at := index(m.node_id)) is None else at for m in here], dtype=np.intp)
-        ring = ring_of(member.node_id for member in here if "prefill" in member.roles)
-        asked = strangers[:MOST_STRANGERS] + self._gossip.elsewhere(self._rng)
-        return Known(view, here, asked, places, ring, now)
+        layout = self._layout
+        if layout is None or not layout.holds(self._gossip, ids, records):
+            layout = self._layout = _lay_out(self._gossip, ids, records)
+        chosen = records[layout.rows]
+        age_s = float(chosen["age_s"].mean()) if layout.here else 0.0
+        expected = self.arrivals.per_s(now) * len(layout.here) * age_s
+        view = View.of_records(now, layout.here, chosen, self._links, self._max_waiting, expected)
+        asked = layout.strangers[:MOST_STRANGERS] + self._gossip.elsewhere(self._rng)
+        return Known(view, layout.here, asked, layout.places, layout.ring, now)
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
         """Leading tokens that each node of the view holds, as far as their digests tell."""

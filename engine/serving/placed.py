@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from net.load_words import Claim
+from sched.intents import Coming
 from sched.member import Member
 from sched.placements.choice import Placement
 from sched.record import NodeRecord
@@ -51,6 +52,7 @@ class Placed:
     seconds: float  # from the request to the decision
     claim: Claim | None = None  # the work announced to the prefill node
     runners_up: int = 0  # choices given up because others had claimed the same node meanwhile
+    computing: Mapping[str, Coming] = field(default_factory=dict)  # nodes that compute a part of the prompt
 
     @property
     def estimates(self) -> Mapping[str, float]:
@@ -80,6 +82,10 @@ class Placed:
             "probes": [probe.as_dict() for probe in self.probes],
             "claim": None if self.claim is None else {"amount": self.claim.amount, "one_sided": self.claim.one_sided},
             "runners_up": self.runners_up,
+            "computing": [
+                {"node": node, "blocks": coming.depth, "ready_s": coming.ready_s}
+                for node, coming in self.computing.items()
+            ],
             "decision_s": self.seconds,
         }
 

@@ -30,6 +30,7 @@ from sched.intents import WORTH_S, Coming
 from sched.member import Rng, Status
 from sched.placements.burst import Choice
 from sched.placements.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
+from sched.placements.costs import horizon_s
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.measured_links import MeasuredLinks
@@ -90,7 +91,7 @@ class Placer:
         asked = self._policy.shortlist(begun, demand, known.view, matched)
         members = [known.members[i] for i in asked] + known.strangers
         told = {known.view.ids[i]: int(matched[i]) for i in asked}
-        question = Question(keys, _horizon_s(begun, demand, known.view), told)
+        question = Question(keys, horizon_s(begun, demand, known.view), told)
         pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
@@ -112,7 +113,7 @@ class Placer:
         if alone and decision.prefill != first.prefill:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun
-        placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up)
+        placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
         self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
         return placed
 
@@ -195,15 +196,6 @@ class Placer:
 
     async def _pool_tokens(self, keys: Sequence[BlockKey]) -> int:
         return await self._store.lookup(keys) * self._geometry.block_size if keys else 0
-
-
-def _horizon_s(now: float, demand: Demand, view: View) -> float:
-    """When the prompt would come to its decode node: after its prefill where the queue is shortest."""
-    if not len(view):
-        return 0.0
-    i = int(view.open_at.argmin())
-    wait_s, n = max(0.0, float(view.open_at[i]) - now), float(demand.num_tokens)
-    return wait_s + float(view.a0[i] + view.a1[i] * n + view.a2[i] * n * n) if wait_s < np.inf else 0.0
 
 
 def _told(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:

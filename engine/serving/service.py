@@ -56,6 +56,7 @@ class EngineService:
         metrics: Metrics,
         kv_transfer: str = "push",
         kv_overlap: str = "layer",
+        rails: RailNews | None = None,
     ) -> None:
         """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes."""
         self._node_id = node_id
@@ -65,7 +66,7 @@ class EngineService:
         self._geometry = geometry
         self._max_waiting = max_waiting
         self._own_load = own_load
-        self._rails = RailNews(transfer)
+        self._rails = rails or RailNews(transfer)
         self._metrics = metrics
         self._kv_transfer = kv_transfer
         self._kv_overlap = kv_overlap
@@ -92,7 +93,7 @@ class EngineService:
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
         local = {"local_tokens": len(matched) * self._geometry.block_size}
-        return await self._own_load.answer(body["horizon_s"]) | self._rails.tell(body["to"]) | local
+        return await self._own_load.answer(body["horizon_s"]) | self._rails.tell(body["to"], keys) | local
 
     # --- decode side
 

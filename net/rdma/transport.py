@@ -14,11 +14,11 @@ from net.links import Links
 from net.memory import Region
 from net.rdma.device import Device
 from net.rdma.link import Link
-from net.rdma.places import nics
+from net.rdma.places import far_rails, nics
 from net.rdma.target import Target
 from net.rdma.verbs import device_names, verbs
 from net.spans import Span
-from net.topology import Overrides, Topology
+from net.topology import NEAR, Overrides, Topology
 from net.transport import BULK, Op, Unusable
 
 PLAINTEXT = "it would move bytes unencrypted, and there is a cluster key: see --rdma-plaintext"
@@ -95,6 +95,12 @@ class Rdma:
         if link is None or link.ended:
             raise PeerLost(f"the RDMA connection to {peer_id!r} is closed")
         return link
+
+    def near(self, region: Region) -> list[str]:
+        """See net.transport.Carded."""
+        names = [device.name for device in self._devices]
+        distances = far_rails(self._topology, region, names)
+        return [name for name, distance in zip(names, distances, strict=True) if distance == NEAR]
 
     # --- net.transport.Transport
 

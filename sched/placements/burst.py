@@ -30,7 +30,7 @@ class Choice:
     demand: Demand
     view: View
     matched: Vector  # [nodes of the view]: leading tokens of the prompt that each node has
-    computing: set[str] = field(default_factory=set)  # nodes that compute some of the others now
+    computing: dict[str, Coming] = field(default_factory=dict)  # nodes that compute some of the others now
 
     def expect(self, coming: Mapping[str, Coming], block_size: int) -> None:
         """These nodes are computing so many leading blocks of the prompt; it waits for them."""
@@ -41,7 +41,7 @@ class Choice:
             if i is not None and tokens > self.matched[i]:
                 self.matched[i] = tokens
                 self.view.wait(i, self.now + found.ready_s)
-                self.computing.add(node)
+                self.computing[node] = found
 
     def decide(self) -> Placement | Rejected:
         best = self.policy.place(self.now, self.demand, self.view, self.matched)

@@ -144,6 +144,15 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
     return rank
 
 
+def horizon_s(now: float, demand: Demand, view: View) -> float:
+    """When the prompt would come to its decode node: after its prefill where the queue is shortest."""
+    if not len(view):
+        return 0.0
+    i = int(view.open_at.argmin())
+    wait_s, n = max(0.0, float(view.open_at[i]) - now), float(demand.num_tokens)
+    return wait_s + float(view.a0[i] + view.a1[i] * n + view.a2[i] * n * n) if wait_s < np.inf else 0.0
+
+
 @dataclass(slots=True)
 class DecodeCosts:
     """Columns over the nodes of the view; `decode_s` is infinite where the node cannot decode this."""
@@ -152,6 +161,7 @@ class DecodeCosts:
     demand: Demand
     now: float
     handover_s: Vector
+    token_s: Vector  # time per token when the prompt comes there, with what has been promised to the node
     decode_s: Vector  # time that the node adds after the first token
     headroom: Vector  # blocks it would have left
 
@@ -164,7 +174,7 @@ class DecodeCosts:
         return np.where(self.headroom >= 0, self.decode_s, np.inf)
 
     def row(self, i: int) -> Row:
-        handover_s, step_s = float(self.handover_s[i]), float(self.view.step_s[i])
+        handover_s, token_s = float(self.handover_s[i]), float(self.token_s[i])
         return {
             "stage": "decode",
             "node": self.view.ids[i],
@@ -174,8 +184,9 @@ class DecodeCosts:
             "running": int(self.view.running[i]),
             "headroom_blocks": int(self.headroom[i]),
             "handover_s": handover_s,
-            "step_s": step_s,
-            "decode_s": handover_s + self.demand.output_tokens * step_s,
+            "step_s": float(self.view.step_s[i]),
+            "token_s": token_s,
+            "decode_s": handover_s + self.demand.output_tokens * token_s,
         }
 
     def rows(self, most: int) -> list[Row]:
@@ -184,15 +195,18 @@ class DecodeCosts:
 
 
 def decode_costs(demand: Demand, view: View, prefill: PrefillCosts, source: int) -> DecodeCosts:
-    """`source`: where the prompt is prefilled; that node itself needs no hand-over."""
+    """`source`: where the prompt is prefilled; that node itself needs no hand-over. A node is judged by its step as it
+    will be then: by the present one all prompts of a busy minute would choose the node that is emptiest now."""
     latency_s, per_byte_s = view.handover(view.ids[source])
     handover_s = latency_s + per_byte_s * float(demand.kv_bytes)
     handover_s[source] = 0.0
-    decode_s = handover_s + view.step_s * float(demand.output_tokens)
+    token_s = np.maximum(view.step_s, view.step_soon_s)
+    decode_s = handover_s + token_s * float(demand.output_tokens)
     decode_s += view.closed_decode
     if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
         decode_s += long
-    return DecodeCosts(view, demand, prefill.now, handover_s, decode_s, view.free_blocks - float(demand.num_blocks))
+    headroom = view.free_blocks - float(demand.num_blocks)
+    return DecodeCosts(view, demand, prefill.now, handover_s, token_s, decode_s, headroom)
 
 
 def least(column: Vector, among: Sequence[int] | None = None) -> list[int]:

@@ -45,10 +45,11 @@ class Matcher:
 
 
 def _spread(levels: Sequence[tuple[int, int]], size: int) -> Vector:
-    """From (depth, mask of the nodes at least so deep), ascending, to a depth per node, and one 0."""
+    """From (depth, mask of the nodes at least so deep), ascending, to a depth per node, and one 0. Every mask is within
+    the one before it, so in how many a node is says which was its last."""
+    width = (size + 7) // 8
+    raw = np.frombuffer(b"".join([mask.to_bytes(width, "little") for _, mask in levels]), np.uint8)
+    within = np.unpackbits(raw.reshape(len(levels), width), axis=1, count=size, bitorder="little")
     found = np.zeros(size + 1)
-    nodes, width = found[:size], (size + 7) // 8
-    for depth, mask in levels:
-        bits = np.unpackbits(np.frombuffer(mask.to_bytes(width, "little"), np.uint8), count=size, bitorder="little")
-        nodes[bits == 1] = depth
+    found[:size] = np.array([0, *(depth for depth, _ in levels)], np.float64)[within.sum(axis=0, dtype=np.uint8)]
     return found

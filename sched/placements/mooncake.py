@@ -25,6 +25,10 @@ SMALL = 16
 best."""
 
 FEW = 4
+
+TRIES = 2 * DRAWN
+"""Draws of a decode node before all are looked at: enough where most have room."""
+
 INFINITE = math.inf
 
 
@@ -55,12 +59,26 @@ class MooncakePlacement(CentralGreedy):
 
     def _decodes(self, demand: Demand, view: View) -> list[int]:
         """Of the fastest with room for this request; hand-over times count when they have answered."""
-        most = FEW if len(view) <= SMALL else self._width(view)
-        need = demand.num_blocks
-        roomy = list(islice((i for i, free in view.decode_order if free >= need), most))
+        order, need = view.decode_order, demand.num_blocks
+        most = FEW if len(view) <= SMALL else min(self._width(view), len(order))
+        if most > FEW and (drawn := self._roomy(order, most, need)):
+            return drawn
+        roomy = list(islice((i for i, free in order if free >= need), most))
         if not roomy:
-            roomy = [i for i, _ in view.decode_order[:most]]
+            roomy = [i for i, _ in order[:most]]
         return roomy if len(roomy) <= FEW else self._some(roomy)
+
+    def _roomy(self, order: list[tuple[int, float]], most: int, need: int) -> list[int]:
+        """DRAWN of the first `most` with room for `need` blocks; empty when too few of them seem to have it: then
+        whoever asks has to go through all."""
+        random, drawn = self.rng.random, []
+        for _ in range(TRIES):
+            i, free = order[int(random() * most)]
+            if free >= need:
+                drawn.append(i)
+                if len(drawn) == DRAWN:
+                    return drawn
+        return []
 
     def _some(self, nodes: list[int]) -> list[int]:
         """DRAWN draws, seldom twice the same: four times as fast as a sample."""

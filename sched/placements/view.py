@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,11 @@ COLUMNS = (
 
 Flags = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.float64]
+
+
+@lru_cache
+def _role_bits(roles: tuple[str, ...]) -> int:
+    return sum(ROLE_BITS[role] for role in set(roles) & ROLE_BITS.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +104,7 @@ class View:
         expected_arrivals: float = 0.0,
     ) -> None:
         """`expected_arrivals`: requests that the cluster has probably placed since these records were written."""
-        self.expected_arrivals = expected_arrivals
-        self.max_waiting = max_waiting
-        self._links = links
+        self._begin(links, max_waiting, expected_arrivals)
         columns = np.array([node.column for node in nodes], dtype=np.float64).reshape(-1, len(COLUMNS))
         self._fill(
             now,
@@ -123,7 +126,8 @@ class View:
     ) -> View:
         """Of `members` and a row of `records` each (sched/record.py), as of `now`. A node whose steps take much longer
         than its models say is taken to be as much slower in everything, until the models have followed."""
-        view = cls(now, (), links, max_waiting, expected_arrivals)
+        view = cls.__new__(cls)  # the table is made from arrays, not from candidates
+        view._begin(links, max_waiting, expected_arrivals)
         residual = records["residual"].astype(np.float64)
         slow = np.where(residual > SLOW, residual, 1.0)
         table = np.zeros((len(COLUMNS), len(members)))
@@ -140,13 +144,14 @@ class View:
         rows["free_blocks"][:] = np.maximum(rows["total_blocks"] - records["blocks_used"], 0.0)
         rows["step_s"][:] = rows["step_soon_s"][:] = records["decode_step_s"] * slow
         rows["step_alone_s"][:] = np.where(records["running"] > 0, 0.0, rows["step_s"])
-        able = [
-            np.array([role in member.roles for member in members], dtype=bool)
-            & ((records["flags"] == 0) | (records["flags"] & ROLE_BITS[role] != 0))
-            for role in ("prefill", "decode")
-        ]
-        view._fill(now, [member.node_id for member in members], table, *able)
+        able = np.array([_role_bits(member.roles) for member in members], dtype=np.uint16)
+        able &= np.where(records["flags"] == 0, np.uint16(0xFFFF), records["flags"])
+        prefills, decodes = (able & np.uint16(ROLE_BITS[role]) != 0 for role in ("prefill", "decode"))
+        view._fill(now, [member.node_id for member in members], table, prefills, decodes)
         return view
+
+    def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
+        self._links, self.max_waiting, self.expected_arrivals = links, max_waiting, expected_arrivals
 
     def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags) -> None:
         """Times of `table` are relative; what is open is worked out here."""

@@ -7,6 +7,7 @@ arrival, or by the time at which a node computed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,20 +15,54 @@ import numpy as np
 from sched.placements.learned import LearnedPlacement
 from sim.cluster import Cluster
 from sim.job import Job
+from sim.result import kept
 
 
 def recovery(cluster: Cluster, window_s: float = 10.0, share: float = 0.9) -> dict[str, float]:
     """Seconds from the shock to the end of the first window whose token hit rate is `share` of the steady one, which
-    is that of the quarter of all requests before the shock. Infinite if there is none."""
+    is that of the quarter of all requests before the shock. Infinite if there is none.
+
+    `unlimited_recovery_s`: the same of a cache without limits that has every prompt as soon as it comes: so long it
+    takes the requests themselves to want again what has been computed since. `caught_up_s`: until of what such a cache
+    finds `share` of the steady part is found; `found_in_60_s`: the part that is found in the minute after the shock."""
     jobs, shock = cluster.jobs, _shock(cluster.jobs)
-    steady = _hit_rate([job for job in jobs[len(jobs) // 4 :] if job.arrival < shock])
-    last = jobs[-1].arrival
-    at = shock
-    while at + window_s <= last:
+    steady = [job for job in jobs[len(jobs) // 4 :] if job.arrival < shock]
+    best = findable(cluster)
+    windows, at = [], shock
+    while at + window_s <= jobs[-1].arrival:
+        windows.append([job for job in jobs if at <= job.arrival < at + window_s])
         at += window_s
-        if _hit_rate([job for job in jobs if at - window_s <= job.arrival < at]) >= share * steady:
-            return {"recovery_s": at - shock, "steady_hit_rate": steady}
-    return {"recovery_s": math.inf, "steady_hit_rate": steady}
+
+    def first(rate: Callable[[Sequence[Job]], float]) -> float:
+        wanted = share * rate(steady)
+        return next((window_s * number for number, own in enumerate(windows, 1) if rate(own) >= wanted), math.inf)
+
+    def unlimited(own: Sequence[Job]) -> float:
+        return _hit_rate(own, lambda job: best[job.index])
+
+    def part(own: Sequence[Job]) -> float:
+        able = sum(best[job.index] for job in own)
+        return sum(job.prefix_tokens for job in own) / able if able else 1.0
+
+    return {
+        "recovery_s": first(_hit_rate),
+        "steady_hit_rate": _hit_rate(steady),
+        "unlimited_recovery_s": first(unlimited),
+        "caught_up_s": first(part),
+        "found_in_60_s": part([job for job in jobs if shock <= job.arrival < shock + 60.0]),
+        "found_steady": part(steady),
+    }
+
+
+def findable(cluster: Cluster) -> dict[int, int]:
+    """Job -> tokens of its prompt that are a prefix of some prompt before it, in whole blocks, one left to compute."""
+    seen: set[int] = set()
+    found, size = {}, cluster.config.block_tokens
+    for job in cluster.jobs:
+        run = next((count for count, block in enumerate(job.blocks) if block not in seen), len(job.blocks))
+        found[job.index] = min(run, (job.input_tokens - 1) // size) * size
+        seen.update(job.blocks[: job.input_tokens // size])
+    return found
 
 
 def imbalance(cluster: Cluster, after_s: float = 2.0, window_s: float = 10.0) -> dict[str, float]:
@@ -93,6 +128,42 @@ class Back:
         return job.ttft <= self.ttft_s and job.longest_gap <= self.gap_s and not math.isnan(job.finished)
 
 
+class Effective:
+    """Share of requests with a first token within ttft_s and a TBT, the mean of the longest tenth of the gaps, within
+    each of the limits; and the prefill time per request: of the chunks that were computed, alone on a node."""
+
+    def __init__(self, limits_s: Sequence[float], ttft_s: float = 30.0) -> None:
+        self._limits, self._ttft_s = limits_s, ttft_s
+
+    def __call__(self, cluster: Cluster) -> dict[str, float]:
+        jobs, model = cluster.jobs, cluster.model
+        shares = {
+            f"effective_{1000 * limit:.0f}": sum(kept(job, self._ttft_s, limit, True) for job in jobs) / len(jobs)
+            for limit in self._limits
+        }
+        seconds = sum(model.prompt_s(job.input_tokens - job.prefix_tokens, job.prefix_tokens) for job in jobs)
+        return shares | {"prefill_s": seconds / len(jobs)}
+
+
+def last_request(cluster: Cluster) -> dict[str, float]:
+    """Of the request that came last."""
+    last = cluster.jobs[-1]
+    return {"last_ttft_s": last.ttft, "last_total_s": last.finished - last.arrival}
+
+
+class Copies:
+    """On how many nodes the blocks of these ranks by popularity are at the end."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+
+    def __call__(self, cluster: Cluster) -> dict[str, float]:
+        wanted = Counter(block for job in cluster.jobs for block in job.blocks)
+        hottest = [block for block, _ in wanted.most_common(max(self._ranks))]
+        holders = [sum(block in cache.blocks for cache in cluster.caches) for block in hottest]
+        return {f"copies_{rank}": float(holders[rank - 1]) for rank in self._ranks if rank <= len(holders)}
+
+
 def guard(cluster: Cluster) -> dict[str, float]:
     """What a learned placement did: how far it went from the rule at most, and how often."""
     policy = cluster.placing.policy
@@ -138,6 +209,6 @@ def _shock(jobs: Sequence[Job]) -> float:
     return jobs[len(jobs) // 2].arrival
 
 
-def _hit_rate(jobs: Sequence[Job]) -> float:
+def _hit_rate(jobs: Sequence[Job], found: Callable[[Job], float] = lambda job: job.prefix_tokens) -> float:
     tokens = sum(job.input_tokens for job in jobs)
-    return sum(job.prefix_tokens for job in jobs) / tokens if tokens else 0.0
+    return sum(map(found, jobs)) / tokens if tokens else 0.0

@@ -1,4 +1,5 @@
-"""A model in bfloat16, one prefix of it, and what it says behind that prefix when its blocks went through the pool."""
+"""A model in bfloat16, one prefix of it, and what it says behind that prefix: over an arena of 16 bit or quantized, and
+behind blocks that went through a quantized pool."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 
 from attention import choose
+from attention.codes import DTYPES, pool_in
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, encodings
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weights import load
 from engine.inputs import InputBuilder, Row
-from engine.kv.encoded_blocks import DTYPES
 from engine.model.decoder import Model
 from engine.model.ops import choose_ops
 from engine.request import SamplingParams
@@ -28,21 +29,28 @@ POOL_DTYPES = encodings
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
+def load_model(source: ModelSource) -> Model:
+    """In bfloat16, with a backend that reads every kind of arena."""
+    backend = choose("auto", "cpu", source.config.head_size, encodings[0])
+    dtype = torch.bfloat16
+    return Model(source.config, load(source, dtype), backend, "cpu", choose_ops(backend.name, "cpu", dtype))
+
+
 class Prefixes:
     """Half of the blocks hold the prefix as it was computed, the other half what an answer works with."""
 
-    def __init__(self, source: ModelSource, most_tokens: int) -> None:
-        config = source.config
-        backend = choose("auto", "cpu", config.head_size)
-        dtype = torch.bfloat16
-        self._model = Model(config, load(source, dtype), backend, "cpu", choose_ops(backend.name, "cpu", dtype))
-        self._shape = BlockGeometry(config.num_layers, config.num_kv_heads, config.head_size, BLOCK, "bfloat16")
+    def __init__(self, model: Model, most_tokens: int, kv_dtype: str = "bfloat16") -> None:
+        """kv_dtype: of the arena."""
+        config = model.config
+        self._model = model
+        self._shape = BlockGeometry(config.num_layers, config.num_kv_heads, config.head_size, BLOCK, kv_dtype)
         self._blocks = -(-most_tokens // BLOCK)
-        self._kv = torch.zeros(2 * self._blocks, *self._shape.shape, dtype=dtype)
-        self._runner = Runner(self._model, self._kv, BLOCK)
+        self._bytes = torch.zeros(2 * self._blocks, self._shape.block_bytes, dtype=torch.uint8)
+        self._kv = pool_in(self._bytes.flatten(), self._shape.shape, kv_dtype)
+        self._runner = Runner(model, self._kv, BLOCK)
         self._prefix: list[int] = []
 
-    def geometry(self, pool_dtype: str) -> BlockGeometry:
+    def geometry(self, pool_dtype: str = "") -> BlockGeometry:
         return replace(self._shape, pool_dtype=pool_dtype)
 
     def compute(self, tokens: Sequence[int]) -> None:
@@ -50,19 +58,20 @@ class Prefixes:
         self._prefix = list(tokens)
         self._runner.step([Row(self._prefix, 0, range(self._blocks))])
 
-    def answer(self, window: Sequence[int], pool_dtype: str, new_tokens: int) -> Answer:
-        """`window` begins with the prefix. Its last block is computed again: the logits behind it are wanted."""
+    def answer(self, window: Sequence[int], new_tokens: int, pool_dtype: str = "") -> Answer:
+        """`window` begins with the prefix; pool_dtype: what its blocks go through, "" = they stay as they are. Its last
+        block is computed again: the logits behind it are wanted."""
         found = (len(self._prefix) - 1) // BLOCK
         blocks = range(self._blocks, 2 * self._blocks)
         for source, target in zip(range(found), blocks, strict=False):
-            self._through_pool(self._kv[source], pool_dtype, self._kv[target])
+            if pool_dtype:
+                self._through_pool(self._kv[source], pool_dtype, self._kv[target])
+            else:
+                self._bytes[target] = self._bytes[source]
         losses, best = self._score(window, found * BLOCK, blocks)
         return Answer(losses, best, self._generate(found * BLOCK, blocks, new_tokens))
 
     def _through_pool(self, block: Tensor, pool_dtype: str, out: Tensor) -> None:
-        if pool_dtype not in DTYPES:
-            out.copy_(block)
-            return
         encoded = torch.empty(self.geometry(pool_dtype).pool_bytes, dtype=torch.uint8)
         encode_block(block, DTYPES[pool_dtype], encoded)
         decode_block(encoded, DTYPES[pool_dtype], out)

@@ -39,7 +39,8 @@ class Answers:
         self.counters: Counter[str] = Counter()
         self.me, self.node_id = self.members[0], self.members[0].node_id
         self.view = SimpleNamespace(charge=lambda *_: None)
-        self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()), mates=lambda: self.members[1:])
+        mates = self.members[1:]  # gossip's list, too, is the same until somebody comes or goes
+        self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()), mates=lambda: mates)
         rows = np.frombuffer(b"".join(record.pack() for record in self.records.values()), RECORD)
         self.table = list(self.records), rows
         self.replies = {

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 MODULES = {
     "memcpy": "raw",
     "sockets": "raw",
+    "stream": "raw",
     "ours-shm": "ours",
     "ours-tcp": "ours",
     "ours-tcp-sleep": "ours",

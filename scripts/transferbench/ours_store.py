@@ -26,6 +26,7 @@ from cache.store import Store
 from cache.tiers import LocalStore
 from net.channel import Channel
 from net.memory import Region
+from net.prefault import Prefault
 from net.transfer import TransferEngine
 
 LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: more would take long to put there
@@ -74,6 +75,9 @@ class Home:
         transfer = TransferEngine(channel, [self._transport])
         room = self._nbytes * 9 // 8  # for the blocks of the call before the measured ones, too
         region = Region.shared("dram", room // body["size"] * body["size"])
+        prefault = Prefault([region], lambda: room, lambda: False)  # as an idle node does
+        prefault.start()
+        await asyncio.to_thread(prefault.join)
         local = LocalStore(Slots(region, body["size"]), None)
         store = Store("home", channel, transfer, local, lambda: HOME, block_bytes=body["size"])
         self._open = [transfer, channel, store, region]
@@ -94,7 +98,8 @@ class Client:
         self._loaded = 0  # calls whose blocks are in the store
 
     def connect(self, info: dict[str, Any], local: Arena) -> None:
-        self._arenas = {"local": local, "remote": self.remote}
+        arenas = {"local": local, "remote": self.remote}
+        self._regions = [Region.attach(name, os.dup(arena.memfd), arena.nbytes) for name, arena in arenas.items()]
         self._owner = tuple(info["address"])
 
     def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
@@ -118,10 +123,9 @@ class Client:
         self._store = Store(
             "client", channel, transfer, None, lambda: HOME, block_bytes=size, checksums=self._checksums
         )
-        regions = [Region.attach(name, os.dup(arena.memfd), arena.nbytes) for name, arena in self._arenas.items()]
-        for region in regions:
+        for region in self._regions:  # mapped once, as a node maps its KV
             self._store.attach(region)
-        self._open = [transfer, channel, self._store, *regions, control]
+        self._open = [transfer, channel, self._store, control]
         self._size, self._loaded = size, 0
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:

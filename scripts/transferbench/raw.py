@@ -1,11 +1,14 @@
-"""The limits: one thread of libc memcpy, and blocking sockets (sendall, recv_into), in plain Python."""
+"""The limits: one thread of libc memcpy, and blocking sockets (sendall, recv_into), in plain Python.
+
+"stream" is what iperf measures: the sockets again, but both sides use one hot buffer of 128 KiB instead of cold arenas.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import memmove
 from functools import partial
 from typing import Any
@@ -14,12 +17,25 @@ from transferbench.agent import Arena, Call, timed
 
 HEAD = struct.Struct("<BIQ")  # 0 read, 1 write; blocks; bytes of a block. Then a u64 offset per block
 ACK = b"\1"
+HOT = 128 << 10  # bytes
+
+Views = Callable[[Arena, int, int], list[memoryview]]
+"""(arena, offset, bytes) -> what is sent or received."""
 
 
 def make(name: str, role: str) -> Any:
-    if role == "owner":
-        return SocketOwner() if name == "sockets" else Idle()
-    return SocketClient() if name == "sockets" else Memcpy()
+    if name == "memcpy":
+        return Idle() if role == "owner" else Memcpy()
+    views = cold if name == "sockets" else hot
+    return SocketOwner(views) if role == "owner" else SocketClient(views)
+
+
+def cold(arena: Arena, offset: int, size: int) -> list[memoryview]:
+    return [arena.memory[offset : offset + size]]
+
+
+def hot(arena: Arena, offset: int, size: int) -> list[memoryview]:
+    return [arena.memory[: min(HOT, size - at)] for at in range(0, size, HOT)]
 
 
 class Idle:
@@ -61,6 +77,9 @@ def _write(call: Any) -> None:
 class SocketOwner:
     """Answers one connection from a thread."""
 
+    def __init__(self, views: Views) -> None:
+        self._views = views
+
     def start(self, remote: Arena) -> dict[str, Any]:
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._serve, args=(listener, remote), daemon=True).start()
@@ -74,18 +93,21 @@ class SocketOwner:
             write, count, size = HEAD.unpack(head)
             packed = bytearray(8 * count)
             receive(sock, memoryview(packed))
-            offsets = struct.unpack(f"<{count}Q", packed)
+            for offset in struct.unpack(f"<{count}Q", packed):
+                for view in self._views(remote, offset, size):
+                    if write:
+                        receive(sock, view)
+                    else:
+                        sock.sendall(view)
             if write:
-                for offset in offsets:
-                    receive(sock, remote.memory[offset : offset + size])
                 sock.sendall(ACK)
-            else:
-                for offset in offsets:
-                    sock.sendall(remote.memory[offset : offset + size])
 
 
 class SocketClient:
     """Asks for blocks and receives them in place, or sends them and waits for one byte."""
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
 
     def connect(self, info: dict[str, Any], local: Arena) -> None:
         self._local = local
@@ -93,9 +115,11 @@ class SocketClient:
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
-        memory = self._local.memory
         return [
-            ((len(ours), size, struct.pack(f"<{len(theirs)}Q", *theirs)), [memory[a : a + size] for a in ours])
+            (
+                (len(ours), size, struct.pack(f"<{len(theirs)}Q", *theirs)),
+                [view for offset in ours for view in self._views(self._local, offset, size)],
+            )
             for ours, theirs in calls
         ]
 

@@ -121,7 +121,7 @@ def test_chunk_by_mask_equals_chunk_by_merge():
 
 def test_tokens_of_follows_the_block_table():
     kv = torch.arange(3 * 2 * 1 * 4 * 1.0).view(3, 2, 1, 4, 1)
-    keys, values = tokens_of(kv, torch.tensor([2, 0], dtype=torch.int32), 6)
+    keys, values = tokens_of(kv, torch.tensor([2, 0], dtype=torch.int32), 6, torch.float32)
     assert keys.flatten().tolist() == [16, 17, 18, 19, 0, 1]
     assert values.flatten().tolist() == [20, 21, 22, 23, 4, 5]
 

@@ -18,6 +18,8 @@ from attention.cpu.library import LEVELS
 from attention.cpu_build import cpu_features
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
+from scripts.attention_bench.grid import Point
+from scripts.attention_bench.quantized import find_quantized_fault
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
@@ -93,6 +95,21 @@ def test_scores_that_grow_and_fall_by_hundreds(dtype):
     case.q *= 8
     case.kv[:, 0] *= torch.linspace(-30, 30, 16)[:, None].to(dtype)
     assert_as_good_as_torch(case, dtype)
+
+
+@pytest.mark.parametrize("level", HERE)
+def test_quantized_pools_on_every_level(level, threads):
+    """Tiles that begin and end inside a block, several passes, heads that no tile takes, and two threads."""
+    backend = CpuBackend(level)
+    for point, kv_dtype in (
+        (Point("everything", 8, 1, 64, 16, torch.bfloat16), "int8"),
+        (Point("everything", 6, 2, 80, 24, torch.bfloat16), "fp8"),
+        (Point("ragged decodes", 5, 1, 128, 64, torch.bfloat16, 40, 5.0), "int8"),
+        (Point("prefix and chunk", 4, 4, 16, 16, torch.float16), "fp8"),
+    ):
+        for count in (1, 2):
+            threads(count)
+            assert find_quantized_fault(backend, point, kv_dtype) is None, point
 
 
 def test_the_number_of_threads_changes_no_prefill_row(threads):
@@ -174,7 +191,7 @@ def test_refuses_what_it_cannot_compute():
     for changed, message in (
         ({"q": case.q.double()}, "float64"),
         ({"kv": case.kv.transpose(3, 4).contiguous().transpose(3, 4)}, "contiguous heads"),
-        ({"kv": case.kv.int()}, "float KV pool"),
+        ({"kv": case.kv.int()}, "quantized KV pool"),
         ({"q": case.q[:, :3]}, "do not fit"),
         ({"scale": 0.0}, "scale > 0"),
         ({"window": -1}, "window"),

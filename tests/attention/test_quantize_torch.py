@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from attention.quantize_torch import LARGEST, decode_block, e4m3_to_float, encode_block
+from attention.codes import LARGEST, e4m3_to_float
+from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry
 
 FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}

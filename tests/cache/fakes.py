@@ -17,6 +17,7 @@ class Hub:
         self.transfers = {}
         self.dead = set()
         self.hanging = set()
+        self.stalled = set()  # no bytes come from them, or go there
         self.calls = []  # (from, to, kind)
         self.dropped = []  # (by, whom)
 
@@ -111,13 +112,17 @@ class FakeTransfer:
     def may_be_one_sided(self, peer_id):
         return False
 
+    def is_one_sided(self, peer_id):
+        return False
+
     async def mapped(self, peer_id, remote):
         return None
 
     async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
         self.started.set()
         await asyncio.sleep(0)
-        await asyncio.wait_for(self.gate.wait(), timeout_s)
+        gate = asyncio.Event() if peer_id in self.hub.stalled else self.gate
+        await asyncio.wait_for(gate.wait(), timeout_s)
         if self.error is not None:
             raise self.error
         if {peer_id, self.node_id} & self.hub.dead:

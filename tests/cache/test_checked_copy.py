@@ -7,6 +7,7 @@ import pytest
 
 from cache.arena import checksum
 from cache.checked_copy import CheckedCopier, Copy
+from cache.copy_threads import CopyThreads
 from net.memory import Region
 
 SIZES = {
@@ -20,9 +21,11 @@ SIZES = {
 
 @pytest.fixture
 def copier():
-    copier = CheckedCopier()
+    threads = CopyThreads()
+    copier = CheckedCopier(threads)
     yield copier
     copier.close()
+    threads.close()
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.homes import equal_members, homes
+from cache.pace import SLOW_S
 from cache.routing import GRACE_S, HOT_S, SPARES, Router, Target
 
 KEYS = [blake2b(str(i).encode(), digest_size=16).digest() for i in range(200)]
@@ -105,12 +106,12 @@ def test_of_two_replicas_the_one_that_should_be_done_first_is_asked():
     router = router_of(["a", "b"], replicas=2)
     for _ in range(50):
         for home, seconds in (("a", 0.1), ("b", 0.01)):
-            router.started(home, 1000)
-            router.ended(home, 1000, 0.0, seconds)
+            router.paces.started(home, 1000)
+            router.paces.ended(home, 1000, 0.0, seconds)
     assert set(router.read(0.0, KEYS[:1], 1000).wave()) == {"b"}
-    router.started("b", 50_000)  # the faster one is the busier one
+    router.paces.started("b", 50_000)  # the faster one is the busier one
     assert set(router.read(0.0, KEYS[:1], 1000).wave()) == {"a"}
-    router.failed("b", 50_000)
+    router.paces.failed("b", 50_000)
     assert set(router.read(0.0, KEYS[:1], 1000).wave()) == {"b"}
 
 
@@ -155,3 +156,34 @@ def test_no_members_are_no_candidates():
     router = router_of([], replicas=2)
     assert router.read(0.0, KEYS[:3], 1).wave() == {}
     assert router.write(KEYS[:3]).wave() == {}
+
+
+def test_a_home_that_was_given_up_comes_last_for_a_while_and_is_asked_again_where_nobody_else_has_it():
+    router = router_of(["a", "b"], replicas=2)
+    router.paces.started("a", 1)  # so b is first
+    walk = router.read(0.0, KEYS[:1], 1)
+    assert set(walk.wave()) == {"b"}
+    assert walk.has_others([0])
+    walk.too_slow(0, "b")
+    router.paces.given_up(0.0, "b", 0.1)
+    assert set(walk.wave()) == {"a"}
+    assert not walk.has_others([0]), "the last one is waited for"
+    assert set(walk.wave()) == {"b"}, "a does not have it"
+    assert walk.wave() == {}
+    router.paces.started("a", 1 << 40)
+    walk = router.read(0.0, KEYS[:1], 1)
+    assert set(walk.wave()) == {"a"}
+    assert not walk.has_others([0]), "a slow home is no better choice"
+    assert set(router.read(SLOW_S, KEYS[:1], 1).wave()) == {"b"}
+
+
+def test_with_one_replica_nobody_is_given_up():
+    router = router_of(NAMES)
+    walk = router.read(0.0, KEYS, 1)
+    walk.wave()
+    assert not walk.has_others(range(len(KEYS)))
+    router.update(1.0, equal_members([*NAMES, "f"]))
+    walk = router.read(1.0, KEYS, 1)
+    assert not walk.single
+    walk.wave()
+    assert not any(walk.has_others([position]) for position in range(len(KEYS)))

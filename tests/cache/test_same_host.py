@@ -4,14 +4,19 @@ import asyncio
 
 import pytest
 
+from cache import same_host
+from cache.compiled import Unavailable
+from tests.cache.test_store import until
 from tests.cache.test_store_net import BLOCKS, KEYS, OFFSETS, SLOT, Node, fill
 
 SOME = slice(0, 4)  # the home's DRAM holds six
 
 
-@pytest.fixture
-async def pair(tmp_path):
+@pytest.fixture(params=["compiled", "python"])
+async def pair(tmp_path, monkeypatch, request):
     """A home and a client whose memories are mapped; `asked` counts the messages that the home gets."""
+    if request.param == "python":
+        monkeypatch.setattr(same_host, "BlockRead", no_compiler)
     members = ["home"]
     home, client = Node("home", ("shm", "tcp"), members, tmp_path), Node("client", ("shm", "tcp"), members, None)
     await home.start([])
@@ -29,11 +34,16 @@ async def pair(tmp_path):
     while client.store._same_host.view("home") is None:  # looked for since the first call
         await client.store.lookup(KEYS[SOME])
         await asyncio.sleep(0.01)
+    assert (client.store._same_host._code is None) == (request.param == "python")
     await home.local.drain()
     home.asked.clear()
     yield home, client
     await client.close()
     await home.close()
+
+
+def no_compiler():
+    raise Unavailable("none here")
 
 
 async def get(client, part=SOME):
@@ -52,7 +62,7 @@ async def test_nobody_is_asked_and_the_home_hears_of_it_later(pair):
     result = await get(client)
     assert (result.blocks, result.transports, result.tiers) == (4, {"shm": 4}, {"dram": 4})
     assert home.asked == []
-    await asyncio.sleep(0.1)
+    await until(lambda: home.asked)
     assert home.asked == ["store.used"]
     assert home.local.stats()["dram"]["hits"] == hits + 4
 
@@ -76,8 +86,8 @@ async def test_other_bytes_are_noticed_and_asked_about(pair):
     home.local.arena.memory(pin.slot)[9] ^= 1
     home.local.unpin([pin.slot])
     assert (await get(client)).blocks == 1
-    await asyncio.sleep(0.1)
     assert client.store.stats()["corrupt"] == 1
+    await until(lambda: home.local.stats()["dram"]["corrupt"] == 1)
     result = await get(client)
     assert (result.blocks, result.tiers) == (4, {"dram": 3, "ssd": 1})
 
@@ -86,6 +96,5 @@ async def test_a_home_that_goes_takes_its_memory_along(pair):
     home, client = pair
     await home.transfer.close()
     await home.channel.close()
-    await asyncio.sleep(0.05)
-    assert client.store._same_host.view("home") is None
+    await until(lambda: client.store._same_host.view("home") is None)
     assert (await get(client)).blocks == 0

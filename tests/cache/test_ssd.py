@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import lmdb
@@ -60,8 +61,8 @@ def make(tmp_path, backend):
     """Opens tiers in one directory; closes what is still open."""
     tiers = []
 
-    def open_tier(slot_bytes=SLOT, map_bytes=MAP, root=ROOT, directory=tmp_path / "ssd", backend=backend):
-        tiers.append(SsdTier(directory, slot_bytes, map_bytes, root, backend=backend))
+    def open_tier(slot_bytes=SLOT, map_bytes=MAP, root=ROOT, directory=tmp_path / "ssd", backend=backend, **options):
+        tiers.append(SsdTier(directory, slot_bytes, map_bytes, root, backend=backend, **options))
         return tiers[-1]
 
     yield open_tier
@@ -360,6 +361,47 @@ def test_a_file_that_cannot_be_set_aside_is_a_clear_error(tmp_path, backend, blo
     run = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert "--ssd-bytes" in run.stdout, run.stderr
     assert not blocks_file.exists(), "an attempt that failed leaves no large file behind"
+
+
+class Synced:
+    """Stands before a tier's medium: what had been written at each sync."""
+
+    def __init__(self, tier: SsdTier) -> None:
+        self.tier, self.medium = tier, tier._medium
+        self.at: list[int] = []  # blocks
+        self.once = threading.Event()
+
+    def sync(self) -> None:
+        written = self.tier.stats()["writes"]  # before the sync begins: these it covers
+        self.medium.sync()
+        self.at.append(written)
+        self.once.set()
+
+    def __getattr__(self, name: str):
+        return getattr(self.medium, name)
+
+
+def test_with_a_window_of_zero_a_put_returns_when_it_is_on_disk(make, monkeypatch):
+    tier = make(sync_ms=0)
+    monkeypatch.setattr(tier, "_medium", synced := Synced(tier))
+    assert put(tier, 1)
+    assert put(tier, 2)
+    rows = [(key_of(i), block_of(i), checksum(block_of(i))) for i in range(3, 9)]
+    assert tier.put_many(rows) == [True] * 6
+    assert synced.at == [1, 2, 8], "many together have one sync"
+    monkeypatch.setattr(synced.medium, "sync", BrokenDisk().fail)
+    assert not put(tier, 9), "what could not be synced is not acknowledged"
+
+
+def test_within_the_window_everything_written_is_synced_by_itself(make, monkeypatch):
+    tier = make(sync_ms=1)
+    monkeypatch.setattr(tier, "_medium", synced := Synced(tier))
+    for i in range(5):
+        synced.once.clear()
+        assert put(tier, i)
+        while max(synced.at, default=0) <= i:  # one that had begun before does not count
+            assert synced.once.wait(20)
+            synced.once.clear()
 
 
 class BrokenDisk:

@@ -9,9 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from scripts.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, settled
 
-SEED, CLIENTS, BURSTS, SHARED, OWN = 6, 4, 4, 1500, 20
+SEED, CLIENTS, SHARED, OWN = 6, 4, 1500, 20
 ONCE = SHARED + CLIENTS * (OWN + 2 * 16)
 """Tokens of a burst that is computed once: ends of prompts, and of their last whole blocks, are everybody's own."""
+
+LEAD, MOST = 2, 12
+"""Bursts go on until those computed once lead by so many over the others, which a machine that stops for as long as a
+prefill takes can make of some. Without --prefix-intents hardly one in ten is computed once."""
 
 
 def computed(cluster: LocalCluster) -> float:
@@ -23,16 +27,15 @@ def computed(cluster: LocalCluster) -> float:
 
 
 def test_a_burst_of_one_new_prefix_is_computed_once(start: Start, tiny_model):
-    """Without --prefix-intents both prefill nodes compute nearly every burst. A machine that stops for as long as a
-    prefill takes can make one burst look like two, so not every one has to be computed once."""
     print(f"seed {SEED}")
-    rng, tokens = random.Random(SEED), []
+    rng = random.Random(SEED)
+    tokens: list[float] = []
     with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "512") as cluster:
         urls = [node.url for node in cluster.nodes]
         for url in urls:  # so that everybody knows everybody
             complete(url, [rng.randrange(3, 40000) for _ in range(40)], 2)
         with ThreadPoolExecutor(CLIENTS) as clients:
-            for _ in range(BURSTS):
+            while lead(tokens) < LEAD and len(tokens) < MOST:
                 shared = [rng.randrange(3, 40000) for _ in range(SHARED)]
                 prompts = [[*shared, *(rng.randrange(3, 40000) for _ in range(OWN))] for _ in range(CLIENTS)]
                 before = computed(cluster)
@@ -40,5 +43,9 @@ def test_a_burst_of_one_new_prefix_is_computed_once(start: Start, tiny_model):
                 tokens.append(computed(cluster) - before)
         settled(cluster)
     print(f"computed for {CLIENTS} prompts of {SHARED} + {OWN} tokens each: {tokens}")
-    assert sum(count < ONCE for count in tokens) >= BURSTS / 2, tokens
-    assert sum(tokens) < 1.75 * BURSTS * SHARED, tokens
+    assert lead(tokens) >= LEAD, tokens
+
+
+def lead(tokens: list[float]) -> int:
+    """Of the bursts computed once over the others."""
+    return sum(1 if count < ONCE else -1 for count in tokens)

@@ -32,6 +32,10 @@ def test_values_and_objects_through_the_blocking_client(pool):
         assert store.exists(key)
         assert store.put("objects/adapter", adapter)
         assert other.get("objects/adapter") == adapter
+        assert b"".join(other.stream("objects/adapter")) == adapter
+        room = bytearray(len(adapter) + 5)
+        assert (store.read_into("objects/adapter", room), room[:-5]) == (len(adapter), adapter)
+        assert store.read_into("objects/none", room) is None
         assert other.get_many([key, "objects/adapter", "objects/none", bytes(16)]) == [b"value", adapter, None, None]
         with pytest.raises(Exists):
             other.put("objects/adapter", b"else")
@@ -57,7 +61,13 @@ def test_blocks_of_an_arena(pool):
         assert result.blocks == 16
         assert set(result.transports) == {"shm"}
         assert arena.memory == content
+        arena.memory[:] = bytes(16 * size)
+        assert sum(part.blocks for part in store.stream_into([*keys, bytes(16)], arena, [*offsets, 0])) == 16
+        assert arena.memory == content
+        assert store.lookup([*keys[:3], bytes(16), keys[4]]) == 3
         assert store.exists_many([*keys, bytes(16)]) == [True] * 16 + [False]
+        assert store.remove_many(keys[:4]) == 8, "two copies of each"
+        assert store.exists_many(keys) == [False] * 4 + [True] * 12
 
 
 def test_a_node_killed_with_9_costs_no_value(pool):

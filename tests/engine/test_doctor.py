@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import Config
-from engine.doctor import compute, memory, paths, rails, rdma, storage
+from engine.doctor import compute, memory, paths, rails, rdma, storage, tcp
 from engine.doctor.finding import FAIL, OK, WARN, System, careful
 from engine.doctor.paths import Tried, verdict
 from engine.doctor.run import examine, main, show
@@ -141,6 +141,22 @@ def test_the_path_of_lmdb(machine, tmp_path):
     assert status(tmp_path, 1 << 60) == FAIL
     assert status(tmp_path / "file") == FAIL
     assert status(Path("/proc/mooncake")) == FAIL
+
+
+def test_what_limits_tcp(machine):
+    assert tcp.buffers(machine())[0].status == OK  # nothing is known
+    small = {"proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456", "proc/sys/net/ipv4/tcp_wmem": "4096\t16384\t65536"}
+    (one,) = tcp.buffers(machine(small))
+    assert one.status == WARN and "net.ipv4.tcp_wmem" in one.remedy and "tcp_rmem" not in one.remedy
+    assert "receive 6 MiB" in one.found and "send 64 KiB" in one.found
+    assert "no interface" in tcp.interfaces(machine())[0].found
+    net = "sys/class/net"
+    lo = {f"{net}/lo/operstate": "up", f"{net}/lo/mtu": "65536", f"{net}/down/operstate": "down"}
+    eth = {f"{net}/eth0/operstate": "up", f"{net}/eth0/mtu": "1500", f"{net}/eth0/speed": "25000"}
+    (one,) = tcp.interfaces(machine(lo | eth))
+    assert (one.check, one.status) == ("network eth0", WARN) and "mtu 9000" in one.remedy
+    for better in ({f"{net}/eth0/mtu": "9000"}, {f"{net}/eth0/speed": "-1"}, {f"{net}/eth0/speed": "1000"}):
+        assert tcp.interfaces(machine(lo | eth | better))[0].status == OK
 
 
 def test_what_computes(machine):

@@ -15,6 +15,7 @@ from engine.serving.explain import main, table
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
 from engine.serving.timeline import Timeline
+from sched.intents import Coming
 from sched.member import Member
 from sched.placements.view import View
 from sched.record import NodeRecord
@@ -34,7 +35,8 @@ def record_timeline() -> Timeline:
         view = View(0.0, [node(name, 0.5 * i) for i, name in enumerate(names)], MeasuredLinks(), 256)
         decision = accepted(policy.place(0.0, DEMAND, view, view.none))
         answer = ProbeAnswer(Member("b", ("h", 1)), NodeRecord().pack(), 0.0, None, 16, 0.001, None, None, 0)
-        timeline.decisions.append(Placed(decision, [answer], 2, 0.003))
+        coming = {"b": Coming(7, 0.5)} if attempt else {}
+        timeline.decisions.append(Placed(decision, [answer], 2, 0.003, computing=coming))
         timeline.nodes |= {"acceptor": "acc", "prefill": decision.prefill, "decode": decision.decode}
         timeline.add(10.1 + attempt, "acc", "placed", attempt=attempt)
     timeline.add(11.11, "b", "waiting")
@@ -84,6 +86,7 @@ def test_the_table_names_candidates_probes_and_errors():
     lines = text.splitlines()
     assert any(line.startswith("* a") for line in lines) and any(line.startswith("  b") for line in lines)
     assert any(line.split() == ["step_s", "0.01", "0.1", "90", "%"] for line in lines)
+    assert [line for line in lines if "computing" in line] == ["b was computing 7 blocks of it, ready in 0.5 s"]
     assert "asked 2" in text and "decided in 3.00 ms, no claim" in text
 
 

@@ -220,3 +220,35 @@ def test_a_gpu_does_not_encode_pooled_blocks():
         settle("--device", "cuda", "--pool-dtype", "int8", machine=H100)
     plain = settle("--device", "cuda", machine=H100)
     assert plain.pool_dtype == plain.kv_cache_dtype
+
+
+def test_a_quantized_arena():
+    """Nearly twice the tokens of bfloat16 in the same bytes, and the pool keeps the arena's blocks."""
+    machine = replace(LAPTOP, bfloat16=True)
+    plain, config = settle(machine=machine), settle("--kv-cache-dtype", "int8", machine=machine)
+    assert (config.dtype, config.kv_cache_dtype, config.pool_dtype) == ("bfloat16", "int8", "int8")
+    wide, shape = (geometry(one, MODEL, one.kv_cache_dtype) for one in (plain, config))
+    assert shape.block_bytes == shape.pool_bytes == wide.block_bytes * (64 + 4) // (64 * 2) and not shape.encoded
+    assert config.kv_cache_bytes % shape.block_bytes == 0 == config.dram_bytes % shape.block_bytes
+    assert resolve(config, MODEL, machine, "other") == config
+    on_gpu = settle("--kv-cache-dtype", "fp8", machine=H100)
+    assert (on_gpu.device, on_gpu.kv_cache_dtype, on_gpu.pool_dtype) == ("cuda", "fp8", "fp8")
+
+
+def test_a_joiner_adopts_a_quantized_arena_and_computes_as_it_can():
+    cluster = {"dtype": "fp8", "pool_dtype": "fp8"}
+    config = settle(machine=replace(LAPTOP, bfloat16=True), cluster=cluster)
+    assert (config.dtype, config.kv_cache_dtype, config.pool_dtype) == ("bfloat16", "fp8", "fp8")
+    theirs = {"model": "m", "block_size": 16, "dtype": "fp8", "pool_dtype": "fp8", "root": "aa"}
+    assert disagreement(config, "aa", theirs) is None
+    for wish in ("int8", "bfloat16"):
+        other = settle("--kv-cache-dtype", wish, cluster=cluster)
+        assert "--kv-cache-dtype fp8" in str(disagreement(other, "bb", theirs))
+    assert "--kv-cache-dtype float32" in str(disagreement(config, "aa", theirs | {"dtype": "float32"}))
+
+
+def test_quantized_arenas_that_cannot_be():
+    with pytest.raises(UsageError, match=r"--pool-dtype fp8: with --kv-cache-dtype int8 .* leave out"):
+        settle("--kv-cache-dtype", "int8", "--pool-dtype", "fp8")
+    with pytest.raises(UsageError, match=r"--kv-cache-dtype int8: .* give --block-size 4 or a multiple"):
+        settle("--kv-cache-dtype", "int8", "--block-size", "1", model=replace(MODEL, head_size=66))

@@ -146,7 +146,7 @@ def test_on_layer_comes_when_the_layers_kv_is_in_the_pool_and_no_later_layers():
     for index, copy in enumerate(copies):
         assert torch.equal(copy.nan_to_num(7), ours.kv_pool[:, index].nan_to_num(7))
         for table, length in (([5], 3), ([0, 1], 19), ([8, 6], 20)):
-            assert tokens_of(copy, torch.tensor(table), length).isfinite().all()
+            assert tokens_of(copy, torch.tensor(table), length, copy.dtype).isfinite().all()
     assert ours.kv_pool[6, :, :, :, 4:].isnan().all(), "slots after the last token stay unwritten"
 
 

@@ -26,7 +26,7 @@ def recent() -> dict:
 
 def live() -> dict:
     """Three nodes: one computes, one keeps blocks, one does not answer."""
-    path = {"peer": "store-0", "transport": "shm", "reason": None, "gb_per_s": 3.25, "bytes_read": 1024}
+    path = {"peer": "store-0", "transport": "shm", "why": "same host", "gb_per_s": 3.25, "bytes_read": 1024}
     path |= {"bytes_written": 5 << 20, "p50_ms": 0.5, "p99_ms": 2000.0, "retries": 0, "failures": 1}
     base = {"status": "alive", "version": "0", "block_size": 16, "loading": None}
     base |= {"block_bytes": 1 << 20, "slot_bytes": 1 << 19}  # the pool is quantized
@@ -79,7 +79,7 @@ def test_the_picture_shows_every_node_in_its_own_words():
     assert "TTFT p50 120 ms" in text and "arena 50 %" in text and "computed 50 %" in text
     assert "interactive" in lines["req-7"] and "9.5 ms" in lines["req-7"] and "50 %" in lines["req-7"]
     row = next(line for line in text.splitlines() if "shm" in line)
-    assert " ".join(row.split()) == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1"
+    assert " ".join(row.split()) == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1 same host"
 
 
 def test_a_cluster_without_requests_and_peers():

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import time
 import zlib
 
 import uvloop
@@ -42,10 +41,7 @@ async def main(node_id: str, order: str, nbytes: int) -> None:
         while True:
             await submit(peer_id, body, data)
 
-    async def freeze(peer_id, body, data):
-        asyncio.get_running_loop().call_later(0.01, time.sleep, body["seconds"])
-
-    for handler in (crc, register, unregister, submit, repeat, freeze):
+    for handler in (crc, register, unregister, submit, repeat):
         channel.handle(handler.__name__, handler)
     host, port = await channel.start("127.0.0.1")
     print(json.dumps([host, port]), flush=True)

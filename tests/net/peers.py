@@ -34,7 +34,7 @@ async def channels(*names: str, check=lambda hello: None):
             await channel.close()
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     """Wait for something another task or process brings about."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

@@ -5,7 +5,7 @@ import pytest
 from net.memory import Region
 from net.metrics import Metrics
 from net.traffic import Traffic
-from net.transfer import Op, TransferEngine
+from net.transfer import URGENT, Op, TransferEngine
 from tests.net.peers import channels
 
 
@@ -55,9 +55,33 @@ async def test_a_limit_is_part_of_the_estimate():
                 await engine.close()
 
 
+async def test_what_is_urgent_has_rails_of_its_own():
+    async with channels("a", "b") as made:
+        a, b = (TransferEngine(channel, ("tcp",)) for channel in made)
+        with Region.shared("x", 4 << 20) as x, Region.shared("y", 4 << 20) as y:
+            a.register(x)
+            b.register(y)
+            await a.submit("b", Op.WRITE, "x", "y", [(0, 0, 4 << 20)], priority=URGENT)
+            (rate,) = a.bandwidth("b").items()
+            assert rate[0] == "tcp-urgent0" and rate[1] > 0, "a prompt's KV is urgent: often there is nothing else"
+            bulk = a._transports["tcp"]._bundles["b", "data"].rails
+            bulk[0].bytes_per_s, bulk[0].measured = 2 * rate[1], True
+            assert a.bandwidth("b") == {"tcp0": pytest.approx(2 * rate[1])}
+            rows = {row["rail"]: row["bytes"] for row in a.snapshot()[0]["rails"]}
+            assert rows == {"tcp0": 0, "tcp1": 0, "tcp-urgent0": 4 << 20, "tcp-urgent1": 0}
+            for engine in (a, b):
+                await engine.close()
+
+
 def test_rails_are_in_a_scrape():
     rail = {"rail": "mlx5_0", "up": True, "gb_per_s": 20.5, "bytes": 7, "in_flight": 0, "failures": 2, "resent": 3}
-    row = {"peer": "p", "transport": "rdma", "retries": 3, "rails": [rail, rail | {"rail": "mlx5_1", "up": False}]}
+    row = {
+        "peer": "p",
+        "transport": "rdma",
+        "why": "RDMA",
+        "retries": 3,
+        "rails": [rail, rail | {"rail": "mlx5_1", "up": False}],
+    }
     metrics = Metrics("tiny", "a")
     metrics.watch_transfers(lambda: [row | Traffic().row()])
     labels = {"model_name": "tiny", "engine": "a", "peer": "p", "transport": "rdma", "rail": "mlx5_0"}

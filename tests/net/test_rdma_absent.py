@@ -1,11 +1,14 @@
 """Machines without RDMA: one line of why, and another transport."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from net.channel import Channel
 from net.errors import PeerRefused
 from net.memory import Region
 from net.rdma import build, verbs
+from net.topology import Nic, Topology
 from net.transfer import Op, TransferEngine, TransferError
 
 
@@ -61,6 +64,22 @@ def test_a_failing_compile_names_its_first_error(monkeypatch, tmp_path):
     with pytest.raises(build.BuildError, match=r"libibverbs-dev\): .*verbs.h"):
         build.compile_to(tmp_path / "cache" / "module.so")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_regions_name_the_cards_near_them(monkeypatch):
+    channel = Channel("a", {})
+    engine = TransferEngine(channel, ["rdma"])
+    transport = engine._transports["rdma"]
+    with Region.private("x", 4096) as region:
+        region.place = "numa:1"
+        engine.register(region)
+        assert engine.regions() == {"x": {"nbytes": 4096, "place": "numa:1", "nics": []}}, "none is in use yet"
+        monkeypatch.setattr(transport, "_devices", [SimpleNamespace(name="far"), SimpleNamespace(name="near")])
+        monkeypatch.setattr(transport, "_topology", Topology([Nic("far", 0), Nic("near", 1)]))
+        assert engine.regions()["x"]["nics"] == ["near"]
+        monkeypatch.undo()
+        await engine.close()
+        await channel.close()
 
 
 async def test_what_must_be_sealed_does_not_go_by_rdma():

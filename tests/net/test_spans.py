@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from net.errors import TransferError
-from net.spans import Cursor, check, merged, pack, runs, unpack
+from net.spans import Cursor, check, merged, pack, runs, sides, slices, total, unpack
 
 SIZE = 300
 spans = st.lists(
@@ -27,8 +27,17 @@ def test_merging_keeps_every_byte_in_order(given_spans):
     assert total == len(bytes_of(given_spans))
     assert all(length > 0 for _, _, length in moves)
     ours = runs([local for local, _, _ in moves], [length for _, _, length in moves])
+    assert not moves or sides(moves)[0] == ours
     assert [at + i for at, length in ours for i in range(length)] == [local for local, _ in bytes_of(given_spans)]
     assert unpack(memoryview(pack(ours))) == ours
+
+
+@given(spans, st.integers(1, 40))
+def test_slices_are_full_but_the_last_and_keep_every_byte(given_spans, nbytes):
+    pieces = list(slices(given_spans, nbytes))
+    assert [byte for piece in pieces for byte in bytes_of(piece)] == bytes_of(given_spans)
+    assert all(total(piece) == nbytes for piece in pieces[:-1])
+    assert all(0 < total(piece) <= nbytes for piece in pieces[-1:])
 
 
 def test_neighbours_become_one():

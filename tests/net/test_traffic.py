@@ -113,6 +113,7 @@ async def test_the_engine_holds_submissions_back_and_shows_them_in_a_scrape():
     assert value("latency_seconds_count") == 3
     assert [value("latency_seconds_bucket", le=le) for le in ("2e-05", "0.02", "0.05")] == [1, 1, 3]
     assert value("gb_per_s") == pytest.approx(35_010 / (0.06502 * 1e9))
+    assert metrics.registry.get_sample_value("mooncake:peer_path", labels | {"why": "the peer is this node"}) == 1
     assert b"mooncake:peer_transfer_latency_seconds_bucket" in metrics.text()
 
 

@@ -1,41 +1,15 @@
-"""The transfer engine against nodes in other processes, over both transports."""
+"""The transfer engine against nodes in other processes: what arrives, what is refused, and which path is taken."""
 
 import asyncio
-import json
 import zlib
-from contextlib import asynccontextmanager
 
 import pytest
 
-from net.channel import Channel, PeerLost, RemoteError
+from net.channel import Channel, RemoteError
 from net.memory import Region
 from net.transfer import Op, TransferEngine, TransferError
-from tests.net.peers import child, open_fds, settled_fds, until
-
-MIB = 1 << 20
-SIZE = 32 * MIB
-
-
-@asynccontextmanager
-async def pair(order="shm,tcp", theirs="shm,tcp"):
-    """(channel, engine, region 'ours') of node 'a' here, and the process of node 'b'."""
-    channel = Channel("a", {})
-    engine = TransferEngine(channel, order.split(","))
-    await channel.start("127.0.0.1")
-    with Region.shared("ours", SIZE) as region:
-        engine.register(region)
-        async with child("node.py", "b", theirs, str(SIZE)) as process:
-            channel.introduce("b", tuple(json.loads(await process.stdout.readline())))
-            yield channel, engine, region, process
-            await engine.close()
-            await channel.close()
-
-
-async def crc(channel, offset, nbytes, name="theirs"):
-    return (await channel.call("b", "crc", {"name": name, "offset": offset, "nbytes": nbytes}))[0]["crc"]
-
-
-both = pytest.mark.parametrize("order", ["shm", "tcp"])
+from tests.net.pairs import MIB, SIZE, both, crc, neighbours, pair
+from tests.net.peers import open_fds
 
 
 @both
@@ -93,6 +67,7 @@ async def test_the_path_says_which_transport_and_why_not_the_better_one():
     async with pair(theirs="tcp") as (_, engine, _, _):
         path = await engine.open("b")
         assert (path.transport, path.refused) == ("tcp", {"shm": "the peer does not offer it"})
+        assert path.why() == "TCP to 127.0.0.1, 2 connections; no shm: the peer does not offer it"
     async with pair(order="tcp") as (_, engine, _, _):
         path = await engine.open("b")
         assert (path.transport, path.refused) == ("tcp", {})
@@ -189,165 +164,6 @@ async def test_a_node_moves_bytes_to_itself():
         await channel.close()
 
 
-@both
-@pytest.mark.parametrize("op", list(Op))
-async def test_a_killed_peer_ends_transfers_with_peer_lost(order, op):
-    lost = []
-    async with pair(order) as (channel, engine, _, process):
-        channel.on_lost(lost.append)
-        await engine.open("b")
-
-        async def stream():
-            while True:
-                await engine.submit("b", op, "ours", "theirs", [(0, 0, SIZE)], timeout_s=20)
-
-        streams = [asyncio.create_task(stream()) for _ in range(3)]
-        await until(lambda: engine.snapshot()[0]["bytes_read"] + engine.snapshot()[0]["bytes_written"] > 0)
-        process.kill()
-        for one in streams:
-            with pytest.raises(PeerLost):
-                await one
-        await until(lambda: lost == ["b"])
-        assert engine.path_of("b") is None
-        with pytest.raises(PeerLost):
-            await engine.submit("b", op, "ours", "theirs", [(0, 0, 10)])
-
-
-@both
-async def test_fence_ends_the_writes_of_a_lost_peer(order):
-    """The writer is alive and keeps writing; once fenced, the memory holds still until it connects anew."""
-    async with pair("shm,tcp", order) as (channel, engine, region, _):
-        await channel.call("b", "crc", {"name": "theirs", "offset": 0, "nbytes": 1})
-        body = {"op": "write", "remote": "ours", "spans": [[0, 0, SIZE]], "timeout_s": 20}
-        channel.post("b", "repeat", body)
-        await until(lambda: region.memory[SIZE - 1] == 255)
-        region.memory[:] = bytes(SIZE)
-        await until(lambda: any(region.memory[i * MIB + 1] for i in range(32)))
-        # it stays cut off: from now on nobody is let in
-        channel.links._check = lambda hello: "the test has lost it"
-        channel.drop("b", "the test says so")
-        await engine.fence("b")
-        region.memory[:] = bytes(SIZE)
-        for _ in range(5):
-            await asyncio.sleep(0.02)
-            assert not any(region.memory[i * 4096 + 1] for i in range(SIZE // 4096))
-
-
-@both
-@pytest.mark.parametrize("op", list(Op))
-async def test_a_cancelled_transfer_moves_nothing_afterwards(order, op):
-    async with pair(order) as (channel, engine, region, _):
-        await engine.open("b")
-        for delay in (0, 0.001, 0.002, 0.004):
-            region.memory[:] = b"\xaa" * SIZE
-            task = asyncio.create_task(engine.submit("b", op, "ours", "theirs", [(0, 0, SIZE)]))
-            await asyncio.sleep(delay)
-            task.cancel()
-            await asyncio.wait([task])
-            if op is Op.READ:
-                first = zlib.crc32(region.memory)
-                await asyncio.sleep(0.02)
-                assert zlib.crc32(region.memory) == first
-            else:
-                first = await crc(channel, 0, SIZE)
-                await asyncio.sleep(0.02)
-                assert await crc(channel, 0, SIZE) == first
-        assert engine.path_of("b") is not None, "the others on this path are not disturbed"
-        await engine.submit("b", op, "ours", "theirs", [(0, 0, SIZE)])
-
-
-async def test_a_frozen_peer_costs_the_deadline_and_no_more(monkeypatch):
-    monkeypatch.setattr("net.tcp_rail.CANCEL_S", 0.2)
-    lost = []
-    async with pair("tcp") as (channel, engine, _, _):
-        channel.on_lost(lost.append)
-        await engine.open("b")
-        await channel.call("b", "freeze", {"seconds": 3})
-        await asyncio.sleep(0.05)
-        with pytest.raises(TimeoutError, match=r"not done within 0\.1 s"):
-            await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, SIZE)], timeout_s=0.1)
-        assert not lost
-        with pytest.raises(PeerLost):
-            await engine.submit("b", Op.WRITE, "ours", "theirs", [(0, 0, SIZE)], timeout_s=0.1)
-        assert lost == ["b"], "it did not confirm that the write has stopped"
-
-
-async def test_shared_memory_does_not_need_the_other_side():
-    async with pair("shm") as (channel, engine, region, _):
-        await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, 1)])
-        await channel.call("b", "freeze", {"seconds": 1})
-        await asyncio.sleep(0.05)
-        await engine.submit("b", Op.READ, "ours", "theirs", [(0, 256, 4 * MIB)], timeout_s=0.5)
-        assert region.memory[255] == 255
-
-
-async def test_control_messages_do_not_wait_behind_bulk():
-    """A reader that has stopped: megabytes are stuck on the data connection, calls still work."""
-    async with pair("tcp") as (channel, engine, _, _):
-        await engine.open("b")
-        rail = engine._transports["tcp"]._bundles["b", "data"].connections()[0].connection
-        rail._transport.pause_reading()
-        task = asyncio.create_task(engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, SIZE)], timeout_s=20))
-        for _ in range(20):
-            await crc(channel, 0, 1)
-        assert not task.done()
-        rail._transport.resume_reading()
-        await task
-
-
-@both
-async def test_a_restarted_peer_is_reached_again(order):
-    channel = Channel("a", {})
-    engine = TransferEngine(channel, [order])
-    await channel.start("127.0.0.1")
-    with Region.shared("ours", MIB) as region:
-        engine.register(region)
-        for life in range(3):
-            async with child("node.py", "b", order, str(MIB)) as process:
-                channel.introduce("b", tuple(json.loads(await process.stdout.readline())))
-                await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, MIB)])
-                assert region.memory[255] == 255
-                region.memory[255] = 0
-                if life == 0:
-                    process.kill()
-                else:
-                    process.stdin.close()
-                    assert await process.wait() == 0
-                await until(lambda: engine.path_of("b") is None)
-        await engine.close()
-        await channel.close()
-
-
-@both
-async def test_an_orderly_end_of_the_peer_is_no_loss(order):
-    lost = []
-    async with pair(order) as (channel, engine, _, process):
-        channel.on_lost(lost.append)
-        await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, 10)])
-        process.stdin.close()
-        assert await process.wait() == 0
-        await until(lambda: engine.path_of("b") is None)
-        with pytest.raises(PeerLost):
-            await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, 10)])
-        assert not lost
-
-
-@both
-async def test_nothing_is_left_open(order):
-    for round_ in range(3):
-        async with pair(order, order) as (channel, engine, _, process):
-            await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, 2 * MIB)])
-            body = {"op": "read", "remote": "ours", "spans": [[0, 0, 2 * MIB]], "timeout_s": 10}
-            await channel.call("b", "submit", body)
-            if round_ == 1:
-                process.kill()
-                await process.wait()
-        if round_ == 0:
-            await asyncio.sleep(0.1)
-            before = open_fds()
-    await settled_fds(before)
-
-
 async def test_snapshot_and_closed_engine():
     async with pair() as (channel, engine, _, _):
         await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, MIB)])
@@ -364,54 +180,6 @@ async def test_snapshot_and_closed_engine():
             await channel.call("b", "submit", body)
     with pytest.raises(ValueError, match="shm, rdma, tcp"):
         TransferEngine(Channel("x", {}), ["pigeon"])
-
-
-@asynccontextmanager
-async def neighbours(order):
-    """Two nodes in this process: (engine, region) of 'a' and of 'b'."""
-    sides, made = [], []
-    for name in ("a", "b"):
-        channel = Channel(name, {})
-        engine = TransferEngine(channel, [order])
-        region = Region.shared(f"of-{name}", SIZE)
-        engine.register(region)
-        made.append((channel, await channel.start("127.0.0.1"), engine, region))
-        sides.append((engine, region))
-    made[0][0].introduce("b", made[1][1])
-    try:
-        yield sides
-    finally:
-        for channel, _, engine, region in made:
-            await engine.close()
-            await channel.close()
-            region.close()
-
-
-async def test_unregistering_ends_what_is_under_way():
-    async with neighbours("tcp") as ((a, _), (b, theirs)):
-        await a.open("b")
-        tasks = [asyncio.create_task(a.submit("b", op, "of-a", "of-b", [(0, 0, SIZE)])) for op in Op]
-        served = b._transports["tcp"]._served
-        await until(lambda: any(one._writes for one in served) and any(one._reads for one in served))
-        b.unregister("of-b")
-        for task in tasks:
-            with pytest.raises(TransferError, match=r"was unregistered|not registered there"):  # begun, or not yet
-                await task
-        theirs.memory[:] = bytes(SIZE)
-        await a.fence("b")
-        assert not any(theirs.memory[::4096])
-
-
-async def test_closing_the_engine_ends_transfers_but_not_the_channel():
-    async with neighbours("tcp") as ((a, _), (b, _)):
-        await a.open("b")
-        task = asyncio.create_task(a.submit("b", Op.READ, "of-a", "of-b", [(0, 0, SIZE)]))
-        await asyncio.sleep(0)
-        await b.close()
-        with pytest.raises(PeerLost):
-            await task
-        with pytest.raises(TransferError, match="does not take part in transfers: its transfer engine is closed"):
-            await a.open("b")
 
 
 async def test_a_node_that_cannot_offer_its_memory_says_why(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ def fill(region: Region, seed: int, nbytes: int = SIZE) -> bytes:
     return content
 
 
-async def until(condition, seconds=60.0):
+async def until(condition, seconds=200.0):
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)

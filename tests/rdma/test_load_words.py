@@ -62,7 +62,7 @@ async def test_a_probe_passes_bulk_and_rewritten_words_are_never_torn():
     async with words() as (a, b, mine, theirs):
         await a.engine.open("b")
         sent = fill(a.region, 1)
-        bulk = asyncio.create_task(a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)] * 4, timeout_s=120))
+        bulk = asyncio.create_task(a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)] * 4, timeout_s=500))
         await asyncio.sleep(0)
         seen = []
         for number in range(30):

@@ -109,11 +109,12 @@ async def test_a_lossy_rail_delivers(op):
         sent = fill(source.region, 9)
         sh("tc qdisc add dev va0 root netem loss 1%; tc qdisc add dev vb0 root netem loss 1%")
         try:
-            await a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120)
+            await a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=500)
         finally:
             sh("tc qdisc del dev va0 root; tc qdisc del dev vb0 root")
         assert bytes(target.region.memory) == sent
-        assert all(rail.up and rail.moved for rail in rails_of(a, "b"))
+        assert all(rail.moved for rail in rails_of(a, "b"))
+        await until(lambda: all(rail.up for rail in rails_of(a, "b")))  # one may have broken, and comes back
 
 
 @pytest.mark.parametrize("op", Op)
@@ -122,27 +123,27 @@ async def test_a_link_down_midway_goes_on_over_the_other_rail_and_comes_back(op)
         await a.engine.open("b")
         source, target = (a, b) if op is Op.WRITE else (b, a)
         sent = fill(source.region, 10)
-        task = asyncio.create_task(a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120))
+        task = asyncio.create_task(a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=500))
         first, second = rails_of(a, "b")
         await until(lambda: first.moved > 0 or task.done())
         sh("ip link set vb0 down")
         await task
         assert bytes(target.region.memory) == sent
         await until(lambda: not first.up)
-        assert second.up and second.moved
+        assert second.moved
         sh(
             "ip link set vb0 up;"
             "ip neigh replace 10.77.0.1 lladdr $(cat /sys/class/net/va0/address) dev vb0 nud permanent;"
             "ip neigh replace 10.77.0.2 lladdr $(cat /sys/class/net/vb0/address) dev va0 nud permanent"
         )
-        await until(lambda: first.up)
+        await until(lambda: first.up and second.up)
         moved, other = first.moved, second.moved
         again = fill(source.region, 11)
-        await a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=120)
+        await a.engine.submit("b", op, "kv-a", "kv-b", [(0, 0, SIZE)], timeout_s=500)
         assert bytes(target.region.memory) == again
         assert first.moved > moved and second.moved > other
         rows = {row["rail"]: row for row in a.engine.snapshot()[0]["rails"]}
-        assert rows["rxa0"]["failures"] == 1 and a.engine.bandwidth("b").keys() == {"rxa0", "rxa1"}
+        assert rows["rxa0"]["failures"] >= 1 and a.engine.bandwidth("b").keys() == {"rxa0", "rxa1"}
 
 
 async def test_the_rails_of_one_number_are_joined_and_far_ones_wait():
@@ -157,6 +158,7 @@ async def test_the_rails_of_one_number_are_joined_and_far_ones_wait():
         await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)])
         assert bytes(b.region.memory) == sent
         assert a.engine.path_of("b").reason == "RDMA over rxa1, rxa0"
+        assert a.engine.regions()["kv-a"]["nics"] == ["rxa1"]
         near, far = rails_of(a, "b")
         assert (near.name, near.moved, far.moved) == ("rxa1", SIZE, 0)
 

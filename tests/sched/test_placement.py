@@ -158,6 +158,20 @@ def test_decode_goes_where_there_is_room_before_where_there_is_least_load():
     assert place(demand(num_tokens=4000), crowded).decode == "busy", "it will wait where most is free"
 
 
+def test_decode_counts_what_is_promised_to_a_node():
+    """The emptiest node of now is not the one that will be emptiest when the prompt comes."""
+    nodes = [
+        node("p", ("prefill",)),
+        node("promised", ("decode",), step_s=0.02, step_soon_s=0.09),
+        node("full", ("decode",), step_s=0.05, step_soon_s=0.03),
+    ]
+    placed = place(demand(), nodes)
+    assert placed.decode == "full", "what runs now counts in full, however soon it may end"
+    row = next(row for row in placed.considered if row["node"] == "promised")
+    assert (row["step_s"], row["token_s"]) == (0.02, 0.09)
+    assert row["decode_s"] == pytest.approx(row["handover_s"] + 100 * 0.09)
+
+
 def test_a_mixed_node_may_do_both_without_a_transfer():
     placed = place(demand(), [node("a"), node("b", wait_s=1.0)])
     assert (placed.prefill, placed.decode, placed.estimates["handover_s"]) == ("a", "a", 0.0)

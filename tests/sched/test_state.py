@@ -11,7 +11,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from sched.events import SendPacket
-from sched.exchange import ENTRIES, VERSIONS, Exchange
+from sched.exchange import ENTRIES, OTHERS, OWN, VERSIONS, Exchange
 from sched.load_word import LoadWord
 from sched.member import Member, presets
 from sched.packet import unseal
@@ -245,6 +245,29 @@ def test_an_incarnation_known_to_one_only_is_compared_by_key():
     for to in (b, a, b, a):
         packets = carry(packets, to)
     assert views[0].get("x", 0.0).order == (1, 1) and b.counters["summaries_unmatched"] == 1
+
+
+def begun(asked_per_interval: float) -> float:
+    """Exchanges per interval that a node with many peers begins while others begin so many with it."""
+    exchange = Exchange(0.0, view_of(*(f"n{i}" for i in range(99)), own="a"), 1, LOCAL, random.Random(1))
+    peers = [Member(f"n{i}", (f"n{i}", 1)) for i in range(99)]
+    other = Exchange(0.0, view_of("a", own="n1"), 1, LOCAL, random.Random(2))
+    (packet,), interval_s = other.tick(1.0, [Member("a", ("a", 1))]), LOCAL.state_s(100) / LOCAL.state_fanout
+    count, intervals, per_interval = 0, 300, 20
+    for step in range(intervals * per_interval):
+        now = step / per_interval * interval_s
+        count += bool(exchange.tick(now, peers))
+        asked = int((step + 1) * asked_per_interval / per_interval) - int(step * asked_per_interval / per_interval)
+        for _ in range(asked):
+            exchange.receive(now, ("n1", 1), *unseal(packet.payload))
+    return count / intervals
+
+
+def test_who_is_asked_more_asks_less_but_never_stops():
+    alone, usual, often, flooded = (begun(asked) for asked in (0.0, 1.0, 2.0, 50.0))
+    assert alone > usual > often > flooded > 0.4
+    assert usual + 1 == pytest.approx(2 / (OWN + OTHERS), rel=0.2), "as many as it is asked"
+    assert alone == pytest.approx(1 / OWN, rel=0.1)
 
 
 @seed(6)

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from scripts import ablate, reproduce
+from scripts.lab import curve
 from scripts.lab.ablation import estimated, run
 from scripts.lab.ablations import ABLATIONS, WITH_GOALS
 from scripts.lab.tables import section
@@ -17,7 +18,7 @@ from scripts.lab.tables import section
 def test_every_ablation_runs_and_reads_its_numbers(name):
     ablation = ABLATIONS[name]
     done = []
-    outcome = run(ablation, 8 if name in ("regret", "gossip") else 40, 1, 1, lambda: done.append(1))
+    outcome = run(ablation, 2 if name in ("regret", "gossip") else 16, 1, 1, lambda: done.append(1))
     assert len(done) == len(outcome.cases)
     assert set(ablation.paper) <= {case.label for case in outcome.cases}
     text = section(outcome)
@@ -61,3 +62,15 @@ def test_a_report(tmp_path):
     assert reproduce.main(["--quick", "--only", "overlap", "--workers", "1", "--out", str(tmp_path)]) == 0
     report = (tmp_path / "report.md").read_text()
     assert "![overlap](overlap.svg)" in report and (tmp_path / "overlap.svg").exists()
+    means = orjson.loads((tmp_path / "report.json").read_bytes())
+    assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
+    assert [row["case"] for row in means["rows"]] == ["layer-wise", "at the end"]
+    assert means["rows"][1]["config"]["kv_overlap"] == "none" and "kv_overlap" not in means["rows"][0]["config"]
+
+
+def test_hit_rates_by_size_are_held_against_another_program():
+    known = {"synthetic": ("synthetic_trace.jsonl", [0.145, 0.233, 0.315, 0.428, 0.577, 0.651], 0.651)}
+    known["conversation"] = ("generated: conversation", [0.0] * 6, 0.0)
+    assert curve.disagreements(known) == []
+    known["synthetic"][1][2] = 0.33
+    assert curve.disagreements(known) == ["synthetic, 3M tokens: 0.330, another program says 0.315"]

@@ -8,7 +8,9 @@ import pytest
 
 from sched.rejection import rejections
 from scripts import bench_overload
+from scripts.benchlib.client import Outcome
 from scripts.overloadbench.driver import Cluster, arrivals, capacity
+from scripts.overloadbench.live import Seen, rows_of
 from scripts.overloadbench.machines import Decode, Speed
 
 SPEED = Speed()
@@ -52,3 +54,26 @@ def test_a_small_run(tmp_path, capsys):
     cases = {row["case"] for row in json.loads(path.read_bytes())["rows"]}
     assert cases == {f"--rejection {name}" for name in rejections}
     assert "capacity" in capsys.readouterr().out
+
+
+def test_what_clients_of_real_nodes_saw():
+    """Objectives of standard are 5 s and 100 ms, here a tenth."""
+    good, late = Outcome(ttft_s=0.4, prompt_tokens=100, error=None), Outcome(ttft_s=0.6, prompt_tokens=300, error=None)
+    slow = Outcome(ttft_s=0.4, e2e_s=0.44, output_tokens=3, prompt_tokens=200, error=None)
+    refused, lost = Outcome(error="status 429: no"), Outcome(error="status 503: no")
+    seen = Seen([good, good, late, slow, refused, lost], seconds=4.0, computed=1000.0)
+    rows = {row.metric: row.ours for row in rows_of("x", seen, 2.0, 0.1)}
+    assert rows == {
+        "goodput": 0.5,
+        "refused": 1 / 6,
+        "late to the first token": 1 / 6,
+        "slow to decode": 1 / 6,
+        "failed otherwise": 1 / 6,
+        "prefill wasted on refused": 0.3,
+        "prefill spent on late": 0.5,
+    }
+
+
+def test_an_unknown_variant_is_named(capsys):
+    assert bench_overload.main(["--live", "--variants", "early,never"]) == 2
+    assert "never" in capsys.readouterr().err

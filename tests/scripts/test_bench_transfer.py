@@ -39,14 +39,14 @@ def test_goals_are_judged_by_ratios_of_one_run():
 def test_one_run_of_ours_beside_the_limits_with_the_peers_missing(tmp_path, capsys):
     out = tmp_path / "cells.jsonl"
     arguments = ["--quick", "--seconds", "0.01", "--sizes", "64K", "--batches", "1,4", "--arena-mb", "8"]
-    arguments += ["--only", "memcpy,sockets,ours-shm,ours-tcp,nixl", "--json", str(out)]
+    arguments += ["--only", "memcpy,sockets,stream,ours-shm,ours-tcp,nixl", "--json", str(out)]
     assert bench_transfer.main(arguments) == 0
     text = capsys.readouterr().out
     assert "missing: nixl: name an interpreter that has it with --peer-python" in text
     head, *rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert set(head["missing"]) == {"nixl"}
     cells = [row for row in rows if "gbs" in row]
-    assert len(cells) == 4 * 2 * 2
+    assert len(cells) == 5 * 2 * 2
     wanted = {"peer", "op", "size", "batch", "threads", "n", "gbs", "p50_us", "p99_us", "cpu_s_per_gb"}
     assert all(wanted <= set(row) and row["n"] > 0 and row["gbs"] > 0 for row in cells)
     assert any("max_ms" in row for row in rows)

@@ -36,7 +36,15 @@ def series() -> dict[str, set[str]]:
     from net.transfer_metrics import LATENCY_BUCKETS_S
 
     metrics = Metrics("model", "node")
-    row = {"peer": "p", "transport": "tcp", "bytes_read": 1, "bytes_written": 1, "gb_per_s": 1.0, "failures": 0}
+    row = {
+        "peer": "p",
+        "transport": "tcp",
+        "why": "w",
+        "bytes_read": 1,
+        "bytes_written": 1,
+        "gb_per_s": 1.0,
+        "failures": 0,
+    }
     row |= {"retries": 0, "latencies": [0] * (len(LATENCY_BUCKETS_S) + 1), "seconds": 0.0}
     row["rails"] = [{"rail": "r", "gb_per_s": 1.0, "up": True, "bytes": 1, "failures": 0}]
     metrics.watch_transfers(lambda: [row])

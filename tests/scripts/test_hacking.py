@@ -39,7 +39,7 @@ def mine(tmp_path):
 
 
 def test_every_example_has_a_test():
-    assert set(EXAMPLES) == {"kernel", "placement", "eviction", "transport", "model"}
+    assert set(EXAMPLES) == {"kernel", "placement", "eviction", "transport", "transfer", "model"}
 
 
 def test_a_kernel(mine):
@@ -62,6 +62,12 @@ def test_an_eviction_policy(mine):
     policy.unpinned("c")
     policy.removed("b")
     assert (policy.victim(), len(policy)) == ("c", 2)
+
+
+async def test_a_transfer():
+    space: dict = {}
+    exec(EXAMPLES["transfer"], space)
+    assert await space["send"]() == ([True, True, True], [("sender", b"block 7")])
 
 
 async def test_a_transport():

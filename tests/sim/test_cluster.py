@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -41,8 +42,8 @@ def check(cluster: Cluster) -> None:
         assert job.refused or job.decoded == job.output_tokens
         assert job.prefix_tokens < job.input_tokens
     for node in cluster.nodes:
-        assert not node.queue and not node.coming and not node.batch and not node.joining
-        assert node.promised_tokens == node.held_tokens == 0
+        assert not node.queue and not node.coming and not node.batch.running and not node.batch.joining
+        assert node.batch.promised_tokens == node.batch.held_tokens == 0
         assert node.queued_s == pytest.approx(0.0, abs=1e-6)
 
 
@@ -124,3 +125,15 @@ def test_a_trace_written_is_the_trace_read(tmp_path):
 
 def _fields():
     return {name: getattr(MODEL, name) for name in MODEL.__dataclass_fields__}
+
+
+def test_the_decode_node_may_look_again():
+    """Prompts come at once, all decode steps of the batch they make are too slow: early lets them in, the node not."""
+    many = [TraceRow(0.0, 600, 200, [k, k + 1]) for k in range(0, 400, 2)]
+    limit = MODEL.decode_s(40, 40 * 700) / 0.1
+    base = SimConfig(prefill=4, decode=1, rejection="early", slo_scale=100.0, tbt_slo_scale=limit)
+    trusting, checked = ran(base, many), ran(replace(base, recheck=True), many)
+    most = max(figures(cluster)["tbt_s"]["max"] for cluster in (trusting,)), figures(checked)["tbt_s"]["max"]
+    assert most[1] < most[0]
+    assert figures(checked)["wasted_prefill_tokens"] > figures(trusting)["wasted_prefill_tokens"] == 0
+    check(checked)

@@ -45,8 +45,8 @@ def check(cluster: Cluster, requests: list[TraceRow]) -> None:
         assert job.input_tokens + job.output_tokens == row.input_length + row.output_length
         assert job.arrival <= job.first_token <= job.finished
     for node in cluster.nodes:
-        assert not node.queue and not node.coming and not node.batch and not node.joining
-        assert node.promised_tokens == node.held_tokens == 0
+        assert not node.queue and not node.coming and not node.batch.running and not node.batch.joining
+        assert node.batch.promised_tokens == node.batch.held_tokens == 0
         assert node.queued_s == pytest.approx(0.0, abs=1e-6)
 
 

@@ -34,7 +34,7 @@ def test_only_the_baseline_wastes_prefills(variant):
     assert (told["refused"] > 0) == (variant != "none")
     assert (told["wasted_prefill_tokens"] > 0) == (variant == "stage-load")
     for node in cluster.nodes:
-        assert node.promised_tokens == node.held_tokens == node.promised == 0
+        assert node.batch.promised_tokens == node.batch.held_tokens == node.batch.promised == 0
     if variant == "early":
         assert all(math.isnan(job.begun) for job in cluster.jobs if job.refused)
 

@@ -78,7 +78,7 @@ function card(node) {
 function rails(nodes) {
   const rows = nodes.flatMap((node) => node.paths.map((path) => [
     node.node_id, path.peer, path.transport, path.gb_per_s ? `${path.gb_per_s.toFixed(2)} GB/s` : null, bytes(path.bytes_read), bytes(path.bytes_written),
-    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.reason,
+    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.why,
   ]));
   const columns = ["from", "to", "transport", "#rate", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"];
   at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has talked to another one yet."));

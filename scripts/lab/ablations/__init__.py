@@ -5,8 +5,11 @@ from __future__ import annotations
 from scripts.lab.ablation import Ablation
 from scripts.lab.ablations.bandwidth import BANDWIDTH
 from scripts.lab.ablations.blocks import OVERLAP, QUANTIZED
+from scripts.lab.ablations.breakdown import BREAKDOWN
 from scripts.lab.ablations.classes import MIXED, ORDERS
 from scripts.lab.ablations.colocated import COLOCATED
+from scripts.lab.ablations.effective import EFFECTIVE
+from scripts.lab.ablations.eviction import EVICTION
 from scripts.lab.ablations.failure import FAILURE
 from scripts.lab.ablations.gossip import GOSSIP
 from scripts.lab.ablations.learned import LEARNED
@@ -19,15 +22,20 @@ from scripts.lab.ablations.scheduling import SCHEDULING
 from scripts.lab.ablations.shifts import SHIFTS
 from scripts.lab.ablations.signals import SIGNALS
 from scripts.lab.ablations.speculative import SPECULATIVE
+from scripts.lab.ablations.ssd import TIERS
 
 ABLATIONS: dict[str, Ablation] = {
     one.name: one
     for one in (
+        EFFECTIVE,
+        BREAKDOWN,
         SCHEDULING,
         REGRET,
         GOSSIP,
         LEARNED,
         POOL,
+        EVICTION,
+        TIERS,
         RATIO,
         BANDWIDTH,
         OVERLOAD,

@@ -28,7 +28,7 @@ def tides(rows: list[TraceRow], seed: int) -> list[TraceRow]:
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", requests, SPEED, change=tides)
+    work = Workload("conversation", min(requests or 6000, 6000), SPEED, change=tides)
     base = SimConfig(pool_blocks=6000)
     made = [
         Case(f"{count}P+{16 - count}D", replace(base, prefill=count, decode=16 - count), work, 10.0, 0.1)

@@ -4,7 +4,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 . scripts/rxelab/guest/links.sh
 export MOONCAKE_RXE_LAB=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 mapfile -t arguments < /run/out/arguments
-python -m pytest -p pytest_asyncio.plugin -p pytest_timeout -p no:cacheprovider --timeout=250 \
+python -m pytest -p pytest_asyncio.plugin -p pytest_timeout -p no:cacheprovider --timeout=600 \
     --junitxml=/run/out/junit.xml "${arguments[@]}"
 code=$?
 dmesg | grep -iE 'rxe|oops|bug:|warn' | tail -n 5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,18 @@ SMALL = Tiles(Tile(16, 16, 4, 2, min_chunk=32), Tile(32, 16, 4, 2))
 
 HEADS = ((4, 4), (9, 3), (8, 2), (6, 1))
 """(query heads, KV heads): MHA, SmolLM2's three per KV head, GQA, MQA."""
+
+HEAD_SIZES, BLOCK_SIZES = (64, 80, 96, 128, 256), (16, 48, 64, 256)
+
+
+def grid(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any, torch.dtype]]:
+    """(one of first, one of second, dtype): all of them on a GPU; interpreted, where each takes a second, every pair
+    of two values at least once."""
+    found = []
+    for i, a in enumerate(first):
+        for j, b in enumerate(second):
+            found += [(a, b, dtype) for k, dtype in enumerate(DTYPES) if DEVICE == "cuda" or k == (i + j) % len(DTYPES)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.
     q, out, row = case.q.to(dtype), torch.zeros(case.q.shape, dtype=dtype, device=DEVICE), 0
     for s, (q_len, kv_len) in enumerate(zip(case.batch.q_lens, case.batch.kv_lens, strict=True)):
         if kv_len:
-            k, v = tokens_of(case.kv, case.batch.block_tables[s], kv_len).to(dtype)
+            k, v = tokens_of(case.kv, case.batch.block_tables[s], kv_len, dtype)
             group = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q[row : row + q_len], k) * case.scale

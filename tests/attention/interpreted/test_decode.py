@@ -7,7 +7,18 @@ import torch
 
 from attention.decode import decode, plan_decode
 from attention.tiles import Geometry, Tile, find_tiles
-from tests.attention.interpreted.cases import DTYPES, HEADS, SMALL, Case, Poisoned, assert_close, attend, make_case
+from tests.attention.interpreted.cases import (
+    BLOCK_SIZES,
+    HEAD_SIZES,
+    HEADS,
+    SMALL,
+    Case,
+    Poisoned,
+    assert_close,
+    attend,
+    grid,
+    make_case,
+)
 
 LENS = [1, 15, 16, 17, 0, 100]
 
@@ -37,9 +48,7 @@ def check(case: Case, tile: Tile, processors: int = 16, window: int = 0, soft_ca
     assert_close(ours, attend(case, torch.float64, window, soft_cap), attend(case, case.q.dtype, window, soft_cap))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [16, 48, 64, 256])
-@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("head_size", "block_size", "dtype"), grid(HEAD_SIZES, BLOCK_SIZES), ids=str)
 def test_head_and_block_sizes(head_size: int, block_size: int, dtype: torch.dtype) -> None:
     heads = HEADS[(head_size // 16 + block_size // 16) % len(HEADS)]
     check(make_case([1] * 6, LENS, heads=heads, head_size=head_size, block_size=block_size, dtype=dtype), SMALL.decode)

@@ -8,14 +8,16 @@ import torch
 from attention.prefill import plan_prefill, prefill
 from attention.tiles import Geometry, Tile, find_tiles
 from tests.attention.interpreted.cases import (
+    BLOCK_SIZES,
     DEVICE,
-    DTYPES,
+    HEAD_SIZES,
     HEADS,
     SMALL,
     Case,
     Poisoned,
     assert_close,
     attend,
+    grid,
     make_case,
 )
 
@@ -49,9 +51,7 @@ def check(case: Case, tile: Tile, window: int = 0, soft_cap: float = 0.0) -> Non
     assert_close(ours, attend(case, torch.float64, window, soft_cap), attend(case, case.q.dtype, window, soft_cap))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [16, 48, 64, 256])
-@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("head_size", "block_size", "dtype"), grid(HEAD_SIZES, BLOCK_SIZES), ids=str)
 def test_head_and_block_sizes(head_size: int, block_size: int, dtype: torch.dtype) -> None:
     heads = HEADS[(head_size // 16 + block_size // 16) % len(HEADS)]
     tile = Tile(64, 32, 4, 2) if head_size > 64 else SMALL.prefill

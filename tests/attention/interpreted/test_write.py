@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention.write import rotate_and_write_kv, write_kv
-from tests.attention.interpreted.cases import DEVICE, DTYPES, HEADS
+from tests.attention.interpreted.cases import DEVICE, DTYPES, HEADS, grid
 
 SLOTS = [37, -1, 0, 95, 64, -1, 5]
 SENTINEL = 7.0
@@ -57,9 +57,7 @@ def test_write_into_another_type() -> None:
     assert torch.equal(pool, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_size", [64, 80, 128])
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("heads", "head_size", "dtype"), grid(HEADS, [64, 80, 128]), ids=str)
 def test_rotate_and_write(heads: tuple[int, int], head_size: int, dtype: torch.dtype) -> None:
     q, k, v = projections(heads, head_size, dtype)
     positions = torch.tensor([0, 3, 1, 500, 7, 7, 2], device=DEVICE)

@@ -1,0 +1,86 @@
+// Rows of a quantized pool (attention/codes.py): codes of one byte, and behind the codes of a head the scales of its
+// tokens. Kernels read them through a copy in floats: what they compute with it is what they compute anyway.
+#pragma once
+#include "paged.h"
+#include "vec.h"
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+typedef int8_t CodeVec __attribute__((vector_size(16)));
+typedef uint8_t ByteVec __attribute__((vector_size(16)));
+
+constexpr float LARGEST_INT8 = 127, LARGEST_FP8 = 448;  // the largest code
+
+// The scale of the row of codes at `row`, the `offset`th of its block.
+static inline float *scale_of(const Pool &kv, const uint8_t *row, int offset) {
+  return (float *)(row + (kv.block_size - offset) * (int64_t)kv.head_size) + offset;
+}
+
+static inline Vec from_int8(const uint8_t *p) {
+  CodeVec codes;
+  memcpy(&codes, p, 16);
+  return __builtin_convertvector(__builtin_convertvector(codes, IntVec), Vec);
+}
+
+// 2^-8 of the values: the exponents of float16 have a bias of 15, those of e4m3 one of 7.
+static inline Vec from_e4m3(const uint8_t *p) {
+  ByteVec bytes;
+  memcpy(&bytes, p, 16);
+  const HalfVec wide = __builtin_convertvector(bytes, HalfVec), bits = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
+  return load((const Fp16 *)&bits);
+}
+
+template <typename To> static inline void widen(const Pool &kv, const uint8_t *row, float scale, To *to) {
+  if (kv.dtype == FP8) {
+    for (int d = 0; d < kv.head_size; d += 16) store(to + d, from_e4m3(row + d) * splat(256 * scale));
+  } else {
+    for (int d = 0; d < kv.head_size; d += 16) store(to + d, from_int8(row + d) * splat(scale));
+  }
+}
+
+// K (kind 0) or V (1) of the tokens first .. first + count of one request and head; `stride` elements a row of `to`.
+template <typename To>
+static void widen_tokens(const Attend &a, int request, int head, int kind, int first, int count, int64_t stride, To *to) {
+  Tokens<uint8_t>::Cursor cursor(Tokens<uint8_t>(a, request, head, kind), first);
+  for (int j = 0; j < count; j++, to += stride) {
+    widen(a.kv, cursor.at, *scale_of(a.kv, cursor.at, cursor.offset), to);
+    cursor.advance(j + 1 < count);
+  }
+}
+
+// |x| <= 127 -> codes: 1.5 * 2^23 is the float32 whose unit is 1, so the addition rounds to nearest even.
+static inline void to_int8(Vec x, uint8_t *p) {
+  const CodeVec codes = __builtin_convertvector((IntVec)(x + splat(12582912)) - 0x4b400000, CodeVec);
+  memcpy(p, &codes, 16);
+}
+
+// |x| <= 448 -> codes, rounded to nearest even.
+static inline void to_e4m3(Vec x, uint8_t *p) {
+  const IntVec bits = (IntVec)x & INT32_MAX;
+  // 20 of float32's 23 mantissa bits go; 960 = (127 - 7) << 3 moves the exponent's bias from 127 to 7.
+  const IntVec normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960;
+  // Below 2^-6 the codes are multiples of 2^-9: the unit of float32 at 2^14, so one addition rounds.
+  const IntVec subnormal = (IntVec)((Vec)bits + splat(16384)) - 0x46800000;
+  const IntVec code = (IntVec)choose((Vec)bits < splat(0.015625f), (Vec)subnormal, (Vec)normal) | ((IntVec)x >> 24 & 0x80);
+  const ByteVec codes = __builtin_convertvector(code, ByteVec);
+  memcpy(p, &codes, 16);
+}
+
+// x [head_size] into the row of codes at `row`, the `offset`th of its block. NaN in x makes the scale NaN.
+static inline void narrow(const Pool &kv, const float *x, uint8_t *row, int offset) {
+  Vec top{};
+  IntVec unordered{};
+  for (int d = 0; d < kv.head_size; d += 16) {
+    const Vec part = load(x + d);
+    top = maximum(top, (Vec)((IntVec)part & INT32_MAX));
+    unordered |= part != part;
+  }
+  const float largest = kv.dtype == FP8 ? LARGEST_FP8 : LARGEST_INT8;
+  const float scale = std::max(maximum(top) / largest, FLT_MIN);  // never so small that 1 / scale overflows
+  const Vec inverse = splat(1 / scale);
+  for (int d = 0; d < kv.head_size; d += 16)
+    if (kv.dtype == FP8) to_e4m3(load(x + d) * inverse, row + d);
+    else to_int8(load(x + d) * inverse, row + d);
+  *scale_of(kv, row, offset) = any(unordered) ? NAN : scale;
+}

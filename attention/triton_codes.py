@@ -1,0 +1,87 @@
+"""Rows of a quantized pool for the Triton kernels: the numbers and the layout of attention/codes.py.
+
+    K:  scores_j = scale_j (q . codes_j)          V:  out = sum_j (p_j scale_j) codes_j
+
+Codes are exact in every type that q may have, so they go into the products as they are, and the scales onto scores and
+weights, of which there are fewer. Half of the work of e4m3 is in the scales too: with its bits in the places of a
+float16 a code is 2^-8 of its value, for their exponents' biases are 7 and 15. sm_80 has no instruction for e4m3, so
+pointers are to uint8.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.quantize import to_e4m3, to_int8
+
+FLOATS, INT8, E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""What the constexpr CODES says about a pool; tiles.CODES has it for a type."""
+
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+
+
+def pointed(kv: Tensor) -> Tensor:
+    """The pool as the kernels' pointer type."""
+    return kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
+
+
+@triton.jit
+def scale_place(row: tl.tensor, offset: tl.tensor, HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
+    """Pointers to the scales of rows whose codes begin at `row`, the `offset`th ones of their blocks."""
+    return (row + (BLOCK_SIZE - offset) * HEAD_SIZE + offset * 4).to(tl.pointer_type(tl.float32), bitcast=True)
+
+
+@triton.jit
+def read_scales(
+    row: tl.tensor, offset: tl.tensor, held: tl.tensor, HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    CODES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """float32: what the results of `widen` are to be multiplied with; 0 where no row is held."""
+    scale = tl.load(scale_place(row, offset, HEAD_SIZE, BLOCK_SIZE), mask=held, other=0.0)
+    if CODES == E4M3:
+        scale = scale * 256.0
+    return scale
+
+
+@triton.jit
+def widen(codes: tl.tensor, TYPE: tl.constexpr, CODES: tl.constexpr) -> tl.tensor:
+    """Codes in the type of the product, exact."""
+    if CODES == E4M3:
+        bits = codes.to(tl.uint16)
+        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        values = bits.to(tl.float16, bitcast=True).to(tl.float32).to(TYPE)
+    else:
+        values = codes.to(tl.float32).to(TYPE)
+    return values
+
+
+@triton.jit
+def put_rows(
+    row: tl.tensor,  # [HEADS, 1] pointers: where the rows begin
+    offset: tl.tensor,  # of the token in its block
+    d: tl.tensor,  # [1, D]
+    a: tl.tensor,  # [HEADS, D] float32: the first halves of the rows, zero where not mine
+    b: tl.tensor,  # the second halves
+    mine: tl.tensor,  # [HEADS, D]
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CODES: tl.constexpr,
+) -> None:
+    """Rows of one token into the pool, in its type, with their scales if it is quantized."""
+    if CODES == FLOATS:
+        tl.store(row + d, a.to(row.dtype.element_ty), mask=mine)
+        tl.store(row + HALF + d, b.to(row.dtype.element_ty), mask=mine)
+    else:
+        top = tl.max(tl.maximum(tl.abs(a), tl.abs(b)), 1, keep_dims=True)
+        LARGEST: tl.constexpr = 448.0 if CODES == E4M3 else 127.0
+        scale = tl.maximum(tl.div_rn(top, tl.full([], LARGEST, tl.float32)), TINY)
+        inverse = tl.div_rn(tl.full([], 1.0, tl.float32), scale)
+        scale += tl.sum((a + b) * 0.0, 1, keep_dims=True)  # NaN if any of them is: a maximum would hide it
+        held = tl.max(mine.to(tl.int32), 1, keep_dims=True) > 0
+        tl.store(scale_place(row, offset, 2 * HALF, BLOCK_SIZE), scale, mask=held)
+        a, b = a * inverse, b * inverse
+        tl.store(row + d, to_e4m3(a) if CODES == E4M3 else to_int8(a), mask=mine)
+        tl.store(row + HALF + d, to_e4m3(b) if CODES == E4M3 else to_int8(b), mask=mine)

@@ -1,0 +1,42 @@
+"""Threads that copy blocks, a few at once, for a caller on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class CopyThreads:
+    """`count` of them, at most four."""
+
+    def __init__(self) -> None:
+        self.count = max(1, min(4, len(os.sched_getaffinity(0))))
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def run(self, works: Sequence[Callable[[Event], T]]) -> list[T]:
+        """What each of `works` returns, all at once. They are given a flag that says stop: cancelled, this waits until
+        all have ended, and raises then."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="copy-checked")
+        stop, loop = Event(), asyncio.get_running_loop()
+        running = [loop.run_in_executor(self._pool, work, stop) for work in works]
+        cancelled: asyncio.CancelledError | None = None
+        while any(not one.done() for one in running):
+            try:
+                await asyncio.wait(running)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                stop.set()  # what is left is one piece: well under a millisecond
+        if cancelled is not None:
+            raise cancelled
+        return [one.result() for one in running]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)

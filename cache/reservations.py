@@ -1,0 +1,85 @@
+"""Reservations: slots on their way to being blocks, which enter in two steps: their bytes arrive in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cache.admission import Admission
+from cache.arena import Arena
+from cache.block import BlockKey
+from cache.policy import PLAIN, Facts
+from cache.pool import BlockPool, OutOfBlocks
+from cache.slots import DramSlots
+from cache.write_behind import WriteBehind
+
+
+class NoSpace(Exception):
+    """Every slot is in use, reserved, or waits for its SSD write."""
+
+
+class Reservations:
+    """In the DRAM of a LocalStore. `tier_of(key)`: where a block is, or None. `counts` gets writes and refused."""
+
+    def __init__(
+        self,
+        arena: Arena | None,
+        pool: BlockPool,
+        slots: DramSlots,
+        behind: WriteBehind | None,
+        admission: Admission,
+        tier_of: Callable[[BlockKey], str | None],
+        counts: dict[str, int],
+    ) -> None:
+        self._arena = arena
+        self._pool = pool
+        self._slots = slots
+        self._behind = behind
+        self._admission = admission
+        self._tier_of = tier_of
+        self._counts = counts
+        self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
+        self._incoming: set[BlockKey] = set()  # the keys in _reserved
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def reserve(self, key: BlockKey, facts: Facts | None = None) -> int | None:
+        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
+        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. Raises
+        NoSpace; `wait_for_room` may help."""
+        self._admission.wanted(key)
+        if key in self._incoming or self._tier_of(key) is not None:
+            return None
+        victim = self._pool.next_victim() if facts is not None else None
+        if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
+            self._counts["refused"] += 1
+            return None
+        try:
+            (slot,) = self._pool.allocate(1)
+        except OutOfBlocks as error:
+            raise NoSpace(str(error)) from None
+        self._reserved[slot] = (key, facts or PLAIN)
+        self._incoming.add(key)
+        return slot
+
+    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
+        """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
+        on. Raises ValueError without reservation or for an impossible length."""
+        reserved, facts = self._reserved.get(slot, (None, PLAIN))
+        if self._arena is None or reserved != key:
+            raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
+        length = self._arena.slot_bytes if nbytes == -1 else nbytes
+        if not 0 < length <= self._arena.slot_bytes:
+            raise ValueError(f"a block of {length} bytes in a slot of {self._arena.slot_bytes}")
+        self._slots.fill(slot, block_checksum, length)
+        self._pool.name(slot, key, facts)
+        self._counts["writes"] += 1
+        if self._behind is not None:
+            self._pool.hold([slot])
+            self._behind.add(key, slot)
+        self.abandon(slot)
+
+    def abandon(self, slot: int) -> None:
+        """Give the reservation of `slot` back. Raises KeyError without one."""
+        self._incoming.remove(self._reserved.pop(slot)[0])
+        self._pool.release([slot])

@@ -1,0 +1,44 @@
+"""TCP: what limits a connection between two hosts."""
+
+from __future__ import annotations
+
+from engine.doctor.finding import OK, WARN, Finding, System, size
+
+BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and 1 ms of round trip 3 MB are under way
+JUMBO = 9000  # bytes of a packet
+FAST_MBIT = 10_000  # from here on packets of 1,500 bytes cost a core
+SETTINGS = {"tcp_rmem": "receive", "tcp_wmem": "send"}
+
+
+def buffers(system: System) -> list[Finding]:
+    """How far the kernel lets the buffers of a connection grow: what is not acknowledged waits in them."""
+    most = {}
+    for name in SETTINGS:
+        words = system.read(f"proc/sys/net/ipv4/{name}").split()
+        if len(words) == 3 and words[2].isdigit():
+            most[name] = int(words[2])
+    if not most:
+        return [Finding("TCP buffers", OK, "the kernel does not say how large they get")]
+    found = ", ".join(f"{SETTINGS[name]} {size(nbytes)}" for name, nbytes in most.items())
+    if small := [name for name, nbytes in most.items() if nbytes < BUFFER_MIN]:
+        remedy = "; ".join(f'sysctl -w net.ipv4.{name}="4096 131072 {4 * BUFFER_MIN}"' for name in small)
+        return [Finding("TCP buffers", WARN, f"at most {found}", f"{remedy}; or a higher --tcp-connections")]
+    return [Finding("TCP buffers", OK, f"at most {found}")]
+
+
+def interfaces(system: System) -> list[Finding]:
+    """Rate and packet size of the interfaces that are up, the loopback left out."""
+    base = "sys/class/net"
+    up = [name for name in system.names(base) if name != "lo" and system.read(f"{base}/{name}/operstate") == "up"]
+    return [_interface(system, name) for name in up] or [Finding("network", OK, "no interface but the loopback is up")]
+
+
+def _interface(system: System, name: str) -> Finding:
+    mtu, rate = (system.read(f"sys/class/net/{name}/{about}") for about in ("mtu", "speed"))
+    known = rate.isdigit() and int(rate) > 0
+    found = f"{rate} Mb/s" if known else "rate unknown"
+    found += f", packets of {mtu} bytes" if mtu.isdigit() else ""
+    if known and int(rate) >= FAST_MBIT and mtu.isdigit() and int(mtu) < JUMBO:
+        remedy = f"ip link set dev {name} mtu {JUMBO}, on every node and switch on the way: fewer packets, less CPU"
+        return Finding(f"network {name}", WARN, found, remedy)
+    return Finding(f"network {name}", OK, found)

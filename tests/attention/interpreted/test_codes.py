@@ -1,0 +1,50 @@
+"""Quantized pools: written, read by both kernels, and refused where their scales would not lie."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attention.codes import DTYPES
+from attention.reference import ReferenceBackend
+from attention.tiles import Tile, Tiles
+from attention.triton_backend import TritonBackend
+from attention.write import write_kv
+from scripts.attention_bench.grid import Point
+from scripts.attention_bench.quantized import find_quantized_fault, quantized, raw
+from tests.attention.interpreted.cases import DEVICE
+
+
+@pytest.mark.parametrize("kv_dtype", sorted(DTYPES))
+def test_the_grid_over_quantized_pools(kv_dtype: str) -> None:
+    """Decodes with several splits; chunks whose tiles of keys span two blocks."""
+    tiles = Tiles(Tile(16, 16, 4, 2, min_chunk=32), Tile(32, 32, 4, 2))
+    mask = {"window": 40, "soft_cap": 5.0} if kv_dtype == "int8" else {}
+    for mix, heads, dtype in (
+        ("ragged decodes", (8, 1, 80), torch.bfloat16),
+        ("prefix and chunk", (9, 3, 64), torch.float32),
+    ):
+        point = Point(mix, *heads, 16, dtype, **mask)
+        assert find_quantized_fault(TritonBackend(tiles=tiles), point, kv_dtype, DEVICE) is None, point
+
+
+@pytest.mark.parametrize("kv_dtype", sorted(DTYPES))
+def test_codes_are_those_of_the_reference(kv_dtype: str) -> None:
+    k, v = torch.randn(2, 5, 3, 80, generator=torch.Generator().manual_seed(4)).to(DEVICE) * 3
+    k[1, 2], v[3, 1, 5] = 0, torch.nan
+    slots = torch.tensor([3, 17, -1, 40, 0], device=DEVICE)
+    ours, theirs = (quantized(torch.full((3, 2, 3, 16, 80), torch.nan, device=DEVICE), kv_dtype) for _ in range(2))
+    write_kv(k, v, ours, slots)
+    batch = SimpleNamespace(slot_mapping=slots, block_size=16)
+    ReferenceBackend().write_kv(k, v, theirs, batch, None)
+    same = raw(ours) == raw(theirs)
+    same[(len(same) // 84 * 80) :] = True  # scales of NaN may differ in their bits
+    assert same.float().mean() > 0.99  # the row with NaN has any codes
+
+
+def test_a_pool_without_room_for_scales_is_refused() -> None:
+    k, v = torch.zeros(2, 1, 2, 64, device=DEVICE)
+    with pytest.raises(ValueError, match="contiguous"):
+        write_kv(k, v, torch.zeros(4, 2, 2, 16, 64, dtype=torch.int8, device=DEVICE), torch.tensor([1], device=DEVICE))

@@ -1,0 +1,25 @@
+"""Temporary files of the processes that tests start lie under pytest's own directory, which it clears away."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+SOCKET_PATH_MAX = 70  # bytes: a Unix socket's path has 108, of which a private directory takes some 30
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    place = str(tmp_path_factory.mktemp("t"))
+    before, known = tempfile.tempdir, os.environ.get("TMPDIR")
+    if len(place) <= SOCKET_PATH_MAX:
+        os.environ["TMPDIR"], tempfile.tempdir = place, place
+    yield
+    tempfile.tempdir = before
+    if known is None:
+        os.environ.pop("TMPDIR", None)
+    else:
+        os.environ["TMPDIR"] = known

@@ -1,0 +1,61 @@
+"""A model over a quantized arena: logits near those of a float one, on every backend, however its blocks are filled."""
+
+import pytest
+import torch
+
+from attention import choose
+from attention.codes import pool_in
+from cache.block import BlockGeometry
+from engine.inputs import Row
+from engine.model.decoder import Model
+from engine.runner import Runner
+from tests.engine.tiny_llama import BLOCK_SIZE, logits_of, our_config, our_weights, runner, tiny
+
+TOKENS = [7 * i % 211 for i in range(70)]
+BLOCKS = [3, 0, 4, 1, 5]
+FAR = {"int8": 0.02, "fp8": 0.1}
+"""Root mean square of what logits move by, in units of their own."""
+
+
+def quantized(theirs, backend: str, kv_dtype: str) -> Runner:
+    """As tiny_llama.runner; scales of NaN in place of what is not written."""
+    config = our_config(theirs)
+    model = Model(config, our_weights(theirs), choose(backend, "cpu", config.head_size, kv_dtype))
+    shape = BlockGeometry(config.num_layers, config.num_kv_heads, config.head_size, BLOCK_SIZE, kv_dtype)
+    memory = torch.full((8 * shape.block_bytes,), 0xFF, dtype=torch.uint8)
+    return Runner(model, pool_in(memory, shape.shape, kv_dtype), BLOCK_SIZE)
+
+
+def in_pieces(ours: Runner, *ends: int) -> torch.Tensor:
+    """Logits of all tokens, computed up to each of `ends` in turn."""
+    parts, start = [], 0
+    for end in ends:
+        parts.append(logits_of(ours, [Row(TOKENS[start:end], start, BLOCKS)]))
+        start = end
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("kv_dtype", sorted(FAR))
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_logits_are_near_those_of_floats(backend, kv_dtype):
+    theirs = tiny()
+    exact = in_pieces(runner(theirs, "reference"), len(TOKENS))
+    once = in_pieces(quantized(theirs, backend, kv_dtype), len(TOKENS))
+    filled = in_pieces(quantized(theirs, backend, kv_dtype), 5, *range(6, 20), 50, *range(51, len(TOKENS) + 1))
+    for found in (once, filled):
+        error = (found - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+        assert 0 < error < FAR[kv_dtype]
+    torch.testing.assert_close(filled, once, atol=2 * FAR[kv_dtype], rtol=0)
+
+
+def test_the_bytes_are_those_of_the_geometry():
+    """What is pushed and pooled is cut by cache/block.py, what is computed with by attention/codes.py."""
+    ours = quantized(tiny(), "torch", "int8")
+    shape = BlockGeometry(3, 2, 32, BLOCK_SIZE, "int8")
+    layers = ours.kv_pool.view(torch.uint8)
+    assert (layers.stride(0), layers.stride(1)) == (shape.block_bytes, shape.layer_bytes)
+    in_pieces(ours, 20)
+    memory = torch.empty(0, dtype=torch.uint8).set_(layers.untyped_storage()).view(8, 3, shape.layer_bytes)
+    written = (memory != 0xFF).float().mean(-1)  # share of a layer's bytes; a code may be 0xFF too
+    assert (written[3] > 0.9).all() and (written[0] > 0.2).all() and (written[0] < 0.27).all()
+    assert not written[[1, 2, 4, 5, 6, 7]].any()
