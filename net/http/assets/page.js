@@ -37,11 +37,12 @@ function show(live) {
 }
 
 function figures(requests, nodes) {
-  const tile = (name, value) => element("div", { class: "tile" }, name, element("b", {}, value));
-  const tiles = [["TTFT", "ttft_ms"], ["TBT", "tpot_ms"]].flatMap(([name, field]) => {
+  const tile = (name, value, title) => element("div", { class: "tile", title }, name, element("b", {}, value));
+  const measures = [["TTFT", "ttft_ms", "time to first token"], ["TBT", "tpot_ms", "mean time between tokens"]];
+  const tiles = measures.flatMap(([name, field, meaning]) => {
     const values = requests.map((row) => row[field]).filter((value) => value !== null).sort((a, b) => a - b);
     const rank = (share) => values.length ? values[Math.min(values.length - 1, Math.floor(values.length * share / 100))] : null;
-    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share))));
+    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share)), `${meaning}: ${share} % of the last requests took no longer`));
   });
   at("figures").replaceChildren(...tiles);
   const tokens = Object.keys(SOURCES).map((source) => [source, nodes.reduce((sum, n) => sum + n.recent.tokens_from[source], 0)]);
