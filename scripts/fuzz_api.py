@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (scratch / "chat_template.jinja").write_text(TEMPLATE)
         with LocalCluster(NODES, flags, run_dir=scratch) as cluster:
             url = cluster["decode-0"].url
-            judge = Judge(rest.get(f"{url}/openapi.json")["paths"])
+            judge = Judge(rest.get(f"{url}/openapi.json", timeout_s=TIMEOUT_S)["paths"])
             begun = time.monotonic()
             code, log = fuzz(args.schemathesis, url, args.examples, seed, scratch)
             seconds = time.monotonic() - begun
