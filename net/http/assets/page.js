@@ -87,7 +87,7 @@ function rails(nodes) {
 
 function list(requests) {
   const rows = requests.slice(0, 100).map((row) => [
-    element("button", { type: "button", onclick: () => showRequest(at("request"), row.id) }, row.id),
+    element("button", { type: "button", title: row.id, onclick: () => showRequest(at("request"), row.id) }, row.id.length > 14 ? `${row.id.slice(0, 12)}…` : row.id),
     row.acceptor, row.nodes.prefill, row.nodes.decode, row.class, row.prompt_tokens,
     percent(row.prompt_tokens - row.tokens_from.computed, row.prompt_tokens), row.output_tokens, ms(row.ttft_ms), ms(row.tpot_ms), row.reason,
   ]);
