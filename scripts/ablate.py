@@ -40,6 +40,7 @@ from scripts.lab.live import run as live
 from scripts.lab.live.case import LiveOutcome
 from scripts.lab.live.table import LIVE, why_not
 from scripts.lab.plot import draw
+from scripts.lab.runs import Runs
 from scripts.lab.tables import goal_table, section
 
 GOALS = "goals"
@@ -75,14 +76,14 @@ def add_flags(made: ArgumentParser) -> None:
     made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
 
 
-def run_all(names: Sequence[str], args: Namespace, console: Console) -> Iterator[Outcome]:
-    """One after the other, under one bar."""
+def run_all(names: Sequence[str], args: Namespace, console: Console, kept: Runs | None = None) -> Iterator[Outcome]:
+    """One after the other, under one bar; see scripts.lab.ablation.run."""
     with Progress(console=console) as bar:
         total = sum(len(ABLATIONS[name].cases(args.requests)) for name in names) * args.seeds
         task = bar.add_task("", total=total)
         for name in names:
             bar.update(task, description=name)
-            yield run(ABLATIONS[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task))
+            yield run(ABLATIONS[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
 
 
 def reached(outcome: Outcome) -> list[Goal]:

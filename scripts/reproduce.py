@@ -7,7 +7,8 @@
 
 The traces are the released ones where ../shared/traces has them, else generated ones: the report says which. Hit rates
 without timing, by policy (scripts/cache_policies.py) and by size, are computed beside the simulations. Each ablation
-leaves a .json with every seed's figures and the configurations; report.json has their means in one file.
+leaves a .json with every seed's figures and the configurations; report.json has their means in one file. A run that
+was stopped goes on with --resume: what has been simulated is in runs.jsonl.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from scripts.lab import curve
 from scripts.lab.ablation import Goal, Outcome
 from scripts.lab.ablations import ABLATIONS
 from scripts.lab.plot import draw
+from scripts.lab.runs import Runs
 from scripts.lab.tables import goal_table, section
 from sim.config import SimConfig
 
@@ -45,6 +47,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--out", type=Path, default=Path("reproduce"), help="folder of the report (default: reproduce)")
     made.add_argument("--only", metavar="NAMES", help="some of: " + ", ".join(ABLATIONS))
     made.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests, one seed, no cache policies")
+    made.add_argument("--resume", action="store_true", help="go on where a run of this commit was stopped")
     ablate.add_flags(made)
     return made
 
@@ -110,7 +113,10 @@ def write(names: Sequence[str], args: Namespace, untimed: Future[list[str]] | No
         reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
         report.write_text("\n".join([head, *reached, *parts]))
 
-    for outcome in ablate.run_all(names, args, console):
+    file = args.out / "runs.jsonl"
+    if not args.resume:
+        file.unlink(missing_ok=True)
+    for outcome in ablate.run_all(names, args, console, Runs(file, came, args.requests)):
         name = outcome.ablation.name
         goals += ablate.reached(outcome)
         plot = args.out / f"{name}.svg"

@@ -14,6 +14,7 @@ class Batch:
         self.joining: list[Job] = []  # KV is here, no room yet
         self.promised_tokens = 0  # KV of everything placed here to decode
         self.held_tokens = 0  # of what runs
+        self.context = 0  # tokens that a step reads
         self.held_s = 0.0  # that it waits for prompts (prefill-first)
         self._model = model
         self._promises: dict[Job, int] = {}
@@ -22,11 +23,6 @@ class Batch:
     def promised(self) -> int:
         """Requests placed here to decode, those that run included."""
         return len(self._promises)
-
-    @property
-    def context(self) -> int:
-        """Tokens that a step reads."""
-        return sum(job.context for job in self.running)
 
     def __contains__(self, job: Job) -> bool:
         """Whether its KV is here."""
@@ -53,7 +49,7 @@ class Batch:
         """The node lost its memory."""
         self._promises.clear()
         self.running, self.joining = [], []
-        self.promised_tokens, self.held_tokens, self.held_s = 0, 0, 0.0
+        self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
 
     def admit(self, now: float) -> None:
         """As many as there is room for begin."""
@@ -64,6 +60,7 @@ class Batch:
                 return
             self.joining.pop(0)
             self.held_tokens += tokens
+            self.context += job.context
             job.joined = now
             self.running.append(job)
 
@@ -84,6 +81,7 @@ class Batch:
             if job.decoded >= job.output_tokens:
                 done.append(job)
         self.held_s = 0.0
+        self.context += steps * len(self.running)
         for job in done:
             self._leave(job)
             self.release(job)
@@ -93,3 +91,4 @@ class Batch:
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
         self.held_tokens -= job.input_tokens + job.output_tokens
+        self.context -= job.context

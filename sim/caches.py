@@ -40,17 +40,18 @@ class Cache:
         so that of equals a prompt's end goes before its beginning."""
         if not self.capacity:
             return
+        here, policy, changed = self.blocks, self._policy, self._changed
         for position in range(len(blocks) - 1, -1, -1):
             block = blocks[position]
-            if block in self.blocks:
-                self._policy.touched(block)
+            if block in here:
+                policy.touched(block)
                 continue
-            if len(self.blocks) == self.capacity:
-                self._drop(cast(int, self._policy.victim()))
+            if len(here) == self.capacity:
+                self._drop(cast(int, policy.victim()))
                 self.evicted += 1
-            self._policy.added(block, facts[position])
-            self.blocks.add(block)
-            self._changed(block, True)
+            policy.added(block, facts[position])
+            here.add(block)
+            changed(block, True)
 
     def clear(self) -> None:
         """The node lost its memory."""
@@ -80,16 +81,18 @@ class Directory:
         if self._delay_s:
             self._news.append((now + self._delay_s, node, block, present))
         else:
-            self._apply(node, block, present)
+            self.apply(node, block, present)
 
     def depths(self, now: float, blocks: Sequence[int]) -> Vector:
         """[nodes]: leading blocks that each node holds."""
         while self._news and self._news[0][0] <= now:
-            self._apply(*self._news.popleft()[1:])
+            self.apply(*self._news.popleft()[1:])
         found = np.zeros(self._size)
         alive = (1 << self._size) - 1
         for depth, block in enumerate(blocks):
             kept = self._masks.get(block, 0) & alive
+            if kept == alive:
+                continue
             if depth:
                 _fill(found, alive ^ kept, depth)
             alive = kept
@@ -98,7 +101,8 @@ class Directory:
         _fill(found, alive, len(blocks))
         return found
 
-    def _apply(self, node: int, block: int, present: bool) -> None:
+    def apply(self, node: int, block: int, present: bool) -> None:
+        """Counts from now on."""
         mask = self._masks.get(block, 0)
         mask = mask | 1 << node if present else mask & ~(1 << node)
         if mask:

@@ -22,15 +22,21 @@ class SimLinks:
         self._kind, self._network = kind, network
         line = TransferModel(network.latency_s, network.bytes_s)
         self._exact = UniformLinks(line, line)
+        self._lines: dict[int, Lines] = {}  # of so many nodes, all alike
         self._measured = MeasuredLinks()
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
-        return self._exact.fetch(nodes) if self._kind == "exact" else self._measured.fetch(nodes)
+        return self._alike(nodes) if self._kind == "exact" else self._measured.fetch(nodes)
 
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         if self._kind == "exact":
-            return self._exact.handover(source, nodes)
+            return self._alike(nodes)
         return self._measured.handover(source, nodes)
+
+    def _alike(self, nodes: Sequence[str]) -> Lines:
+        if len(nodes) not in self._lines:
+            self._lines[len(nodes)] = self._exact.fetch(nodes)
+        return self._lines[len(nodes)]
 
     def asked(self, nodes: Sequence[str]) -> None:
         """They answer, and say what their rails give."""

@@ -21,7 +21,7 @@ class Loop:
 
     def at(self, time: float, action: Action, *arguments: Any) -> None:
         """Call action(*arguments) at `time`, or now if that has passed."""
-        heapq.heappush(self._heap, (max(time, self.now), next(self._order), action, arguments))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, next(self._order), action, arguments))
 
     def after(self, seconds: float, action: Action, *arguments: Any) -> None:
         self.at(self.now + seconds, action, *arguments)

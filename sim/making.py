@@ -68,10 +68,11 @@ class _Chunks:
 
 def cache(cluster: Cluster, node: Node) -> Cache:
     """Of the node's own memory."""
+    loop, index, known, tell = cluster.loop, node.index, cluster.placing.exact.apply, cluster.placing.told.tell
 
     def changed(block: int, here: bool) -> None:
-        cluster.placing.exact.tell(cluster.loop.now, node.index, block, here)
-        cluster.placing.told.tell(cluster.loop.now, node.index, block, here)
+        known(index, block, here)
+        tell(loop.now, index, block, here)
 
     prefills = "prefill" in node.roles or cluster.config.role_changes
     capacity = cluster.config.cache_blocks if prefills else 0

@@ -78,7 +78,7 @@ class Node:
 
     @property
     def queued_tokens(self) -> int:
-        return sum(job.num_uncomputed for job in self.queue) + sum(job.num_uncomputed for job in self.coming)
+        return sum([job.num_uncomputed for job in self.queue]) + sum([job.num_uncomputed for job in self.coming])
 
     @property
     def free_tokens(self) -> int:
@@ -184,7 +184,7 @@ class Node:
 
     def _chunk(self, now: float) -> None:
         """A step with prompts in it."""
-        queue = self._order.order(now, self.queue)
+        queue = self._order.order(now, self.queue) if len(self.queue) > 1 else self.queue
         context, running = self.batch.context, len(self.batch.running)
         for job, tokens in self._share(now, queue, context):
             self._order.served(job, tokens)

@@ -189,13 +189,15 @@ class Placing:
         view.step_soon_s[:] = 0.0
         if not self.config.decode_ahead:
             return
-        best, steps, room = math.inf, view.step_s + view.closed_decode, view.free_blocks >= demand.num_blocks
-        for place in np.argsort(steps, kind="stable").tolist():
-            if steps[place] >= best:
+        best, need = math.inf, demand.num_blocks
+        columns = zip(view.step_s.tolist(), view.closed_decode.tolist(), view.free_blocks.tolist(), strict=True)
+        able = sorted((step, place, free) for place, (step, closed, free) in enumerate(columns) if not closed)
+        for step, place, free in able:
+            if step >= best:
                 return
             soon = view.step_soon_s[place] = self._step_soon(nodes[place], seconds, demand.num_tokens)
-            if room[place]:
-                best = min(best, max(steps[place], soon))
+            if free >= need:
+                best = min(best, max(step, soon))
 
     def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, Coming]:
         """Leading blocks of the job that nodes compute already; if none do, the decision's node has claimed them."""

@@ -63,5 +63,6 @@ class Refusals:
 
     def _of(self, node: Node, batch: int, tokens: int) -> float:
         """A step of so many requests as long as those that run."""
-        contexts = [running.context for running in node.batch.running] or [tokens]
-        return node.known_slowness * self._cluster.model.decode_s(batch, round(batch * sum(contexts) / len(contexts)))
+        running = len(node.batch.running)
+        mean = node.batch.context / running if running else tokens
+        return node.known_slowness * self._cluster.model.decode_s(batch, round(batch * mean))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import starmap
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from scripts.lab.generators import GENERATORS, STANDS_FOR
+from scripts.lab.runs import Runs
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
 from sim.config import SimConfig
@@ -126,22 +129,30 @@ class Outcome:
     source: str  # where the requests came from
 
 
-def run(ablation: Ablation, requests: int | None, seeds: int, workers: int, done: Callable[[], None]) -> Outcome:
-    """Every case with seeds 0..seeds-1; `done` is called after each run. Raises ValueError for labels that repeat."""
+def run(
+    ablation: Ablation,
+    requests: int | None,
+    seeds: int,
+    workers: int,
+    done: Callable[[], None],
+    kept: Runs | None = None,
+) -> Outcome:
+    """Every case with seeds 0..seeds-1, but those that are in `kept`, where the others go; `done` is called after each
+    run. Raises ValueError for labels that repeat."""
     cases = ablation.cases(requests)
     if len({case.label for case in cases}) < len(cases):
         raise ValueError(f"{ablation.name}: labels repeat")
     work = [(case, seed) for case in cases for seed in range(seeds)]
     raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
-    if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
-            futures = [pool.submit(simulate, case, seed) for case, seed in work]
-            for (case, _), future in zip(work, futures, strict=True):
-                raw[case.label].append(future.result())
-                done()
-    else:
-        for case, seed in work:
-            raw[case.label].append(simulate(case, seed))
+    before = [None if kept is None else kept.get(ablation.name, case.label, seed) for case, seed in work]
+    missing = [pair for pair, known in zip(work, before, strict=True) if known is None]
+    with ProcessPoolExecutor(workers) if workers > 1 and missing else nullcontext() as pool:
+        made = iter(pool.map(simulate, *zip(*missing, strict=True))) if pool else starmap(simulate, missing)
+        for (case, seed), known in zip(work, before, strict=True):
+            found = next(made) if known is None else known
+            if known is None and kept is not None:
+                kept.put(ablation.name, case.label, seed, found)
+            raw[case.label].append(found)
             done()
     values = {
         label: {name: estimated([of(result) for result in results]) for name, of in ablation.metrics.items()}

@@ -11,6 +11,7 @@ from scripts import ablate, reproduce
 from scripts.lab import curve
 from scripts.lab.ablation import estimated, run
 from scripts.lab.ablations import ABLATIONS, WITH_GOALS
+from scripts.lab.runs import Runs
 from scripts.lab.tables import section
 
 
@@ -66,6 +67,19 @@ def test_a_report(tmp_path):
     assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
     assert [row["case"] for row in means["rows"]] == ["layer-wise", "at the end"]
     assert means["rows"][1]["config"]["kv_overlap"] == "none" and "kv_overlap" not in means["rows"][0]["config"]
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path):
+    ablation, file = ABLATIONS["overlap"], tmp_path / "runs.jsonl"
+    whole = run(ablation, 12, 2, 1, lambda: None, Runs(file, "abc", 12))
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) == 4
+    file.write_text("".join(lines[:3]) + lines[3][:40])  # stopped in the middle of the last one
+    kept = Runs(file, "abc", 12)
+    assert kept.get("overlap", "at the end", 0) is not None and kept.get("overlap", "at the end", 1) is None
+    again = run(ablation, 12, 2, 1, lambda: None, kept)
+    assert section(again) == section(whole) and orjson.dumps(again.raw) == orjson.dumps(whole.raw)
+    assert Runs(file, "another commit", 12).get("overlap", "layer-wise", 0) is None
 
 
 def test_hit_rates_by_size_are_held_against_another_program():

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import sys
 from scripts import ablate, capacity, check_plan, plan, simulate
-small = ["--generate", "chats", "--requests", "150", "--prefill", "3", "--decode", "2", "--pool-blocks", "2000"]
+small = ["--generate", "chats", "--requests", "150", "--prefill", "3", "--decode", "2"]
+small += ["--pool-blocks", "200", "--ssd-blocks", "2000"]
 busy = ["--placement", "mooncake,power-of-two", "--gossip-loss", "0.1", "--crash-every-s", "20", "--seed", "7"]
 assert simulate.main([*small, *busy, "--json", "simulate.json", "--jobs", "jobs.jsonl"]) == 0
 for kind in simulate.GENERATORS:

@@ -1,0 +1,35 @@
+"""Figures of runs that have been made, in a file: what was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, Any]
+
+
+class Runs:
+    """One JSON line per run. Only those of the same commit and number of requests count; numbers come back exactly."""
+
+    def __init__(self, path: Path, commit: str, requests: int | None) -> None:
+        """Raises OSError."""
+        self._path, self._about = path, {"commit": commit, "requests": requests}
+        self._known: dict[tuple[str, str, int], Figures] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # it was stopped in the middle of this line
+            if all(row[name] == value for name, value in self._about.items()):
+                self._known[row["ablation"], row["case"], row["seed"]] = row["figures"]
+
+    def get(self, ablation: str, case: str, seed: int) -> Figures | None:
+        """None if it has not been made."""
+        return self._known.get((ablation, case, seed))
+
+    def put(self, ablation: str, case: str, seed: int, figures: Figures) -> None:
+        """Kept at once."""
+        row = {**self._about, "ablation": ablation, "case": case, "seed": seed, "figures": figures}
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
