@@ -149,7 +149,7 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         BLOCK_SIZE=block_size,
         HEAD_STRIDE=head_stride(kv),
         CODES=CODES.get(kv.dtype, 0),
-        num_warps=4,
+        num_warps=2,
     )
 
 

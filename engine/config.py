@@ -122,6 +122,12 @@ class Config(CacheConfig):
         least=0,
         most=10_000,
     )
+    tcp_congestion: str = flag(
+        "auto",
+        "transfer",
+        "congestion control of the TCP connections on which KV moves; auto = reno within a host, the kernel's default "
+        "between hosts",
+    )
     kv_transfer: str = flag(
         "push",
         "transfer",

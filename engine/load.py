@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from cache.block import BlockKey
 from engine.batcher import Batcher
@@ -31,6 +32,21 @@ def first_role(config: Config) -> frozenset[str]:
     return can if can < BOTH or config.first_role == "both" else frozenset({config.first_role})
 
 
+@dataclass(slots=True)
+class Counted:
+    """The requests of a node, as its load sees them."""
+
+    waiting: Counter[str] = field(default_factory=Counter)  # for blocks, a seat, a prefix or KV, by class
+    made: list[int] = field(default_factory=list)  # output tokens of each that runs and decodes here
+    arriving: int = 0  # do not run yet, and will decode here
+    begun: int = 0  # hold blocks
+    queued: list[Request] = field(default_factory=list)  # with prefill to do here
+
+
+def _by_class(counted: Counted) -> dict[str, int]:
+    return {name: counted.waiting[name] for name in CLASSES}
+
+
 class EngineLoad:
     """Reads the batcher's books."""
 
@@ -45,23 +61,29 @@ class EngineLoad:
 
     def record(self) -> NodeRecord:
         """For gossip."""
-        usage, requests = self._batcher.pool.usage(), self._batcher.requests.values()
+        return self._record(self._count())
+
+    def word(self) -> LoadWord:
+        """The part of it that peers read one-sided."""
+        counted = self._count()
+        record = self._record(counted)
+        return LoadWord.of(record, _by_class(counted), record.flags)
+
+    def _record(self, counted: Counted) -> NodeRecord:
+        usage, soon, running = self._batcher.pool.usage(), self._soon(counted, SOON_S), len(self._batcher.running)
         a0, a1, a2 = self._costs.prefill.coefficients
-        waiting = self.waiting_by_class()
-        soon, queued = self.running_soon(SOON_S), self._queued()
-        running = len(self._batcher.running)
         record = NodeRecord(
             running=running,
             running_soon=soon,
-            waiting=sum(waiting.values()),
-            waiting_interactive=waiting["interactive"],
-            waiting_batch=waiting["batch"],
+            waiting=counted.waiting.total(),
+            waiting_interactive=counted.waiting["interactive"],
+            waiting_batch=counted.waiting["batch"],
             max_running=self._config.max_num_seqs,
-            queued_tokens=sum(r.num_tokens - r.num_computed for r in queued),
+            queued_tokens=sum(r.num_tokens - r.num_computed for r in counted.queued),
             blocks_used=usage["held"],
-            blocks_soon=usage["held"] * soon // max(1, sum(r.state is not RequestState.WAITING for r in requests)),
+            blocks_soon=usage["held"] * soon // max(1, counted.begun),
             blocks_total=usage["total"],
-            work_s=self._work_s(queued),
+            work_s=self._work_s(counted.queued),
             prefill_a0=a0,
             prefill_a1=a1,
             prefill_a2=a2,
@@ -73,38 +95,40 @@ class EngineLoad:
         )
         return self.beside(record)
 
-    def word(self) -> LoadWord:
-        """The part of it that peers read one-sided."""
-        record = self.record()
-        return LoadWord.of(record, self.waiting_by_class(), record.flags)
-
     def waiting_by_class(self) -> dict[str, int]:
         """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
-        requests = self._batcher.requests.values()
-        waits = Counter(r.service_class for r in requests if r.state is not RequestState.RUNNING)
-        return {name: waits[name] for name in CLASSES}
+        return _by_class(self._count())
 
     def running_soon(self, horizon_s: float) -> int:
         """Requests that will decode here `horizon_s` from now."""
-        requests = self._batcher.requests.values()
-        made = [r.num_output_tokens for r in requests if r.state is RequestState.RUNNING and not r.handover]
-        arriving = sum(r.state is not RequestState.RUNNING and not r.handover for r in requests)
-        step_s = self.step_s(max(1, len(made)))
-        return running_soon(made, arriving, self.lengths.mean, step_s, horizon_s, self._config.max_num_seqs)
+        return self._soon(self._count(), horizon_s)
+
+    def _soon(self, counted: Counted, horizon_s: float) -> int:
+        step_s = self.step_s(max(1, len(counted.made)))
+        most = self._config.max_num_seqs
+        return running_soon(counted.made, counted.arriving, self.lengths.mean, step_s, horizon_s, most)
 
     def step_s(self, batch: int) -> float:
         """A decode step of `batch` requests as long as those that run now."""
-        contexts = [r.num_tokens for r in self._batcher.running]
+        contexts = [len(r.token_ids) for r in self._batcher.running]
         mean = sum(contexts) / len(contexts) if contexts else 0.0
         return self._costs.decode.estimate(batch, round(batch * mean))
 
-    def _queued(self) -> list[Request]:
-        """Requests with prefill to do; those whose KV another node computes are not among them."""
-        return [
-            r
-            for r in self._batcher.requests.values()
-            if r.state is not RequestState.REMOTE and r.num_tokens - r.num_computed > 1
-        ]
+    def _count(self) -> Counted:
+        """All requests in one pass: it is done some forty times a second, however many there are."""
+        counted = Counted()
+        for request in self._batcher.requests.values():
+            state = request.state
+            if state is RequestState.RUNNING:
+                if not request.handover:
+                    counted.made.append(request.num_output_tokens)
+            else:
+                counted.waiting[request.service_class] += 1
+                counted.arriving += not request.handover
+            counted.begun += state is not RequestState.WAITING
+            if state is not RequestState.REMOTE and len(request.token_ids) - request.num_computed > 1:
+                counted.queued.append(request)
+        return counted
 
     def _work_s(self, queued: list[Request]) -> float:
         fixed = self._config.batching_policy == "mixed"
@@ -116,7 +140,7 @@ class EngineLoad:
 
     def prefill_s(self, request: Request) -> float:
         """What a prompt that is not in the queue yet would add to its work."""
-        known = self._shared([*self._queued(), request])[-1]
+        known = self._shared([*self._count().queued, request])[-1]
         held = len(self._batcher.blocks.match(request)) * self._config.block_size
         return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.config import Config
 from engine.flags import UsageError
+from net import congestion
 from net.cluster_key import ClusterKey, KeyFileError
 from net.rdma import places
 from net.transfer import transports
@@ -26,9 +27,11 @@ def sealed_only(config: Config) -> bool:
 
 
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
-    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file."""
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file or
+    --tcp-congestion."""
     try:
         overrides = places.overrides(config.topology_file)
+        congestion.check(config.tcp_congestion)
     except ValueError as error:
         raise UsageError(str(error)) from None
     gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
@@ -38,7 +41,11 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
         "overrides": overrides,
         "sealed_only": sealed_only(config),
     }
-    tcp = {"connections": config.tcp_connections, "busy_poll_us": config.tcp_busy_poll_us}
+    tcp = {
+        "connections": config.tcp_connections,
+        "busy_poll_us": config.tcp_busy_poll_us,
+        "congestion": config.tcp_congestion,
+    }
     return {"rdma": rdma, "tcp": tcp}
 
 

@@ -104,6 +104,11 @@ class Links:
         self.introduce(connection.peer_id, address)
         return connection.peer_id
 
+    @property
+    def alone(self) -> bool:
+        """No other node is known."""
+        return not self._peers
+
     def control_now(self, peer_id: str) -> Connection | None:
         """The control connection if there is one."""
         peer = self._peers.get(peer_id)

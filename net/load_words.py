@@ -107,13 +107,15 @@ class LoadWords:
         self._page.memory[:WORD_BYTES] = stamped.pack()
 
     def start(self, source: Callable[[], LoadWord], period_s: float = PERIOD_S) -> None:
-        """Publish `source()` every `period_s`, and before each answer to a probe that comes as a call."""
+        """Publish `source()` every `period_s` while others are known, and before each answer to a probe that comes as a
+        call."""
         self._source = source
         self._publisher = asyncio.get_running_loop().create_task(self._publish(period_s))
 
     async def _publish(self, period_s: float) -> None:
         while True:
-            self._refresh()
+            if not self._channel.links.alone:
+                self._refresh()
             await asyncio.sleep(period_s)
 
     def _refresh(self) -> None:

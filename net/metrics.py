@@ -291,7 +291,7 @@ class Metrics:
         self._add(Counter, "mooncake:store_hit_blocks", "Blocks fetched from the pool, by tier of their home", "tier")
         self._add(Counter, "mooncake:store_missed_blocks", "Blocks asked of the pool and not found")
         self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
-        text = "Time a callback waits for the event loop, sampled 50 times a second"
+        text = "Time a callback waits for the event loop, sampled 20 times a second"
         self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
         text = "Of such waits over 2 ms: a handler computed, no core was free, another thread held the interpreter"
         self._add(Counter, "mooncake:event_loop_long_stall_seconds", text, "cause")

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
+from net import congestion
 from net.errors import PeerLost
 from net.polling import NEXT, REST, Polling
 from net.sealed_stream import SealedStream
@@ -66,6 +67,18 @@ class Stream(asyncio.BufferedProtocol):
     def remote_host(self) -> str:
         assert self._transport is not None
         return str(self._transport.get_extra_info("peername")[0])
+
+    @property
+    def within_host(self) -> bool:
+        """Whether both ends have the same address."""
+        assert self._transport is not None
+        ours, theirs = (self._transport.get_extra_info(end) for end in ("sockname", "peername"))
+        return bool(ours[0] == theirs[0])
+
+    def use_congestion(self, name: str) -> None:
+        """The congestion control of what is sent from now on (net/congestion.py). Raises OSError."""
+        assert self._transport is not None
+        congestion.use(self._transport.get_extra_info("socket"), name)
 
     def unsent(self) -> int:
         """Bytes that are still to be handed to the socket."""
@@ -167,7 +180,8 @@ class Stream(asyncio.BufferedProtocol):
         except Exception:
             log.exception("%r: a frame could not be handled", self)
             self._break("internal error")
-        self.await_bytes()
+        if self.polling is not None:
+            self.await_bytes()
 
     def await_bytes(self) -> None:
         """From now on it matters how soon the next bytes are seen, if any are expected."""

@@ -21,6 +21,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from net.congestion import check, chosen
 from net.connection import Connection, Receiver
 from net.errors import PeerLost
 from net.landed import Landed
@@ -44,15 +45,23 @@ class Tcp:
     name = "tcp"
 
     def __init__(
-        self, links: Links, regions: Mapping[str, Region], connections: int = 2, busy_poll_us: int = BUSY_POLL_US
+        self,
+        links: Links,
+        regions: Mapping[str, Region],
+        connections: int = 2,
+        busy_poll_us: int = BUSY_POLL_US,
+        congestion: str = "auto",
     ) -> None:
-        """busy_poll_us: how long the event loop may stay awake for bytes that are due; 0 = never (net/polling.py)."""
+        """busy_poll_us: how long the event loop may stay awake for bytes that are due; 0 = never (net/polling.py).
+        congestion: what net.congestion.chosen is asked for. Raises ValueError."""
         if connections < 1:
             raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
         self._links = links
         self._regions = regions
         self._connections = connections
         self._busy_poll_us = busy_poll_us
+        self._congestion = congestion
+        check(congestion)
         self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
         self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
         self._served: set[Served] = set()
@@ -62,6 +71,8 @@ class Tcp:
             links.accept(purpose, self._accept, vital=False)
 
     def _accept(self, connection: Connection) -> Receiver:
+        if (name := chosen(self._congestion, connection.within_host)) is not None:
+            connection.use_congestion(name)
         if self._busy_poll_us:
             connection.polling = Polling(self._busy_poll_us / 1e6)
         if connection.dialed:

@@ -102,15 +102,17 @@ class TcpRail:
         await asyncio.shield(answer)
 
     def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
+        header: Header = {"op": op, "id": transfer_id, "region": region}
         if len(theirs) <= FEW_RUNS:
-            self._send({"op": op, "id": transfer_id, "region": region, "runs": theirs})
+            header["runs"] = theirs
+            self.connection.send(header)
         else:
-            self._send({"op": op, "id": transfer_id, "region": region}, [pack(theirs)])
+            self.connection.send(header, [pack(theirs)])
 
-    def _send(self, header: Header, payload: Sequence[bytes] = ()) -> None:
+    def _send(self, header: Header) -> None:
         if self.ended or not self.connection.is_open:
             raise RailBroken("its connection is closed")
-        self.connection.send(header, payload)
+        self.connection.send(header)
 
     async def _stop(self, transfer_id: int, transfer: _Transfer, unsettled: set[int]) -> None:
         """Return when the peer has confirmed that nothing of this WRITE lands any more, or the rail has broken."""
@@ -132,7 +134,7 @@ class TcpRail:
             unsettled.add(self.rail_id)
 
     def _begin(self, op: Op, ours: Cursor) -> tuple[int, _Transfer]:
-        if self.ended:
+        if self.ended or not self.connection.is_open:
             raise RailBroken("its connection is closed")
         transfer_id = next(self._ids)
         transfer = _Transfer(op, ours, asyncio.get_running_loop().create_future())
@@ -140,7 +142,7 @@ class TcpRail:
         return transfer_id, transfer
 
     def _finish(self, transfer_id: int) -> None:
-        del self._transfers[transfer_id]
+        self._transfers.pop(transfer_id, None)
         if not self._transfers and self.connection.polling is not None:
             self.connection.polling.stop()
 
@@ -175,11 +177,9 @@ class TcpRail:
         done = transfer.done
         if done.done():
             pass
-        elif op == "data":
-            if not transfer.ours.left:
-                done.set_result(None)
-        elif op == "done":
+        elif op == "done" or (op == "data" and not transfer.ours.left):
             done.set_result(None)
+            del self._transfers[number]  # nothing more is expected of it
         elif op == "fail":
             done.set_exception(TransferError(frame.header["reason"]))
             done.exception()  # the one who waited may be leaving for another reason

@@ -10,7 +10,7 @@ their destination. Small pieces go through a staging buffer instead: one read th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -161,23 +161,36 @@ class Decoder:
         self._missing -= nbytes
         return True
 
-    def received(self, nbytes: int) -> Iterator[Frame]:
+    def received(self, nbytes: int) -> Iterable[Frame]:
         """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume it whole."""
         rest = self._rest
         if rest is None:
             self._end += nbytes
         else:
             self._advance(rest, nbytes)
-        while (frame := self.incoming or self._parse()) is not None:
-            if self._missing:
-                if self._start < self._end:
-                    self._unstage(frame)
-                if self._missing:
-                    return
-            self.incoming = None
+        frame = self._next()
+        if frame is None:
+            return ()
+        return (frame,) if self._start == self._end else self._several(frame)
+
+    def _several(self, frame: Frame | None) -> Iterator[Frame]:
+        """The next one is looked for when the one before has been handled: that may decide where its payload goes."""
+        while frame is not None:
             yield frame
-            if self._start == self._end:
-                return
+            frame = self._next()
+
+    def _next(self) -> Frame | None:
+        """The next frame that has arrived whole."""
+        frame = self.incoming or self._parse()
+        if frame is None:
+            return None
+        if self._missing:
+            if self._start < self._end:
+                self._unstage(frame)
+            if self._missing:
+                return None
+        self.incoming = None
+        return frame
 
     def discard(self) -> None:
         """Throw the rest of the arriving payload away; its destination is not written any more."""
@@ -201,7 +214,12 @@ class Decoder:
         if have < needed:
             self._reserve(needed)
             return None
-        header = _header(self._staging[start + PREFIX.size : start + needed])
+        try:
+            header = orjson.loads(self._staging[start + PREFIX.size : start + needed])
+        except orjson.JSONDecodeError as error:
+            raise FrameError(f"a frame header is not JSON: {error}") from None
+        if not isinstance(header, dict):
+            raise FrameError("a frame header is not a JSON object")
         self._start = start + needed
         payload: Sequence[memoryview] = ()
         if missing:
@@ -262,13 +280,3 @@ def _foreign(magic: bytes, version: int) -> FrameError:
     if magic != MAGIC:
         return FrameError(f"not a mooncake stream: it starts with {magic!r}")
     return FrameError(f"the peer speaks wire version {version}, this node {VERSION}: run one release everywhere")
-
-
-def _header(text: memoryview) -> Header:
-    try:
-        header = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise FrameError(f"a frame header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise FrameError("a frame header is not a JSON object")
-    return header

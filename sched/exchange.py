@@ -43,6 +43,9 @@ OWN, OTHERS = 0.6, 0.3
 """By how many intervals the next exchange moves away with each one that this node, or another, has begun. Their sum
 sets the rate; OTHERS alone would even out completely, but let nodes that are asked by chance stop asking."""
 
+ALONE_S = 0.25
+"""Between two looks of a node that has nobody to tell."""
+
 MOST = 2.0
 """Intervals after which a node asks again, however often it was asked."""
 
@@ -67,6 +70,7 @@ class Exchange:
         self._interval_s = self._preset.state_s(len(peers) + 1) / partners
         self.next_at = max(self.next_at, now - self._interval_s / 2) + OWN * self._interval_s
         if not peers:
+            self.next_at = now + ALONE_S
             return []
         address = self._rng.choice(peers).address
         return [SendPacket(address, packet) for packet in self._summaries()]

@@ -115,6 +115,10 @@ WALL_CLOCK = (
     "net.load_words",
 )
 
+# What is unpickled can run any code: bytes of peers, clients and disks never are.
+PICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
+MAY_PICKLE = ("engine.model.rank_processes", "engine.model.rank_worker")
+
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
@@ -241,6 +245,12 @@ def test_torch_stays_in_its_rooms(name):
         if top(module) in TORCH and not (lazy and late)
     ]
     assert not wrong, wrong
+
+
+def test_nothing_unpickles_what_others_wrote():
+    """The pipes of multiprocessing pickle; only a node and the ranks it has started itself talk over one."""
+    found = {name for name in MODULES for module, _, _ in imports_of(name) if top(module) in PICKLES}
+    assert found <= set(MAY_PICKLE)
 
 
 def test_only_these_read_the_wall_clock():

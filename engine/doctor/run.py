@@ -38,6 +38,7 @@ def checks(config: Config) -> dict[str, Check]:
         "huge pages": memory.huge_pages,
         "LMDB": partial(storage.lmdb_path, ssd_path=config.ssd_path, ssd_bytes=config.ssd_bytes),
         "TCP buffers": tcp.buffers,
+        "congestion control": tcp.congestion,
         "network": tcp.interfaces,
         "libibverbs": rdma.library,
         "RDMA devices": rdma.devices,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.doctor.finding import OK, WARN, Finding, System, size
+from net.congestion import WITHIN_HOST
 
 BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and 1 ms of round trip 3 MB are under way
 JUMBO = 9000  # bytes of a packet
@@ -24,6 +25,12 @@ def buffers(system: System) -> list[Finding]:
         remedy = "; ".join(f'sysctl -w net.ipv4.{name}="4096 131072 {4 * BUFFER_MIN}"' for name in small)
         return [Finding("TCP buffers", WARN, f"at most {found}", f"{remedy}; or a higher --tcp-connections")]
     return [Finding("TCP buffers", OK, f"at most {found}")]
+
+
+def congestion(system: System) -> list[Finding]:
+    """What --tcp-congestion auto takes."""
+    default = system.read("proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
+    return [Finding("congestion control", OK, f"{default} between hosts, {WITHIN_HOST} within one")]
 
 
 def interfaces(system: System) -> list[Finding]:

@@ -91,7 +91,8 @@ class Attempts:
         body, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target = None
-        promise = placed.promise(MAX_REDIRECTS - flight.redirects)
+        back = placement.prefill in flight.avoid  # all others are much later: it stays there
+        promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:
                 reserve = body | {"prefill_node": placement.prefill}

@@ -7,13 +7,13 @@ section 4, step 5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from net.http.frontend import Overloaded, Unavailable
 from net.load_words import UNREACHABLE, Claim, LoadWords
 from sched.load_word import CLAIM_UNIT_S
+from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
-from sched.placements.view import View
 
 MOST_RUNNERS_UP = 2
 CAME_BETWEEN = 0.2
@@ -21,8 +21,6 @@ CAME_BETWEEN = 0.2
 
 LEAST_S = 0.005
 """Less work than this is not announced: asking takes as long."""
-
-Decide = Callable[[], Placement | Rejected]
 
 
 class Claims:
@@ -32,10 +30,10 @@ class Claims:
         self._words = words
 
     async def secure(
-        self, decision: Placement, decide: Decide, view: View, now: float, claimed: Mapping[str, int]
+        self, decision: Placement, choice: Choice, claimed: Mapping[str, int]
     ) -> tuple[Placement, Claim | None, int]:
         """(the decision that stands, its claim, how often the choice was given up). `claimed`: each node's counter when
-        it was asked; `view` is what `decide` decides on."""
+        it was asked; `choice` is what led to the decision."""
         given_up = 0
         while True:
             work_s = decision.estimates["prefill_s"]
@@ -48,8 +46,8 @@ class Claims:
             between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S
             if given_up == MOST_RUNNERS_UP or between_s <= CAME_BETWEEN * decision.estimates["ttft_s"]:
                 return decision, claim, given_up
-            view.charge(now, decision.prefill, between_s)
-            again = decide()
+            choice.announced(decision.prefill, between_s)
+            again = choice.decide()
             if isinstance(again, Rejected) or again.prefill == decision.prefill:
                 return decision, claim, given_up
             await self._words.release(claim)

@@ -79,9 +79,9 @@ class Placer:
         return self._geometry.block_size
 
     async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
-        """`avoid`: nodes that have sent this prompt away; `new`: its client has been promised nothing. Raises
-        Overloaded when every node is full or a new request would miss its objectives, Unavailable when a role is
-        missing or the prompt fits nowhere."""
+        """`avoid`: nodes that have sent this prompt away (see Choice); `new`: its client has been promised nothing.
+        Raises Overloaded when every node is full or a new request would miss its objectives, Unavailable when a role
+        is missing or the prompt fits nowhere."""
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
@@ -95,11 +95,9 @@ class Placer:
         pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
-        for node in avoid:
-            view.close(node)
         if asked or not known.members:
             matched = _told(view, answers, told)
-        choice = Choice(self._policy, now, self._demand(request, pool_tokens), view, matched)
+        choice = Choice(self._policy, now, self._demand(request, pool_tokens), view, matched, avoid)
         decision = accepted(choice.decide())
         if new:
             self._admit(decision, request.service_class, view)
@@ -109,7 +107,7 @@ class Placer:
             decision = await self._joined(first, choice, question, known, answers)
             alone = decision is first
         claimed = {node: answer.claimed for node, answer in answers.items()}
-        decision, claim, given_up = await self._claims.secure(decision, choice.decide, choice.view, now, claimed)
+        decision, claim, given_up = await self._claims.secure(decision, choice, claimed)
         if alone and decision.prefill != first.prefill:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun

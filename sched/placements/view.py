@@ -259,11 +259,13 @@ class View:
         if self.waiting[i] >= self.max_waiting:
             self.open_at[i] = self.closed_decode[i] = np.inf
 
-    def wait(self, i: int, until: float) -> None:
-        """Node `i` is busy until then, if not longer."""
-        added = max(0.0, until - float(self.work_until[i]))
+    def wait(self, i: int, now: float, seconds: float) -> float:
+        """Node `i` is busy for so long, if not longer; returns how much longer than was known."""
+        known = float(self.work_until[i])
+        added = max(0.0, now + seconds - known)
         self.work_until[i] += added
         self.open_at[i] += added
+        return min(seconds, added)
 
     def close(self, node_id: str) -> None:
         """Send no prompt to this node, unless it is the last that takes any."""

@@ -1,6 +1,7 @@
 """The limits: one thread of libc memcpy, and blocking sockets (sendall, recv_into), in plain Python.
 
 "stream" is what iperf measures: the sockets again, but both sides use one hot buffer of 128 KiB instead of cold arenas.
+Both have the congestion control that our connections within a host have (net/congestion.py): they are a limit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transferbench.agent import Arena, Call, timed
 
 HEAD = struct.Struct("<BIQ")  # 0 read, 1 write; blocks; bytes of a block. Then a u64 offset per block
 ACK = b"\1"
+CONGESTION = b"reno"
 HOT = 128 << 10  # bytes
 
 Views = Callable[[Arena, int, int], list[memoryview]]
@@ -87,7 +89,7 @@ class SocketOwner:
 
     def _serve(self, listener: socket.socket, remote: Arena) -> None:
         sock, _ = listener.accept()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(sock)
         head = memoryview(bytearray(HEAD.size))
         while sock.recv_into(head, HEAD.size, socket.MSG_WAITALL) == HEAD.size:
             write, count, size = HEAD.unpack(head)
@@ -112,7 +114,7 @@ class SocketClient:
     def connect(self, info: dict[str, Any], local: Arena) -> None:
         self._local = local
         self._sock = socket.create_connection(("127.0.0.1", info["port"]))
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(self._sock)
 
     def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
         return [
@@ -140,6 +142,11 @@ class SocketClient:
             self._sock.sendall(view)
         if self._sock.recv(1) != ACK:
             raise ConnectionError("the owner has gone")
+
+
+def tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
 
 
 def receive(sock: socket.socket, view: memoryview) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import cache.ssd.claim
 from cache.arena import checksum
-from cache.ssd import SsdError, SsdTier, backends
+from cache.ssd import SsdError, SsdTier, backends, lmdb_medium
 
 SLOT = 5000
 MAP = 1 << 20
@@ -402,6 +402,20 @@ def test_within_the_window_everything_written_is_synced_by_itself(make, monkeypa
         while max(synced.at, default=0) <= i:  # one that had begun before does not count
             assert synced.once.wait(20)
             synced.once.clear()
+
+
+def test_lmdb_lets_the_disk_begin_before_the_sync(tmp_path, monkeypatch):
+    monkeypatch.setattr(lmdb_medium, "AHEAD_BYTES", 2 * SLOT)
+    tier = SsdTier(tmp_path / "ssd", SLOT, MAP, ROOT, sync_ms=10**6)
+    file = tier._medium._values.file
+    began = []
+    begin = file.begin_writing
+    monkeypatch.setattr(file, "begin_writing", lambda: (begin(), began.append(tier.stats()["writes"])))
+    for i in range(6):
+        assert put(tier, i)
+    assert began == [1, 3, 5], "with every second block"
+    assert all(read(tier, i) == block_of(i) for i in range(6))
+    tier.close()
 
 
 class BrokenDisk:

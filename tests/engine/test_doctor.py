@@ -149,6 +149,9 @@ def test_what_limits_tcp(machine):
     (one,) = tcp.buffers(machine(small))
     assert one.status == WARN and "net.ipv4.tcp_wmem" in one.remedy and "tcp_rmem" not in one.remedy
     assert "receive 6 MiB" in one.found and "send 64 KiB" in one.found
+    assert (
+        "dctcp between hosts" in tcp.congestion(machine({"proc/sys/net/ipv4/tcp_congestion_control": "dctcp"}))[0].found
+    )
     assert "no interface" in tcp.interfaces(machine())[0].found
     net = "sys/class/net"
     lo = {f"{net}/lo/operstate": "up", f"{net}/lo/mtu": "65536", f"{net}/down/operstate": "down"}

@@ -20,7 +20,9 @@ from engine.serving.placing import Placer
 from net.channel import RemoteError
 from net.http.frontend import Overloaded, Unavailable
 from net.load_words import Claim
+from sched.intents import Coming
 from sched.member import Member
+from sched.placements.burst import Choice
 from sched.placements.choice import Rejected
 from sched.placements.demand import Demand
 from sched.placements.measured_links import MeasuredLinks
@@ -61,15 +63,16 @@ class Words:
         self.arrivals.append(amount)
 
 
-async def secured(words: Words, *nodes: Candidate):
-    policy = placement_policy(Config(), random.Random(0))
+def choice_of(*nodes: Candidate, avoid: tuple[str, ...] = ()) -> Choice:
     view = View(5.0, nodes, MeasuredLinks(), 256)
+    return Choice(placement_policy(Config(), random.Random(0)), 5.0, DEMAND, view, view.none, avoid)
 
-    def decide():
-        return policy.place(5.0, DEMAND, view, view.none)
 
+async def secured(words: Words, *nodes: Candidate, coming: dict[str, Coming] | None = None):
+    choice = choice_of(*nodes)
+    choice.expect(coming or {}, DEMAND.block_size)
     claimed = {one.node_id: 0 for one in nodes}
-    return await Claims(words).secure(accepted(decide()), decide, view, 5.0, claimed)
+    return await Claims(words).secure(accepted(choice.decide()), choice, claimed)
 
 
 async def test_a_claim_nobody_disputes_stands():
@@ -94,6 +97,26 @@ async def test_runners_up_are_given_up_twice_at_most():
     words = Words({"a": 10_000_000, "b": 10_000_000, "c": 10_000_000, "d": 10_000_000})
     decision, claim, given_up = await secured(words, *(node(name, 0.1 * i) for i, name in enumerate("abcd")))
     assert given_up == 2 and decision.prefill == "c" and claim is not None
+
+
+async def test_the_claim_of_what_is_waited_for_counts_once():
+    """a computes the prompt's prefix, 1 s of work that it had not told of yet; the claim of just that comes in."""
+    coming = {"a": Coming(60, 1.0)}
+    decision, _, given_up = await secured(Words({"a": 1_000_000}), node("a"), node("b"), coming=coming)
+    assert (decision.prefill, given_up) == ("a", 0)
+    assert decision.estimates["ttft_s"] == pytest.approx(1.04)
+    decision, _, given_up = await secured(Words({"a": 1_900_000}), node("a"), node("b"), coming=coming)
+    assert (decision.prefill, given_up) == ("b", 1), "others came, too"
+    busy = node("a", 0.4)
+    decision, _, _ = await secured(Words({"a": 600_000}), busy, node("b"), coming=coming)
+    assert (decision.prefill, decision.estimates["wait_s"]) == ("a", pytest.approx(1.0)), "0.4 s of it were known"
+
+
+def test_a_node_that_sent_a_prompt_away_gets_it_again_only_if_all_others_are_much_later():
+    assert accepted(choice_of(node("a"), node("b", 0.4), avoid=("a",)).decide()).prefill == "b"
+    assert accepted(choice_of(node("a"), node("b", 9.0), avoid=("a",)).decide()).prefill == "a"
+    assert accepted(choice_of(node("a"), node("b", 0.4), avoid=("gone",)).decide()).prefill == "a"
+    assert accepted(choice_of(node("a"), avoid=("a",)).decide()).prefill == "a"
 
 
 def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role():

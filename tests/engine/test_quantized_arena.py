@@ -13,8 +13,8 @@ from tests.engine.tiny_llama import BLOCK_SIZE, logits_of, our_config, our_weigh
 
 TOKENS = [7 * i % 211 for i in range(70)]
 BLOCKS = [3, 0, 4, 1, 5]
-FAR = {"int8": 0.02, "fp8": 0.1}
-"""Root mean square of what logits move by, in units of their own."""
+FAR = {"int8": 12, "fp8": 50}
+"""How much further off logits may be than over an arena of bfloat16: roundings are 5 and 23 times as large."""
 
 
 def quantized(theirs, backend: str, kv_dtype: str) -> Runner:
@@ -39,13 +39,15 @@ def in_pieces(ours: Runner, *ends: int) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_logits_are_near_those_of_floats(backend, kv_dtype):
     theirs = tiny()
-    exact = in_pieces(runner(theirs, "reference"), len(TOKENS))
+    wide, half = runner(theirs, "reference"), runner(theirs, "reference")
+    half.kv_pool = half.kv_pool.to(torch.bfloat16)
+    exact = in_pieces(wide, len(TOKENS))
+    unit = (in_pieces(half, len(TOKENS)) - exact).square().mean().sqrt()
     once = in_pieces(quantized(theirs, backend, kv_dtype), len(TOKENS))
     filled = in_pieces(quantized(theirs, backend, kv_dtype), 5, *range(6, 20), 50, *range(51, len(TOKENS) + 1))
-    for found in (once, filled):
-        error = (found - exact).square().mean().sqrt() / exact.square().mean().sqrt()
-        assert 0 < error < FAR[kv_dtype]
-    torch.testing.assert_close(filled, once, atol=2 * FAR[kv_dtype], rtol=0)
+    for found in (once - exact, filled - exact, filled - once):
+        assert found.square().mean().sqrt() < FAR[kv_dtype] * unit
+    assert not torch.equal(once, exact)
 
 
 def test_the_bytes_are_those_of_the_geometry():

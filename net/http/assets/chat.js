@@ -8,10 +8,14 @@ const at = (id) => document.getElementById(id);
 /** show(request id): called by the link below an answer. */
 export function startChat(show) {
   let history = [], running = null;
+  const follow = (always) => { // the text as it grows, unless the reader has gone back
+    const box = at("messages");
+    if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 80) box.scrollTop = box.scrollHeight;
+  };
   const say = (role, text) => {
     const said = element("div", { class: `message ${role}` }, element("span", {}, text));
     at("messages").append(said);
-    said.scrollIntoView({ block: "nearest" });
+    follow(true);
     return said;
   };
   const busy = (on) => { at("stop").hidden = !on; at("chat").querySelector("[type=submit]").disabled = on; };
@@ -24,7 +28,7 @@ export function startChat(show) {
     busy(true);
     const begun = performance.now();
     try {
-      const { id, usage, first } = await stream(history, running.signal, (piece) => { shown.firstChild.textContent += piece; });
+      const { id, usage, first } = await stream(history, running.signal, (piece) => { shown.firstChild.textContent += piece; follow(); });
       history.push({ role: "assistant", content: shown.firstChild.textContent });
       const facts = `${usage.prompt_tokens} prompt tokens (${usage.prompt_tokens_details.cached_tokens} found), ${usage.completion_tokens} output tokens, first after ${ms(first - begun)}, `;
       shown.append(element("span", { class: "soft" }, facts, element("button", { type: "button", onclick: () => show(id) }, "where its blocks came from")));
@@ -36,6 +40,7 @@ export function startChat(show) {
     }
     running = null;
     busy(false);
+    follow(true);
   }
 
   at("chat").addEventListener("submit", (event) => {

@@ -28,8 +28,8 @@ export const ms = (value) => value === null || value === undefined ? "–" : val
 export const bytes = (value) => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
-  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+  while (value >= 999.5 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  return `${value >= 99.95 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
 };
 export const percent = (part, whole) => whole ? `${Math.round(100 * part / whole)} %` : "–";
 

@@ -26,7 +26,7 @@ function show(live) {
   const speaking = live.nodes.filter((node) => !node.error);
   const sum = (value) => speaking.reduce((total, node) => total + (value(node) ?? 0), 0);
   at("summary").className = "";
-  at("summary").textContent = `${live.nodes.length} nodes, ${sum((n) => n.load?.running)} requests running, ` +
+  at("summary").textContent = `${live.nodes.length} ${live.nodes.length === 1 ? "node" : "nodes"}, ${sum((n) => n.load?.running)} requests running, ` +
     `${sum((n) => n.load?.waiting)} waiting; seen from ${live.node_id}`;
   const requests = speaking.flatMap((node) => node.recent.requests.map((row) => ({ ...row, acceptor: node.node_id })));
   requests.sort((a, b) => b.ended - a.ended);
@@ -37,11 +37,12 @@ function show(live) {
 }
 
 function figures(requests, nodes) {
-  const tile = (name, value) => element("div", { class: "tile" }, name, element("b", {}, value));
-  const tiles = [["TTFT", "ttft_ms"], ["TBT", "tpot_ms"]].flatMap(([name, field]) => {
+  const tile = (name, value, title) => element("div", { class: "tile", title }, name, element("b", {}, value));
+  const measures = [["TTFT", "ttft_ms", "time to first token"], ["TBT", "tpot_ms", "mean time between tokens"]];
+  const tiles = measures.flatMap(([name, field, meaning]) => {
     const values = requests.map((row) => row[field]).filter((value) => value !== null).sort((a, b) => a - b);
     const rank = (share) => values.length ? values[Math.min(values.length - 1, Math.floor(values.length * share / 100))] : null;
-    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share))));
+    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share)), `${meaning}: ${share} % of the last requests took no longer`));
   });
   at("figures").replaceChildren(...tiles);
   const tokens = Object.keys(SOURCES).map((source) => [source, nodes.reduce((sum, n) => sum + n.recent.tokens_from[source], 0)]);
@@ -54,7 +55,7 @@ export function sourcesBar(tokens) {
   if (!all) return element("p", { class: "soft" }, "No request has ended yet.");
   const parts = tokens.map(([source, count]) => element("i", { class: source, "width%": 100 * count / all }));
   const legend = tokens.map(([source, count]) => element("span", {}, element("i", { class: source }), `${SOURCES[source]} ${percent(count, all)} (${count} tokens)`));
-  return element("div", {}, element("div", { class: "row" }, "prompt tokens by source"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
+  return element("div", {}, element("div", { class: "row" }, "Where the KV of their prompts came from"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
 }
 
 const pair = (name, value) => element("div", { class: "row" }, element("span", {}, name), element("span", { class: "soft" }, value));
@@ -86,7 +87,7 @@ function rails(nodes) {
 
 function list(requests) {
   const rows = requests.slice(0, 100).map((row) => [
-    element("button", { type: "button", onclick: () => showRequest(at("request"), row.id) }, row.id),
+    element("button", { type: "button", title: row.id, onclick: () => showRequest(at("request"), row.id) }, row.id.length > 14 ? `${row.id.slice(0, 12)}…` : row.id),
     row.acceptor, row.nodes.prefill, row.nodes.decode, row.class, row.prompt_tokens,
     percent(row.prompt_tokens - row.tokens_from.computed, row.prompt_tokens), row.output_tokens, ms(row.ttft_ms), ms(row.tpot_ms), row.reason,
   ]);
@@ -100,5 +101,14 @@ at("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   localStorage.setItem(THEME, document.documentElement.dataset.theme = dark ? "light" : "dark");
 });
+async function nameTheModel() {
+  const answer = await request("/v1/models");
+  if (!answer.ok) return;
+  const [model] = (await answer.json()).data;
+  at("chat-title").textContent = `Chat with ${model.id}`;
+  document.querySelector(".talk").hidden = model.max_model_len === 0; // a store without a model
+}
+
 startChat((id, shown) => showRequest(shown ?? at("request"), id));
+nameTheModel();
 poll();

@@ -66,7 +66,8 @@ function timeline(told) {
       element("title", {}, `${bar.text} ${ms(1000 * (bar.end - bar.begin))}`)));
   }
   const legend = Object.entries(KINDS).map(([kind, name]) => element("span", {}, element("i", { class: `fill-${kind}` }), name));
-  return element("div", {}, svg, element("div", { class: "legend" }, legend));
+  const wide = element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "timeline" }, svg);
+  return element("div", {}, wide, element("div", { class: "legend" }, legend));
 }
 
 function placement(choice) {

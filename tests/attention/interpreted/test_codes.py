@@ -12,22 +12,20 @@ from attention.reference import ReferenceBackend
 from attention.tiles import Tile, Tiles
 from attention.triton_backend import TritonBackend
 from attention.write import write_kv
-from scripts.attention_bench.grid import Point
+from scripts.attention_bench.grid import MIXES, Point
 from scripts.attention_bench.quantized import find_quantized_fault, quantized, raw
 from tests.attention.interpreted.cases import DEVICE
 
 
 @pytest.mark.parametrize("kv_dtype", sorted(DTYPES))
-def test_the_grid_over_quantized_pools(kv_dtype: str) -> None:
-    """Decodes with several splits; chunks whose tiles of keys span two blocks."""
+def test_the_rule_of_the_grid_over_quantized_pools(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode of two splits, and a chunk whose tiles of keys span two blocks. Interpreted, a point takes seconds."""
+    monkeypatch.setitem(MIXES, "small", [(1, 37), (6, 29)])
     tiles = Tiles(Tile(16, 16, 4, 2, min_chunk=32), Tile(32, 32, 4, 2))
-    mask = {"window": 40, "soft_cap": 5.0} if kv_dtype == "int8" else {}
-    for mix, heads, dtype in (
-        ("ragged decodes", (8, 1, 80), torch.bfloat16),
-        ("prefix and chunk", (9, 3, 64), torch.float32),
-    ):
-        point = Point(mix, *heads, 16, dtype, **mask)
-        assert find_quantized_fault(TritonBackend(tiles=tiles), point, kv_dtype, DEVICE) is None, point
+    point = Point("small", 3, 1, 80, 16, torch.bfloat16)
+    if kv_dtype == "int8":
+        point = Point("small", 4, 2, 64, 16, torch.float32, window=30, soft_cap=5.0)
+    assert find_quantized_fault(TritonBackend(tiles=tiles), point, kv_dtype, DEVICE) is None
 
 
 @pytest.mark.parametrize("kv_dtype", sorted(DTYPES))
