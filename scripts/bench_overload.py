@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     real = parser.add_argument_group("--live")
     real.add_argument("--live", action="store_true", help="real nodes in place of the simulated cluster")
     real.add_argument("--seconds", type=float, default=20.0, help="of requests per variant (default %(default)s)")
-    real.add_argument("--slo-scale", type=float, default=0.4, help="of the nodes (default %(default)s: 2 s and 40 ms)")
+    real.add_argument("--slo-scale", type=float, default=0.6, help="of the nodes (default %(default)s: 3 s and 60 ms)")
     real.add_argument("--capacity", type=float, help="requests/s, as measured before")
     real.add_argument("--variants", default=",".join(rejections), help="which, joined by commas (default: all)")
     real.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")

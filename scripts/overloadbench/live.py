@@ -25,7 +25,8 @@ NODES = "prefill=1,decode=1"
 SHAPE = Shape(prompt=(400.0, 0.5), answer=(64.0, 0.5), shared=0.0, most=1500)
 CAPACITY_REQUESTS = 32
 COMPUTED = "vllm:iteration_tokens_total_sum"
-REFUSED = "status 429"
+REFUSED, REFUSED_IN_STREAM = "status 429", "in the stream: estimated time per token"
+"""A decode node that refuses does so behind the first token, which the prefill node has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,9 @@ def rows_of(case: str, seen: Seen, capacity: float, slo_scale: float) -> list[Ro
     than by a refusal is told apart: there should be nobody."""
     ttft_s, tbt_s = STANDARD.ttft_s * slo_scale, STANDARD.tbt_s * slo_scale
     done = [one for one in seen.outcomes if one.error is None]
-    refused = [one for one in seen.outcomes if (one.error or "").startswith(REFUSED)]
+    after = [one for one in seen.outcomes if (one.error or "").startswith(REFUSED_IN_STREAM)]
+    refused = [one for one in seen.outcomes if (one.error or "").startswith(REFUSED)] + after
+    others = {one.error for one in seen.outcomes if one.error} - {one.error for one in refused}
     late = [one for one in done if one.ttft_s > ttft_s]
     slow = [one for one in done if one.ttft_s <= ttft_s and tpot_s(one) > tbt_s]
     good = len(done) - len(late) - len(slow)
@@ -99,6 +102,7 @@ def rows_of(case: str, seen: Seen, capacity: float, slo_scale: float) -> list[Ro
     return [
         Row(case, "goodput", "1/s", good / seen.seconds, limits={"capacity": capacity}),
         Row(case, "refused", "share", len(refused) / offered),
+        Row(case, "refused after prefill", "share", len(after) / offered, note="; ".join(sorted(others))),
         Row(case, "late to the first token", "share", len(late) / offered),
         Row(case, "slow to decode", "share", len(slow) / offered),
         Row(case, "failed otherwise", "share", (offered - len(done) - len(refused)) / offered),

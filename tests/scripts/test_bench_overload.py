@@ -61,14 +61,16 @@ def test_what_clients_of_real_nodes_saw():
     good, late = Outcome(ttft_s=0.4, prompt_tokens=100, error=None), Outcome(ttft_s=0.6, prompt_tokens=300, error=None)
     slow = Outcome(ttft_s=0.4, e2e_s=0.44, output_tokens=3, prompt_tokens=200, error=None)
     refused, lost = Outcome(error="status 429: no"), Outcome(error="status 503: no")
-    seen = Seen([good, good, late, slow, refused, lost], seconds=4.0, computed=1000.0)
+    after = Outcome(error="in the stream: estimated time per token 0.2 s, the objective of standard is 0.1 s")
+    seen = Seen([good, good, late, slow, refused, after, lost, lost], seconds=4.0, computed=1000.0)
     rows = {row.metric: row.ours for row in rows_of("x", seen, 2.0, 0.1)}
     assert rows == {
         "goodput": 0.5,
-        "refused": 1 / 6,
-        "late to the first token": 1 / 6,
-        "slow to decode": 1 / 6,
-        "failed otherwise": 1 / 6,
+        "refused": 2 / 8,
+        "refused after prefill": 1 / 8,
+        "late to the first token": 1 / 8,
+        "slow to decode": 1 / 8,
+        "failed otherwise": 2 / 8,
         "prefill wasted on refused": 0.3,
         "prefill spent on late": 0.5,
     }
