@@ -48,12 +48,12 @@ def write_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, D)[None, :]
     mine = (head < NUM_KV_HEADS) & (d < HALF)
-    offset = slot % BLOCK_SIZE
-    row = kv + slot // BLOCK_SIZE * block_stride + head * HEAD_STRIDE + offset * (2 * HALF)
+    token = slot % BLOCK_SIZE
+    row = kv + slot // BLOCK_SIZE * block_stride + head * HEAD_STRIDE + token * (2 * HALF)
     a, b = halves(k, t * k_row + head * k_head + d, mine, HALF)
-    put_rows(row, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+    put_rows(row, token, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
     a, b = halves(v, t * v_row + head * v_head + d, mine, HALF)
-    put_rows(row + NUM_KV_HEADS * HEAD_STRIDE, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+    put_rows(row + NUM_KV_HEADS * HEAD_STRIDE, token, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
 
 
 @triton.jit
@@ -119,11 +119,11 @@ def rotary_kernel(
         head -= QUERY_TILES * HEADS
         mine = (head < NUM_KV_HEADS) & (d < HALF)
         a, b = rotate(k, t * k_row + head * k_head + d, c, s, mine, HALF)
-        offset = slot % BLOCK_SIZE
-        row = kv + slot // BLOCK_SIZE * block_stride + head * HEAD_STRIDE + offset * (2 * HALF)
-        put_rows(row, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+        token = slot % BLOCK_SIZE
+        row = kv + slot // BLOCK_SIZE * block_stride + head * HEAD_STRIDE + token * (2 * HALF)
+        put_rows(row, token, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
         a, b = halves(v, t * v_row + head * v_head + d, mine, HALF)
-        put_rows(row + NUM_KV_HEADS * HEAD_STRIDE, offset, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
+        put_rows(row + NUM_KV_HEADS * HEAD_STRIDE, token, d, a, b, mine, HALF, BLOCK_SIZE, CODES)
 
 
 def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:

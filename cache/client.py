@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import uvloop
@@ -138,7 +138,7 @@ class Store:
     def stream(self, name: str) -> Iterator[bytes]:
         """An object in pieces of at most block_bytes, in order. Raises LookupError when it is missing, or the rest of
         it is."""
-        return self._each(self._store.objects.stream(name))
+        return self._each(lambda: self._store.objects.stream(name))
 
     def read_into(self, name: str, into: bytearray | memoryview) -> int | None:
         """An object into memory of the caller's; its bytes, None when it is missing. Raises ValueError when it does
@@ -161,7 +161,7 @@ class Store:
     def stream_into(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> Iterator[GetResult]:
         """The same for a long prefix in windows: the next one is on its way while this one is worked on. It ends with
         the prefix or with a result that is shorter than its window; close the iterator when leaving earlier."""
-        return self._each(self._store.stream_into(keys, arena.name, offsets))
+        return self._each(lambda: self._store.stream_into(keys, arena.name, offsets))
 
     def put_from(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> int:
         """Blocks of block_bytes from offsets[i] of `arena`; returns how many were not there before."""
@@ -192,8 +192,13 @@ class Store:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _each(self, items: AsyncGenerator[T]) -> Iterator[T]:
-        """What the event loop's generator yields; it is closed with ours."""
+    def _each(self, begin: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
+        """What a generator of the event loop yields; it is closed with ours."""
+
+        async def begun() -> AsyncGenerator[T]:
+            return begin()
+
+        items = self._run(begun())
 
         async def following() -> tuple[T] | None:
             async for item in items:

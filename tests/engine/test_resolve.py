@@ -51,6 +51,7 @@ def test_a_laptop():
         "prefix_fetch",
         "rdma_devices",
         "speculative_length",
+        "tcp_congestion",
     }
     assert {field.name for field in fields(Config) if getattr(config, field.name) == "auto"} == policies
 

@@ -74,7 +74,7 @@ honest = orjson.loads(unseal(encode_message(TAG, Message("join", "peer", 0, 1, "
 
 
 @seed(3)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(["ping", "ack", "ask", "gossip", "join", "welcome", "refuse", "sync", "synced", "other"]),
     st.dictionaries(st.sampled_from([*honest, "page", "pages", "reason"]), json_values, max_size=3),

@@ -140,7 +140,7 @@ def bound(name: str, victim: Task, arrivals: list[Task]) -> float:
 
 
 @pytest.mark.parametrize("name", queue_orders)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), service_class=st.sampled_from(list(CLASSES)))
 def test_no_request_waits_longer_than_its_bound(name, seed, service_class):
     """A long prompt among a flood of short interactive ones: twice what the server can do, for much longer than the
