@@ -61,12 +61,16 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         counts = " / ".join(f"{value:.0f}" for value in refused)
         rates = " / ".join(f"{value:.2f}" for value in good)
         said.append(f"{name}: refused {counts}, good requests/s {rates}")
-    baseline, _, predicted = (values[f"{label}, {BOTH}"]["refused"].mean for label in VARIANTS)
-    before = values[f"baseline, {PRESENT}"]["refused"].mean
+    baseline, before = (values[f"baseline, {name}"]["refused"].mean for name in (BOTH, PRESENT))
+    less = {
+        name: values[f"early with prediction, {name}"]["refused"].mean / max(1.0, refused) - 1
+        for name, refused in ((BOTH, baseline), (PRESENT, before))
+    }
     return (
         "Baseline / early / predicted: " + "; ".join(said) + ". Where both stages are scarce prediction changes the "
-        f"refusals by {predicted / max(1.0, baseline) - 1:+.0%} (paper: -14 %), because fewer prompts are computed in "
-        "vain. Early rejection by the present load does not part from the baseline: the decode node that placement "
+        f"refusals by {less[PRESENT]:+.0%} if decode nodes are chosen by their present load (paper: -14 %), because "
+        f"fewer prompts are computed in vain, and by {less[BOTH]:+.0%} if by what is promised to them. Early rejection "
+        "by the present load does not part from the baseline: the decode node that placement "
         "chose is the emptiest, and it is full only when the prompt comes (in the paper the load is that of the whole "
         f"pool: -10 %). Worth more is to choose the decode node by what is promised to it: by its present load alone "
         f"the baseline refuses {before:.0f} and not {baseline:.0f}. Where only prefill is scarce there is nothing "
