@@ -207,7 +207,8 @@ async def test_devices_that_are_not_there_are_named():
 
 
 async def test_a_killed_peer_loses_the_transfer_and_nothing_else():
-    """SIGKILL in the middle of a write: PeerLost here, and this side's memory and other rails are as before."""
+    """SIGKILL in the middle of a write: it fails, and this side's memory and other rails are as before. Its kernel may
+    take away the memory before the queue pair, and then the error is that of a refused access."""
     channel = Channel("a", {})
     engine = TransferEngine(channel, ["rdma"], {"rdma": {"devices": ["rxa0", "rxa1"]}})
     region = Region.private("kv-a", SIZE)
@@ -225,7 +226,7 @@ async def test_a_killed_peer_loses_the_transfer_and_nothing_else():
         task = asyncio.create_task(engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)] * 4))
         await asyncio.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(PeerLost):
+        with pytest.raises((PeerLost, TransferError)):
             await task
         assert bytes(region.memory) == sent
     finally:

@@ -45,17 +45,14 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
     cost = ratio(values, "mean TTFT, s", "all unique", "all unique, cache off") - 1
     back, chats = values[FLIP]["recovered after, s"].mean, values["prefix flip"]
     spread, caught = values[VIRAL][WORST].mean, chats["caught up after, s"].mean
-    least = chats["unlimited cache, s"].mean
+    least, after = chats["unlimited cache, s"].mean, chats["recovered after, s"].mean
     return [
         Goal("unique prefixes: mean TTFT over cache off", "<= +2 %", f"{cost:+.2%}", cost <= 0.02),
         Goal("hit rate at 90 % of steady after a flip of popular prefixes", "<= 60 s", f"{back:.0f} s", back <= 60),
-        Goal(
-            f"the same for chats, of what can be found (an unlimited cache is at 90 % of steady after {least:.0f} s, "
-            f"ours after {chats['recovered after, s'].mean:.0f} s)",
-            "<= 60 s", f"{caught:.0f} s", caught <= 60,
-        ),
+        Goal(f"the same for chats (an unlimited cache: {least:.0f} s)", "<= 60 s", f"{after:.0f} s", after <= 60),
+        Goal("the same for chats, of what an unlimited cache finds", "<= 60 s", f"{caught:.0f} s", caught <= 60),
         Goal("viral prefix: busiest / mean load from 2 s on, worst 10 s", "<= 1.5", f"{spread:.2f}", spread <= 1.5),
-    ]  # fmt: skip
+    ]
 
 
 SHIFTS = Ablation(
