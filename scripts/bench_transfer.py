@@ -29,6 +29,7 @@ from typing import Any
 
 import orjson
 
+from benchlib.portable import portable
 from benchlib.results import commit, machine
 from transferbench.agent import MODULES, plan
 from transferbench.pairs import Arenas, Missing, Pair
@@ -161,7 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}")
     if args.json is not None:
-        head = {"config": {"argv": sys.argv[1:], "machine": machine()}, "commit": commit(), "missing": missing}
+        head = {
+            "config": {"argv": portable(sys.argv[1:]), "machine": machine()},
+            "commit": commit(),
+            "missing": missing,
+        }
         rows = [
             {"peer": peer, "op": op, "size": size, "batch": batch, "threads": 1, **cell}
             for (peer, op, size, batch), cell in cells.items()

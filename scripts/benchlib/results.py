@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from .portable import portable
+
 Value = float | None
 
 
@@ -55,7 +57,7 @@ def write_result(
     """The JSON file alone. `rows` have at least the fields of Row; a benchmark may add its own."""
     import orjson  # here: a GPU machine without it can measure, and write no file
 
-    data = {"config": dict(config) | {"machine": machine()}, "commit": commit(), "rows": list(rows)}
+    data = {"config": portable(config) | {"machine": machine()}, "commit": commit(), "rows": portable(list(rows))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
     print(f"written: {path}", file=sys.stdout if out is None else out)

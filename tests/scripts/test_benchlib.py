@@ -203,3 +203,14 @@ def test_results_as_table_and_json(tmp_path):
     assert data["rows"][0]["peers"] == {"vllm": 100.0, "other": None}
     assert data["config"]["machine"]["cores"] >= 1
     assert table([]) == "case  metric  unit  ours"
+
+
+def test_results_name_files_of_this_machine_without_their_folders(tmp_path):
+    """Also inside of texts and lists; addresses of APIs and files elsewhere are as they were."""
+    config = {"argv": ["--json", str(tmp_path / "deep" / "out.json"), "--peer", "http://127.0.0.1:80/v1/models"]}
+    note = f"FileNotFoundError: '{tmp_path}/a/b.json'; /proc/self/stat"
+    out = tmp_path / "result.json"
+    report(config, [Row("case", "TTFT", "ms", 1.0, note=note)], out, io.StringIO())
+    read = orjson.loads(out.read_bytes())
+    assert read["config"]["argv"] == ["--json", "out.json", "--peer", "http://127.0.0.1:80/v1/models"]
+    assert read["rows"][0]["note"] == "FileNotFoundError: 'b.json'; /proc/self/stat"
