@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import TypeVar
 
+from net.copying import all_ended
+
 T = TypeVar("T")
 
 
@@ -25,17 +27,7 @@ class CopyThreads:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="copy-checked")
         stop, loop = Event(), asyncio.get_running_loop()
-        running = [loop.run_in_executor(self._pool, work, stop) for work in works]
-        cancelled: asyncio.CancelledError | None = None
-        while any(not one.done() for one in running):
-            try:
-                await asyncio.wait(running)
-            except asyncio.CancelledError as error:
-                cancelled = error
-                stop.set()  # what is left is one piece: well under a millisecond
-        if cancelled is not None:
-            raise cancelled
-        return [one.result() for one in running]
+        return await all_ended([loop.run_in_executor(self._pool, work, stop) for work in works], stop.set)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import memmove
+from typing import TypeVar
 
 from net.landed import Landed
 from net.memory import Region
 from net.spans import Span
 from net.transport import Op
+
+T = TypeVar("T")
 
 INLINE_MAX = 512 << 10  # bytes copied on the event loop: about 0.1 ms
 TURNS_MAX = 4 << 20  # bytes copied in turns of the loop
@@ -140,17 +143,21 @@ class Copier:
             running = [loop.run_in_executor(self._pool, copy.run)]
         else:
             running = [loop.run_in_executor(self._pool, copy.run, part) for part in copy.parts(self._workers)]
-        cancelled: asyncio.CancelledError | None = None
-        while any(not one.done() for one in running):
-            try:
-                await asyncio.wait(running)
-            except asyncio.CancelledError as error:
-                cancelled = error
-                copy.stop()  # what is left is one piece: well under a millisecond
-        if cancelled is not None:
-            raise cancelled
-        for one in running:
-            one.result()
+        await all_ended(running, copy.stop)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+
+
+async def all_ended(running: Sequence[asyncio.Future[T]], stop: Callable[[], object]) -> list[T]:
+    """The results of work in threads. Cancelled, this tells them to `stop`, waits until all have, and raises then."""
+    cancelled: asyncio.CancelledError | None = None
+    while any(not one.done() for one in running):
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            stop()  # what is left is one piece: well under a millisecond
+    if cancelled is not None:
+        raise cancelled
+    return [one.result() for one in running]

@@ -163,14 +163,21 @@ def find_fault(backend: AttentionBackend, point: Point, device: str = "cpu") -> 
     ours = backend.attend(case.q, case.kv, case.batch, plan, case.scale, **mask)
     if ours.shape != case.q.shape or ours.dtype != case.q.dtype:
         return f"attend returns {list(ours.shape)} {ours.dtype}, wanted {list(case.q.shape)} {case.q.dtype}"
+    if fault := far_off(ours, truth, plain):
+        return fault
+    if not torch.equal(case.q, before) or not _same(case.pool, pool):
+        return "attend changes q or the pool"
+    return None
+
+
+def far_off(ours: Tensor, truth: Tensor, plain: float) -> str | None:
+    """What is wrong with an output whose float64 value is `truth`; plain torch of its dtype is off by `plain`."""
     if not ours.isfinite().all():
         return "attend returns NaN or infinity: it reads a slot that holds no token of the request"
     error = float((ours.double() - truth).abs().max())
     if error > 2 * plain + SLACK:
         row = int((ours.double() - truth).abs().flatten(1).max(1).values.argmax())
         return f"attend is off by {error:.2e} (row {row}); plain torch by {plain:.2e}, allowed is twice that"
-    if not torch.equal(case.q, before) or not _same(case.pool, pool):
-        return "attend changes q or the pool"
     return None
 
 

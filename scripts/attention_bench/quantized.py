@@ -18,7 +18,7 @@ from attention.codes import SCALE_BYTES, codes_of, is_quantized, planes, pool_in
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
-from scripts.attention_bench.grid import SLACK, Case, Point
+from scripts.attention_bench.grid import SLACK, Case, Point, far_off
 
 
 def quantized(pool: Tensor, kv_dtype: str) -> Tensor:
@@ -54,12 +54,8 @@ def find_quantized_fault(backend: AttentionBackend, point: Point, kv_dtype: str,
     truth = of_reference(torch.float64)
     plain = float((of_reference(point.dtype) - truth).abs().max())
     ours = backend.attend(case.q, kv, case.batch, plan, case.scale, **mask)
-    if not ours.isfinite().all():
-        return "attend returns NaN or infinity: it reads a slot that holds no token of the request"
-    error = float((ours.double() - truth).abs().max())
-    if error > 2 * plain + SLACK:
-        row = int((ours.double() - truth).abs().flatten(1).max(1).values.argmax())
-        return f"attend is off by {error:.2e} (row {row}); plain torch by {plain:.2e}, allowed is twice that"
+    if fault := far_off(ours, truth, plain):
+        return fault
     return None if torch.equal(raw(pool), before) else "attend changes the pool"
 
 
