@@ -12,7 +12,7 @@ import torch
 from attention import custom
 from attention.codes import DTYPES
 from attention.cpu_build import Unavailable
-from attention.interface import AttentionBackend, RaggedBatch
+from attention.interface import AttentionBackend, RaggedBatch, reads_codes
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
 
@@ -57,7 +57,7 @@ def choose(name: str, device: str, head_size: int = 64, kv_dtype: str = "") -> A
     ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in attention.codes.DTYPES,
     anything else is a float type. Raises ValueError."""
     backend = named(name, device, head_size)
-    if kv_dtype in DTYPES and not getattr(backend, "reads_codes", False):
+    if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
             raise ValueError(
                 f"attention backend {backend.name!r} reads no quantized KV: give --attention-backend auto with "

@@ -74,3 +74,17 @@ class AttentionBackend(Protocol):
         window: keys that a row sees, itself included; 0 = all. soft_cap: scores become
         soft_cap * tanh(score / soft_cap) before the causal rule; 0.0 = as they are.
         Reads no slot that holds no token of the request: whatever lies there, NaN too, stays without effect."""
+
+
+def reads_codes(backend: AttentionBackend) -> bool:
+    """Whether it says `reads_codes = True`, and says it itself where it writes or attends in a way of its own: what a
+    class inherits was said of the kernels it has replaced."""
+    if not getattr(backend, "reads_codes", False):
+        return False
+    classes = type(backend).__mro__
+
+    def depth(name: str) -> int:
+        return next((i for i, one in enumerate(classes) if name in vars(one)), len(classes))
+
+    kernels = ("attend", "write_kv", "rotate_and_write_kv")
+    return "reads_codes" in getattr(backend, "__dict__", {}) or depth("reads_codes") <= min(map(depth, kernels))

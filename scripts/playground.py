@@ -37,6 +37,7 @@ import torch
 
 from attention import AttentionBackend, backends, choose, custom
 from attention.codes import DTYPES
+from attention.interface import reads_codes
 from scripts.attention_bench.grid import find_fault, points
 from scripts.attention_bench.quantized import find_quantized_fault
 from scripts.attention_bench.side_by_side import compare
@@ -76,7 +77,7 @@ def check(backend: AttentionBackend, device: str, quick: bool, console: Console)
     """The whole grid, one fault of each step."""
     verdict = Verdict()
     steps = [(point, "") for point in points(quick)]
-    if getattr(backend, "reads_codes", False):
+    if reads_codes(backend):
         steps += [(point, kv_dtype) for kv_dtype in DTYPES for point in list(points(quick=True))[::3]]
     for point, kv_dtype in track(steps, "checking", console=console, transient=True):
         step = f"{point}, KV in {kv_dtype}" if kv_dtype else str(point)

@@ -102,3 +102,15 @@ def test_a_backend_that_reads_no_codes_is_refused_and_auto_goes_on(tmp_path):
         choose(f"{mine}:Mine", "cpu", kv_dtype="int8")
     assert choose(f"{mine}:Mine", "cpu", kv_dtype="bfloat16").name == "torch"
     assert getattr(choose("auto", "cpu", kv_dtype="fp8"), "reads_codes", False)
+
+
+@pytest.mark.parametrize(("says", "reads"), [("", False), ("    reads_codes = True\n", True)], ids=["inherits", "says"])
+def test_kernels_of_ones_own_read_codes_only_if_they_say_so_themselves(tmp_path, says, reads):
+    mine = tmp_path / "mine.py"
+    attend = "    def attend(self, *a, **k):\n        return super().attend(*a, **k)\n"
+    mine.write_text(f"from attention.torch_backend import TorchBackend\nclass Mine(TorchBackend):\n{says}{attend}")
+    if reads:
+        assert choose(f"{mine}:Mine", "cpu", kv_dtype="int8").name == "torch"
+        return
+    with pytest.raises(ValueError, match="reads no quantized KV"):
+        choose(f"{mine}:Mine", "cpu", kv_dtype="int8")
