@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=200, help="output tokens of each request")
     parser.add_argument("--prompt-tokens", type=int, default=300)
     parser.add_argument("--cases", default=CASES, help="ROLE:WAY joined by commas; ways are both, in and out")
-    parser.add_argument("--cut-s", type=float, default=8.0, help="how long a cut lasts")
+    parser.add_argument("--cut-s", type=float, default=8.0, help="how long a cut lasts, and until a new request came")
     parser.add_argument("--net", default="local", choices=("local", "lan"), help="timing of the nodes' gossip")
     parser.add_argument("--seed", type=int, default=1)
     add_result_flags(parser)
@@ -195,6 +195,9 @@ async def _disturbed(
         network.cut(victim, way)
         cut_at = time.monotonic()
         await asyncio.sleep(args.cut_s)
+        # Requests that come during the cut are the point of it.
+        while not any(one.begun > cut_at for one in load.streams):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
         network.heal(victim)
         healed_at = time.monotonic()
         await asyncio.to_thread(form, cluster)

@@ -24,3 +24,4 @@ def test_a_node_cut_off_costs_no_request(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     rows = {row["metric"]: row["ours"] for row in json.loads(out.read_text())["rows"]}
     assert rows["streams cut"] > 0, "the node was cut off when nothing ran"
+    assert rows["requests"] > rows["streams cut"], "nothing was sent during the cut"

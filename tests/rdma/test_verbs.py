@@ -228,6 +228,8 @@ async def test_a_killed_peer_loses_the_transfer_and_nothing_else():
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises((PeerLost, TransferError)):
             await task
+        with pytest.raises(PeerLost):
+            await engine.submit("b", Op.WRITE, "kv-a", "kv-b", [(0, 0, SIZE)])
         assert bytes(region.memory) == sent
     finally:
         if process.returncode is None:
