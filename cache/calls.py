@@ -17,8 +17,12 @@ from typing import Any
 from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.protocol import Deadlines, join_keys
+from net.bulk_call import BulkCall
+from net.bulk_calls import BulkCalls
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
+from net.pushing import SMALL
+from net.transport import BULK, URGENT
 
 
 class Shunned(Exception):
@@ -46,10 +50,11 @@ class Ticket:
 
 
 class Calls:
-    """Messages to homes over `channel`. Errors are the channel's, and Shunned."""
+    """Messages to homes over `channel` and questions with blocks over `bulk`. Errors are theirs, and Shunned."""
 
-    def __init__(self, channel: Channel, deadlines: Deadlines) -> None:
+    def __init__(self, channel: Channel, bulk: BulkCalls, deadlines: Deadlines) -> None:
         self._channel = channel
+        self._bulk = bulk
         self._deadlines = deadlines
         self._shunned: dict[str, float] = {}  # home -> until when
         self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
@@ -160,6 +165,22 @@ class Calls:
         ticket.open = False
         return int(reply["stored"])
 
+    async def ask(self, home: str, call: BulkCall, patience_s: float | None = None) -> None:
+        """A question whose blocks come with it or with its answer. The deadline is for the answer to begin, the time
+        for the question's bytes added, and then for bytes to come at all."""
+        most_s = self._deadlines.control_s
+        impatient = patience_s is not None and patience_s < most_s
+        wait_s = patience_s if patience_s is not None and impatient else most_s
+        sent = call.data().left
+        priority = URGENT if call.expected <= SMALL else BULK
+        try:
+            await self._bulk.ask(home, call, wait_s, wait_s + sent / self._deadlines.slowest_bytes_per_s, priority)
+        except TimeoutError:
+            if impatient:
+                raise TooSlow(home, wait_s) from None
+            self._shun(home)
+            raise
+
     async def _lease(
         self,
         home: str,
@@ -191,8 +212,11 @@ class Calls:
         except TimeoutError:
             if impatient:
                 raise TooSlow(home, wait_s) from None
-            self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
+            self._shun(home)
             raise
+
+    def _shun(self, home: str) -> None:
+        self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
 
     async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
         return (await self._exchange(home, kind, body, [data], timeout_s))[0]

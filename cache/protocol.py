@@ -26,6 +26,7 @@ class Deadlines:
     room_s: float = 2.0  # a request for slots waits this long for a write to SSD to free one
     shun_s: float = 1.0  # a home that did not answer in time is not asked again for this long
     flush_s: float = 60.0  # answer to flush
+    slowest_bytes_per_s: float = 4e6  # of blocks that are put over TCP: their time is added to control_s
 
 
 def join_keys(keys: Sequence[BlockKey]) -> bytes:
@@ -33,7 +34,7 @@ def join_keys(keys: Sequence[BlockKey]) -> bytes:
     return b"".join(keys)
 
 
-def split_keys(data: memoryview) -> list[BlockKey]:
+def split_keys(data: bytes | memoryview) -> list[BlockKey]:
     """Inverse of `join_keys`. Raises RemoteError when it is not a whole number of keys."""
     raw = bytes(data)
     if len(raw) % KEY_BYTES:
