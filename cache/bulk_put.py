@@ -11,8 +11,7 @@ from typing import Any
 from cache.arena import UNCHECKED
 from cache.job import Job
 from cache.protocol import join_keys
-from net.bulk_call import BulkCall
-from net.spans import Cursor
+from net.bulk_call import BulkCall, Views, joined
 
 KIND = "store.put"
 
@@ -27,11 +26,13 @@ class BulkPut(BulkCall):
         if job.lengths:
             body["lengths"] = lengths
         super().__init__(KIND, body, sum(lengths))
+        self.sends = self.expected
         self._job, self._positions, self._checks = job, positions, checks
         self._runs = [(job.offsets[position], length) for position, length in zip(positions, lengths, strict=True)]
 
-    def data(self) -> Cursor:
-        return Cursor(self._job.region.memory, self._runs)
+    def data(self) -> Views:
+        memory = self._job.region.memory
+        return Views(joined([memory[offset : offset + length] for offset, length in self._runs]))
 
     def tail(self) -> dict[str, Any]:
         job = self._job

@@ -20,7 +20,7 @@ from cache.bulk_put import KIND as PUT
 from cache.protocol import PRESENT, split_keys
 from cache.share import Share
 from cache.tiers import LocalStore, Pin
-from net.bulk_call import Answer, Source, Views
+from net.bulk_call import Answer, Source, Views, joined
 from net.bulk_calls import BulkCalls
 from net.errors import RemoteError
 from net.wire import nowhere
@@ -68,7 +68,7 @@ class BulkShare:
         if any(pin.tier != "dram" for pin in found):
             body["tiers"] = [pin.tier for pin in found]
         views = [arena.memory(pin.slot)[: pin.nbytes] for pin in found]
-        return Answer(body, views, sum(lengths), partial(self._local.unpin, [pin.slot for pin in found]))
+        return Answer(body, joined(views), sum(lengths), partial(self._local.unpin, [pin.slot for pin in found]))
 
     # --- put
 

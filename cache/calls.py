@@ -37,6 +37,9 @@ class TooSlow(Exception):
         self.waited_s = waited_s
 
 
+NEVER = (float("-inf"), 0.0)
+SHUN_MAX_S = 30.0
+SHUN_MEMORY = 2.0  # times what the last one cost: a home that hangs longer than that is asked ever more seldom
 HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
@@ -56,12 +59,12 @@ class Calls:
         self._channel = channel
         self._bulk = bulk
         self._deadlines = deadlines
-        self._shunned: dict[str, float] = {}  # home -> until when
+        self._shunned: dict[str, tuple[float, float]] = {}  # home -> until when, and for how long that was
         self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
 
     def check(self, home: str) -> None:
         """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
-        if asyncio.get_running_loop().time() < self._shunned.get(home, 0.0):
+        if self._shunned and asyncio.get_running_loop().time() < self._shunned.get(home, NEVER)[0]:
             raise Shunned(f"{home} did not answer in time a moment ago")
 
     async def has(
@@ -171,10 +174,10 @@ class Calls:
         most_s = self._deadlines.control_s
         impatient = patience_s is not None and patience_s < most_s
         wait_s = patience_s if patience_s is not None and impatient else most_s
-        sent = call.data().left
         priority = URGENT if call.expected <= SMALL else BULK
         try:
-            await self._bulk.ask(home, call, wait_s, wait_s + sent / self._deadlines.slowest_bytes_per_s, priority)
+            sent_s = call.sends / self._deadlines.slowest_bytes_per_s
+            await self._bulk.ask(home, call, wait_s, wait_s + sent_s, priority)
         except TimeoutError:
             if impatient:
                 raise TooSlow(home, wait_s) from None
@@ -216,7 +219,15 @@ class Calls:
             raise
 
     def _shun(self, home: str) -> None:
-        self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
+        """Twice as long as the last time where that was not long ago."""
+        now = asyncio.get_running_loop().time()
+        until, length = self._shunned.get(home, NEVER)
+        if now < until:
+            return  # another call has waited for the same
+        recently = now - until < SHUN_MEMORY * (length + self._deadlines.control_s)
+        length = min(SHUN_MAX_S, 2 * length) if recently else 0.0
+        length = max(length, self._deadlines.shun_s)
+        self._shunned[home] = now + length, length
 
     async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
         return (await self._exchange(home, kind, body, [data], timeout_s))[0]

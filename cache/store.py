@@ -26,7 +26,7 @@ from cache.block import BlockKey
 from cache.bulk_share import BulkShare
 from cache.calls import HOME_ERRORS, Calls
 from cache.homes import Members, by_home
-from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_BYTES, Job
+from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
@@ -242,6 +242,7 @@ class Store:
         self._route()
         job = Job(keys, self._regions[region], offsets, self.block_bytes)
         job.in_messages = len(keys) <= self._message_blocks
+        job.near_ask = len(keys) * self.block_bytes <= NEAR_ASK_BYTES
         job.near_in_messages = len(keys) <= self._near_message_blocks
         return job
 

@@ -68,7 +68,8 @@ class Writer:
 
     async def _place(self, job: Job, target: Target, positions: list[int], window: int, settled: set[int]) -> None:
         """`settled` gets the positions that the target has afterwards."""
-        if self._transfer.bulk.reaches(target.home):
+        bulk = self._transfer.bulk
+        if bulk.reaches(target.home) or (job.near_ask and bulk.beside(target.home)):
             positions = await self._ask(job, target, positions, settled)
             if not target.wait:
                 return

@@ -62,12 +62,22 @@ class Views:
 
 NOTHING = Views(())
 
+SMALL = 16 << 10  # bytes: a buffer of its own costs the sender more than the copy of so many
+
+
+def joined(views: Sequence[memoryview]) -> Sequence[memoryview]:
+    """The same bytes in one buffer where they are many small ones."""
+    if len(views) > 1 and max(map(len, views)) <= SMALL:
+        return [memoryview(b"".join(views))]
+    return views
+
 
 class BulkCall:
     """One question, as its asker has it. `expected`: bytes that will move, a guess where the answer has them."""
 
     def __init__(self, kind: str, body: Body, expected: int) -> None:
         self.kind, self.body, self.expected = kind, body, expected
+        self.sends = 0  # bytes of the question
         self.answer: Body = {}
         self.moved = 0  # bytes of the answer that are in place
         self._deadline: Deadline | None = None

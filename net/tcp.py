@@ -83,6 +83,11 @@ class Tcp:
         connection.expects = ("the next request",)
         return Served(connection, self._regions, self._served, self._cut, self.services)
 
+    @property
+    def sealed(self) -> bool:
+        """With a cluster key."""
+        return self._links.sealed
+
     def offer(self) -> dict[str, Any]:
         return {}
 

@@ -258,11 +258,11 @@ class TransferEngine:
         """Stop serving and submitting, in good order. Regions stay with their owners. Call it before the channel's
         close. Idempotent."""
         self._finder.closed = True
+        await self.bulk.close()
         for transport in self._transports.values():
             await transport.close()
         self._copier.close()
         self._deadlines.close()
-        self.bulk.close()
 
     async def _copy(
         self,

@@ -104,7 +104,10 @@ class FakeTransfer:
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
 
         self.bulk = SimpleNamespace(  # nobody is reached this way: tests/cache/test_bulk.py has the real thing
-            reaches=lambda peer_id: False, answer=lambda kind, answerer: None, receive=lambda kind, receiver: None
+            reaches=lambda peer_id: False,
+            beside=lambda peer_id: False,
+            answer=lambda kind, answerer: None,
+            receive=lambda kind, receiver: None,
         )
 
     def register(self, region):
