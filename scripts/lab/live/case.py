@@ -63,7 +63,10 @@ class LiveOutcome:
         """For tables and plots: they look at labels and values. The papers have none for this machine."""
         one = self.ablation
         about = Ablation(one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading)
-        points = [Case(case.label, SimConfig(), series=case.series, x=case.x) for case in self.cases]
+        points = [
+            Case(case.label, SimConfig(), series=case.series, x=case.x, flags=" ".join([case.nodes, *case.flags]))
+            for case in self.cases
+        ]
         return Outcome(about, points, self.values, self.raw, self.source)
 
 
