@@ -118,8 +118,9 @@ def prefill_costs(
 
 def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
     """`now` + `prefill_costs(...).ttft_s`, for whoever only wants to know which nodes are cheapest: half the work."""
-    n = float(demand.num_tokens)
-    rank: Vector = np.dot((1.0, n, n * n), view.prefill)
+    n, powers = float(demand.num_tokens), view.powers
+    powers[1], powers[2] = n, n * n
+    rank: Vector = powers.dot(view.prefill)
     scratch = np.maximum(view.open_at, now)
     rank += scratch
     if matched is not view.none:
@@ -139,7 +140,7 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch -= latency_s
         scratch[matched >= max(pooled / threshold, 1.0)] = 0.0
         rank -= np.maximum(scratch, 0.0, out=scratch)
-    if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
+    if view.least_blocks * demand.block_size <= n and (long := view.too_long(int(n), demand.block_size)) is not None:
         rank += long
     return rank
 

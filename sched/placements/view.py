@@ -73,6 +73,7 @@ class View:
 
     table [16, N]    a row for each of COLUMNS
     prefill [3, N]   coefficients of the nodes' prefill models, the table's first rows
+    powers [3]       1, n, n^2 of the prompt that is looked at: what they are multiplied with
     work_until       when the prefill work accepted so far will be done
     open_at          the same, infinite where no prompt can be sent: another role, or a full queue
     closed_decode    infinite where nothing can be decoded, else 0
@@ -166,6 +167,7 @@ class View:
 
     def _attach(self, table: Table) -> None:
         self.table, self.prefill = table, table[:3]
+        self.powers = np.ones(3)
         for name, row in zip(COLUMNS, table, strict=True):
             setattr(self, name, row)
         self.least_blocks = float(self.total_blocks.min(initial=np.inf))
