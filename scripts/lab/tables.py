@@ -26,8 +26,7 @@ def section(outcome: Outcome, plot: str | None = None) -> str:
             known = ablation.paper.get(case.label)
             row.insert(2, "" if known is None else f"{known:g}")
         lines.append("| " + " | ".join(row) + " |")
-    if ablation.paper_source:
-        lines += ["", f"Paper: {ablation.paper_source}."]
+    lines += ["", f"Paper: {ablation.paper_source or 'no figure of this'}."]
     if plot is not None:
         lines += ["", f"![{ablation.name}]({plot})"]
     lines += ["", ablation.reading(outcome.values), ""]
