@@ -60,8 +60,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
     return (
         f"{told}; 16 mixed {share['16 mixed']:.1%}, {share['16 mixed that change']:.1%}. The paper changes roles only "
-        "on large shifts of load and prints no figure; these tides are as large as can be, and a change itself takes no "
-        "time."
+        "on large shifts of load and prints no figure; these tides are as large as can be, and a change takes no time."
     )
 
 
