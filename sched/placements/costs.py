@@ -18,7 +18,7 @@ import numpy as np
 
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
-from sched.placements.view import View
+from sched.placements.view import Flags, View
 
 Row = dict[str, Any]
 """One candidate at one stage, JSON-ready: stage, node, its estimates, and `skipped` with the reason if it cannot."""
@@ -43,8 +43,7 @@ class PrefillCosts:
         return np.maximum(self.view.work_until - self.now, 0.0)
 
     def able(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self.ttft_s < np.inf).tolist()
-        return found
+        return _places(self.ttft_s < np.inf)
 
     def soonest_s(self) -> float:
         """Least TTFT, 0 when nobody can."""
@@ -167,8 +166,7 @@ class DecodeCosts:
     headroom: Vector  # blocks it would have left
 
     def able(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self.decode_s < np.inf).tolist()
-        return found
+        return _places(self.decode_s < np.inf)
 
     def roomy_s(self) -> Vector:
         """`decode_s`, infinite where the blocks do not suffice now."""
@@ -215,6 +213,11 @@ def least(column: Vector, among: Sequence[int] | None = None) -> list[int]:
     if among is not None:
         value = min((float(column[i]) for i in among), default=np.inf)
         return [i for i in among if column[i] <= value < np.inf]
-    value = float(column.min(initial=np.inf))
-    found: list[int] = np.flatnonzero(column <= value).tolist() if value < np.inf else []
+    value = column.item(int(column.argmin())) if len(column) else np.inf
+    return _places(column <= value) if value < np.inf else []
+
+
+def _places(flags: Flags) -> list[int]:
+    """Where it is true; half the time of np.flatnonzero."""
+    found: list[int] = flags.nonzero()[0].tolist()
     return found
