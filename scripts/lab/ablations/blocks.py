@@ -11,7 +11,7 @@ GBIT = 25.0
 
 
 def overlap_cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 2500, 2500))
+    work = Workload("conversation", min(requests or 6000, 6000))
     return [
         Case("layer-wise", SimConfig(kv_overlap="layer", nic_gbit_s=100.0, pool_blocks=6000), work),
         Case("at the end", SimConfig(kv_overlap="none", nic_gbit_s=100.0, pool_blocks=6000), work),

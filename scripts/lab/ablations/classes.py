@@ -18,7 +18,7 @@ P99 = "interactive p99 TTFT, s"
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 4000, 4000), speed=1.4)
+    work = Workload("conversation", min(requests or 8000, 8000), speed=1.4)
     return [
         Case(order, SimConfig(queue_order=order, prefill=6, decode=6, pool_blocks=6000), work) for order in ORDERS_KNOWN
     ]
@@ -59,7 +59,7 @@ ORDERS = Ablation(
 
 
 def mixed_cases(requests: int | None) -> list[Case]:
-    most = min(requests or 3000, 3000)
+    most = min(requests or 6000, 6000)
     base = {"pool_blocks": 6000}
     alone = Workload("conversation", most, change=Filled(0.0))
     filled = Workload("conversation", most, change=Filled(BATCH_PER_S))

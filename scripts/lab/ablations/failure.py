@@ -21,7 +21,7 @@ FAULTS = {
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 2000, 2000))
+    work = Workload("conversation", min(requests or 4000, 4000))
     base = SimConfig(pool_blocks=6000)
     return [
         Case(name, replace(base, **change), work, look=(Back(AT_S),))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ REGIMES = {
 def cases(requests: int | None) -> list[Case]:
     made = []
     for name, regime in REGIMES.items():
-        most = min(requests or 4000, 4000)
+        most = min(requests or 6000, 6000)
         work = Workload("toolagent", most, speed=regime.speed, change=regime.change)
         for label, variant in VARIANTS.items() if not regime.nobody else [*VARIANTS.items(), ("nobody", "none")]:
             config = SimConfig(

@@ -27,7 +27,7 @@ def cases(requests: int | None) -> list[Case]:
         Case(
             label,
             SimConfig(placement=name, pool_blocks=6000 if "global" in label else 0),
-            first_requests(min(requests or 6000, 6000)),
+            first_requests(requests),
             look=(Copies(RANKS),),
         )
         for label, name in LABELS.items()

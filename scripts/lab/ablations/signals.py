@@ -38,7 +38,7 @@ def bursts(rows: list[TraceRow], seed: int) -> list[TraceRow]:
 
 
 def cases(requests: int | None) -> list[Case]:
-    count = min(requests or 1200, 1200)
+    count = min(requests or 2400, 2400)
     pooled, alone = SimConfig(pool_blocks=6000), SimConfig(prefill=16, decode=16)
     # 64 nodes in cells of 16 at most; every request comes to acceptors of the first one.
     cells = SimConfig(prefill=32, decode=32, cell_nodes=16, entry_skew=1.0)
