@@ -112,6 +112,7 @@ class Ablation:
     paper: dict[str, float] = field(default_factory=dict)
     paper_source: str = ""
     goals: Callable[[dict[str, dict[str, Estimated]]], list[Goal]] | None = None
+    x_name: str = ""  # of the cases' x, where they are points of a curve
 
 
 def metric(name: str, part: str | None = None, scale: float = 1.0) -> Metric:

@@ -52,4 +52,5 @@ COLOCATED = Ablation(
     reading,
     {"8P+8D": 0.966},
     "FAST'25 Fig. 1, Mooncake at 100 ms",
+    x_name="tokens of a chunk",
 )

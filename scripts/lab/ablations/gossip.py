@@ -50,4 +50,5 @@ GOSSIP = Ablation(
     cases,
     {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
     reading,
+    x_name="seconds between two records of a node",
 )

@@ -89,4 +89,5 @@ REGRET = Ablation(
     {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
     reading,
     goals=goals,
+    x_name="seconds between two records of a node",
 )

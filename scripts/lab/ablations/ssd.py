@@ -49,4 +49,5 @@ TIERS = Ablation(
         "hit rate": metric("token_hit_rate"),
     },
     reading,
+    x_name="SSD of a node, GB/s",
 )

@@ -59,6 +59,7 @@ BANDWIDTH = LiveAblation(
     bandwidth_cases(),
     METRICS,
     bandwidth_reading,
+    x_name="transfers of a node, MB/s",
 )
 
 
