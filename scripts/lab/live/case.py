@@ -64,8 +64,9 @@ class LiveOutcome:
         """For tables and plots: they look at labels and values. The papers have none for this machine."""
         one = self.ablation
         about = Ablation(
-            one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading, x_name=one.x_name
-        )
+            one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading, x_name=one.x_name,
+            paper_source="no figure for machines like these",
+        )  # fmt: skip
         points = [
             Case(case.label, SimConfig(), series=case.series, x=case.x, flags=" ".join([case.nodes, *case.flags]))
             for case in self.cases
