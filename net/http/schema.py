@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
@@ -43,19 +43,26 @@ MAX_CHOICES = 1024
 """Prompts times n in one request."""
 
 
+RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
+
+
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
-    for name in ("messages", "add_generation_prompt", "tools"):
-        if name in arguments:
-            raise ValueError(f"{name} has its own field")
+    for name in sorted(RESERVED & set(arguments)):
+        raise ValueError(f"{name} is not for the template: it has its own field, or is reserved")
     return arguments
 
 
-_TEXT, _IDS = {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPT = {"anyOf": [_TEXT, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in (_TEXT, _IDS))]}
-_STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]}
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 16.0 is the integer 16, and some clients write it so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
+
+WHOLE = BeforeValidator(_whole)
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
+AtLeast0 = Annotated[int, Field(ge=0, lt=2**63), WHOLE]
+AtLeast1 = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
+UpTo20 = Annotated[int, Field(ge=0, le=20), WHOLE]
 ShortText = Annotated[str, Field(max_length=256)]
-AtLeast0 = Annotated[int, Field(ge=0)]
 TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
@@ -106,24 +113,24 @@ class Generation(Structured, Body):
     min_tokens: AtLeast0 = 0
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], WithJsonSchema(_STOP)] = []
+    seed: Whole | None = None
+    stop: list[Annotated[str, Field(min_length=1)]] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: dict[str, float] = {}
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False  # vLLM: token ids beside the text
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # vLLM: others beside each of the prompt
+    prompt_logprobs: UpTo20 | None = None  # vLLM: others beside each of the prompt
     cache_salt: ShortText = ""
     service_class: Literal["interactive", "standard", "batch"] | None = None
-    priority: int = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
+    priority: Whole = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -162,9 +169,9 @@ class Generation(Structured, Body):
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: Annotated[list[str | TokenIds], WithJsonSchema(_PROMPT)]  # after validation always a list of prompts
+    prompt: list[str | TokenIds]  # after validation always a list of prompts
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: UpTo20 | None = None
     add_special_tokens: bool = True
 
     @field_validator("prompt", mode="before")
@@ -219,9 +226,10 @@ class ChatBody(Generation):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: AtLeast0 | None = None
+    max_tokens: AtLeast1 | None = None
+    max_completion_tokens: AtLeast1 | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: UpTo20 = 0
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}
     tools: Tools = []

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from net.cluster_key import ClusterKey
-from net.http import openapi, page
+from net.http import openapi, page, rules
 from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
@@ -73,16 +73,18 @@ def create_app(
             *page.routes(),
         ]
     )
-    app.router.add_get("/openapi.json", _document(app, version, bool(keys)))
+    app.router.add_get("/openapi.json", _document(app, frontend, version, bool(keys)))
     return app
 
 
-def _document(app: web.Application, version: str, with_key: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _document(
+    app: web.Application, frontend: Frontend, version: str, with_key: bool
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     body = b""
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal body
-        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key))
+        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key, rules.values(frontend)))
         return web.Response(body=body, content_type="application/json")
 
     return answer

@@ -103,7 +103,7 @@ BAD = {
     "unknown format": (CHAT, chat(response_format={"type": "yaml"}), 400, "response_format"),
     "embeddings": ("/v1/embeddings", b'{"model": "fake", "input": "x"}', 400, None),
     "reserved template argument": (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
-    "unfit template argument": (CHAT, chat(chat_template_kwargs={"self": 1}), 400, "messages"),
+    "reserved word of templates": (CHAT, chat(chat_template_kwargs={"self": 1}), 400, "chat_template_kwargs"),
     "tokenize nothing": ("/tokenize", b"{}", 400, "prompt"),
     "detokenize unknown id": ("/detokenize", b'{"tokens": [999]}', 400, "tokens"),
 }
