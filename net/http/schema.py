@@ -36,6 +36,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
+    "include_obfuscation": (False,),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
 }
 
 MAX_STOP_STRINGS = 16

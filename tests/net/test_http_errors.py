@@ -135,6 +135,9 @@ async def test_nulls_and_harmless_fields_are_accepted(api):
         assert response.status == 200
     async with api.post(CHAT, data=chat(response_format={"type": "text"}, tools=[]), headers=JSON) as response:
         assert response.status == 200
+    fields = {"continue_final_message": False, "detokenize": True, "stream_options": {"include_obfuscation": False}}
+    async with api.post(CHAT, data=chat(**fields), headers=JSON) as response:
+        assert response.status == 200
     async with api.post(COMPLETIONS, data=completion(n=2, best_of=2), headers=JSON) as response:
         assert response.status == 200, "the best 2 of 2"
 
