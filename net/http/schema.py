@@ -1,51 +1,20 @@
-"""Request bodies: the fields we serve, their types, and what happens to fields we do not serve.
-
-Every field of a body is one of
-- served: a field of a model below;
-- ignored: harmless to leave out (IGNORED), accepted so that stock clients work;
-- neutral: known but not served (NEUTRAL), accepted only with values that ask for nothing;
-- unknown: refused with 400 naming the field.
-A null means the same as an absent field, as at OpenAI.
-"""
+"""Request bodies: the fields we serve, and their types. What happens to other fields: net/http/fields.py."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from net.http.fields import WHOLE, AtLeast0, AtLeast1, Body, UpTo20, Whole
 from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
-# fmt: off
-IGNORED = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "reasoning_effort", "verbosity",
-})
-# fmt: on
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "include_obfuscation": (False,),
-    "continue_final_message": (False,),
-    "detokenize": (True,),
-}
-
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 1024
 """Prompts times n in one request."""
-
-
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
 
 
@@ -55,51 +24,10 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 16.0 is the integer 16, and some clients write it so."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-WHOLE = BeforeValidator(_whole)
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
-AtLeast0 = Annotated[int, Field(ge=0, lt=2**63), WHOLE]
-AtLeast1 = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
-UpTo20 = Annotated[int, Field(ge=0, le=20), WHOLE]
 ShortText = Annotated[str, Field(max_length=256)]
 TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equal in JSON, where true is no 1."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-def served_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """`body` without nulls, ignored and neutral fields. Raises ValueError for a field known but not served."""
-    served = {}
-    for name, value in body.items():
-        if value is None or name in IGNORED:
-            continue
-        if name in NEUTRAL:
-            allowed = (*NEUTRAL[name], body.get("n")) if name == "best_of" else NEUTRAL[name]
-            if not any(_same(value, one) for one in allowed):
-                raise ValueError(f"{name} is not supported by this server; leave it out")
-            continue
-        served[name] = value
-    return served
-
-
-class Body(BaseModel):
-    """Strict: no string is taken for a number, no number for a bool."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _served(cls, body: Any) -> Any:
-        return served_fields(body) if isinstance(body, dict) else body
 
 
 class StreamOptions(Body):

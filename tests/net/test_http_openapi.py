@@ -9,9 +9,10 @@ from aiohttp import web
 from jsonschema import Draft202012Validator
 
 from net.http import create_app
+from net.http.fields import IGNORED
 from net.http.openapi import OPERATIONS, document
 from net.http.rules import FIELDS, RULES, UNSAID, values
-from net.http.schema import IGNORED, ChatBody, CompletionBody
+from net.http.schema import ChatBody, CompletionBody
 from scripts.fuzzing.promises import Promises
 from tests.net.fake_frontend import FakeFrontend, serving
 from tests.net.test_http_errors import BAD, CHAT, COMPLETIONS, JSON, chat, completion
