@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 # fmt: off
 IGNORED = frozenset({
@@ -67,14 +67,3 @@ def served_fields(body: dict[str, Any]) -> dict[str, Any]:
             continue
         served[name] = value
     return served
-
-
-class Body(BaseModel):
-    """Strict: no string is taken for a number, no number for a bool."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _served(cls, body: Any) -> Any:
-        return served_fields(body) if isinstance(body, dict) else body

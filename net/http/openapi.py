@@ -17,11 +17,11 @@ from pydantic.json_schema import models_json_schema
 
 from net.http.answers import ANSWERS
 from net.http.drain import DrainBody
-from net.http.fields import IGNORED, NEUTRAL, Body
+from net.http.fields import IGNORED, NEUTRAL
 from net.http.openai import CLASS_HEADER, RESUME_HEADER
 from net.http.page import ASSETS, TYPES
 from net.http.rules import FIELDS, REFERENCE, RULES
-from net.http.schema import SERVICE_CLASSES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from net.http.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 

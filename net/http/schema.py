@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from net.http.fields import WHOLE, AtLeast0, AtLeast1, Body, UpTo20, Whole
+from net.http.fields import WHOLE, AtLeast0, AtLeast1, UpTo20, Whole, served_fields
 from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 
@@ -28,6 +28,17 @@ ShortText = Annotated[str, Field(max_length=256)]
 TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class Body(BaseModel):
+    """Strict: no string is taken for a number, no number for a bool."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: Any) -> Any:
+        return served_fields(body) if isinstance(body, dict) else body
 
 
 class StreamOptions(Body):
