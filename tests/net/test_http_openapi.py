@@ -118,12 +118,14 @@ GOOD = {
     "an earlier call": (CHAT, chat(messages=CALLED)),
     "forced": (CHAT, chat(tools=[TOOL], tool_choice="required")),
     "named tool": (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})),
+    "logprobs of texts": (COMPLETIONS, completion(logprobs=2, echo=True, prompt_logprobs=1, return_token_ids=True)),
     "logprobs": (CHAT, chat(logprobs=True, top_logprobs=3, prompt_logprobs=1, stream=False)),
     "template": (CHAT, chat(chat_template_kwargs={"enable_thinking": False}, tools=None)),
     "structured": (CHAT, chat(response_format=FORMAT, min_tokens=0, ignore_eos=None, structured_outputs={})),
     "once": (CHAT, chat(response_format={"type": "text"}, structured_outputs={"regex": "a", "json": None})),
     "text": ("/tokenize", b'{"prompt": "", "messages": null}'),
     "messages": ("/tokenize", b'{"messages": [{"role": "user", "content": "x"}]}'),
+    "strings": ("/tokenize", b'{"prompt": "ab", "return_token_strs": true}'),
     "tokens": ("/detokenize", b'{"tokens": []}'),
 }
 REFUSED = {
@@ -147,18 +149,37 @@ REFUSED = {
 
 
 async def _answers(cases):
-    """Of each case: its name, (status, answer), and whether the document allows the body."""
+    """Of each case: its name, (status, answer), and whether the document allows the body. Answers are as it says."""
     async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
         async with session.get("/openapi.json") as response:
-            promises = Promises(await response.json())
+            described = await response.json()
+        promises = Promises(described)
         for name, (path, body, *_) in cases.items():
             async with session.post(path, data=body, headers=JSON) as response:
-                yield name, (response.status, await response.json()), promises.allows(f"POST {path}", body.decode())
+                answer = await response.json()
+            told = described["paths"][path]["post"]["responses"]
+            schema = told.get(str(response.status), told["default"])["content"]["application/json"]["schema"]
+            wrong = Draft202012Validator(schema | {"components": described["components"]}).iter_errors(answer)
+            assert [error.message for error in wrong] == [], (name, answer)
+            yield name, (response.status, answer), promises.allows(f"POST {path}", body.decode())
 
 
 async def test_what_it_allows_is_served():
     async for name, (status, answer), allowed in _answers(GOOD):
         assert (status, allowed) == (200, True), (name, answer)
+
+
+async def test_answers_to_questions_are_as_it_says():
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        async with session.get("/openapi.json") as response:
+            described = await response.json()
+        for path in ("/v1/models", "/v1/models/{model}", "/health", "/version"):
+            async with session.get(path.replace("{model}", "fake")) as response:
+                assert response.status == 200
+                answer = await response.json()
+            schema = described["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+            assert "$ref" in schema
+            Draft202012Validator(schema | {"components": described["components"]}).validate(answer)
 
 
 async def test_what_is_refused_it_does_not_allow():
