@@ -17,7 +17,7 @@ from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.keys import ApiKeys
 from net.http.limits import Cors, connections_key, data_is_local, limit_connections, limit_rate
-from net.http.middleware import echo_request_id, identify, require_key
+from net.http.middleware import identify, require_key, sign
 from net.http.openai import OpenAI
 
 KiB = 1 << 10
@@ -47,7 +47,7 @@ def create_app(
         middlewares.append(limit_rate(rate_limit))
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[connections_key] = list  # until a server has it
-    app.on_response_prepare.append(echo_request_id)
+    app.on_response_prepare.append(sign)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
     openai, info = OpenAI(frontend), Info(frontend, version, cluster_key)
