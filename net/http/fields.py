@@ -37,12 +37,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+MAX_EXACT = 2**53
+"""Beyond it a float stands for several integers."""
+
+
 def _whole(value: Any) -> Any:
     """JSON has one kind of number: 16.0 is the integer 16, and some clients write it so."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    exact = isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT
+    return int(value) if exact else value
+
+
+def whole_ids(values: Any) -> Any:
+    """The same of a list; of others what they are. Quick for long lists of integers."""
+    return list(map(_whole, values)) if isinstance(values, list) and float in set(map(type, values)) else values
 
 
 WHOLE = BeforeValidator(_whole)
+TokenIds = Annotated[list[int], BeforeValidator(whole_ids)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 AtLeast0 = Annotated[int, Field(ge=0, lt=2**63), WHOLE]
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**63), WHOLE]

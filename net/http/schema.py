@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from net.http.fields import WHOLE, AtLeast0, AtLeast1, UpTo20, Whole, served_fields
+from net.http.fields import WHOLE, AtLeast0, AtLeast1, TokenIds, UpTo20, Whole, served_fields, whole_ids
 from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 
@@ -25,7 +25,6 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 ShortText = Annotated[str, Field(max_length=256)]
-TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
@@ -111,7 +110,7 @@ class Generation(Structured, Body):
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: list[str | TokenIds]  # after validation always a list of prompts
+    prompt: list[str | list[int]]  # after validation always a list of prompts
     echo: bool = False
     logprobs: UpTo20 | None = None
     add_special_tokens: bool = True
@@ -120,6 +119,7 @@ class CompletionBody(Generation):
     @classmethod
     def _list_of_prompts(cls, prompt: Any) -> Any:
         """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+        prompt = [whole_ids(one) for one in whole_ids(prompt)] if isinstance(prompt, list) else prompt
         prompts = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and _all(prompt, int)) else prompt
         if not isinstance(prompts, list) or not (
             _all(prompts, str) or all(isinstance(p, list) and _all(p, int) for p in prompts)
@@ -164,10 +164,13 @@ class Message(BaseModel):
         return "\n".join(part["text"] for part in content)
 
 
+Conversation = Annotated[list[Message], Field(min_length=1)]
+
+
 class ChatBody(Generation):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Conversation
     max_tokens: AtLeast1 | None = None
     max_completion_tokens: AtLeast1 | None = None
     logprobs: bool = False
@@ -215,7 +218,7 @@ class TokenizeBody(Body):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Conversation | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}

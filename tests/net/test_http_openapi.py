@@ -109,6 +109,8 @@ GOOD = {
     "ids": (COMPLETIONS, completion(prompt=[[1, 2], [256]])),
     "texts": (COMPLETIONS, completion(prompt=["a", "b"], n=2, seed=MOST)),
     "whole floats": (COMPLETIONS, completion(max_tokens=2.0, n=1.0, seed=5.0, priority=-1.0)),
+    "whole floats as ids": (COMPLETIONS, completion(prompt=[[1.0, 2], [3]], stop_token_ids=[4.0])),
+    "whole floats as one prompt": (COMPLETIONS, completion(prompt=[1, 2.0])),
     "the prompt alone": (COMPLETIONS, completion(max_tokens=0, echo=True, logprobs=2)),
     "nulls": (COMPLETIONS, completion(stop=None, max_tokens=None, response_format=None, model=None)),
     "bias": (COMPLETIONS, completion(logit_bias={"5": -100, "7": 100.0}, stop="x", stop_token_ids=[1])),
@@ -127,6 +129,7 @@ GOOD = {
     "messages": ("/tokenize", b'{"messages": [{"role": "user", "content": "x"}]}'),
     "strings": ("/tokenize", b'{"prompt": "ab", "return_token_strs": true}'),
     "tokens": ("/detokenize", b'{"tokens": []}'),
+    "tokens as floats": ("/detokenize", b'{"tokens": [97.0, 98]}'),
 }
 REFUSED = {
     "no answer wanted": (CHAT, chat(max_tokens=0), "max_tokens"),
@@ -144,6 +147,8 @@ REFUSED = {
     "call of nothing": (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [{}]}]), "messages"),
     "more than fits": (COMPLETIONS, completion(max_tokens=2000), "prompt"),
     "text and messages": ("/tokenize", b'{"prompt": "x", "messages": [{"role": "user"}]}', "prompt"),
+    "no messages": ("/tokenize", b'{"messages": []}', "messages"),
+    "priority beyond 64 bits": (COMPLETIONS, b'{"prompt": "a", "priority": -9223372036854775809}', "priority"),
     "bias of a huge id": (COMPLETIONS, completion(logit_bias={"12345678901": 1}), "logit_bias"),
 }
 
