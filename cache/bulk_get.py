@@ -36,6 +36,11 @@ class BulkGet(BulkCall):
         self.bad: set[int] = set()  # those of them that did not match their checksums
         self._job, self._positions, self._checks = job, positions, checks
 
+    def begin(self) -> None:
+        super().begin()
+        self.answered_at = 0.0
+        self.found, self.bad = [], set()
+
     def place(self, body: dict[str, Any], nbytes: int) -> Cursor:
         job = self._job
         self.answered_at = asyncio.get_running_loop().time()
@@ -49,7 +54,6 @@ class BulkGet(BulkCall):
         if max(lengths) > job.block_bytes or min(lengths) < 1:
             raise RemoteError(f"the home has blocks of {max(lengths)} bytes, ours have {job.block_bytes}", "layout")
         self.found, self._lengths, self._sums = list(found), lengths, sums
-        self.bad.clear()
         self._total = nbytes
         self.moved = self._done = self._begun = 0  # bytes; blocks and bytes before the one that is arriving
         self._partial: Any = None

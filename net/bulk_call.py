@@ -87,9 +87,12 @@ class BulkCall:
         """The deadline moves on as bytes come: it is for silence, not for the whole."""
         self._deadline, self._silence_s = deadline, silence_s
 
+    def begin(self) -> None:
+        """It is asked, or asked again because a connection broke: what came of an answer before is void."""
+        self.answer, self.moved = {}, 0
+
     def data(self) -> Source:
-        """The question's bytes, from the first one: it is asked again on another connection when one breaks. They do
-        not change until the call is over."""
+        """The question's bytes, from the first one. They do not change until the call is over."""
         return NOTHING
 
     def tail(self) -> Body:

@@ -24,9 +24,11 @@ LOOK_S = 0.002  # between two looks whether an answer is on its way
 class BulkServer:
     """Frames of the connection that belong to bulk calls."""
 
-    def __init__(self, connection: Connection, services: Services) -> None:
+    def __init__(self, connection: Connection, services: Services, cut_short: Callable[[], None]) -> None:
+        """`cut_short` ends the connection, and this."""
         self._connection = connection
         self._services = services
+        self._cut_short = cut_short
         self._arriving: dict[int, tuple[Receiving, asyncio.TimerHandle]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._unsent: deque[tuple[int, Callable[[], None]]] = (
@@ -132,8 +134,7 @@ class BulkServer:
 
     def _too_late(self, kind: str) -> None:
         log.warning("%s has not ended a %r within %g s: its connection is cut", self._connection.peer_id, kind, ASKED_S)
-        self._connection.abort()
-        self.end()
+        self._cut_short()
 
     # --- answers
 

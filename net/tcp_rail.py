@@ -98,6 +98,7 @@ class TcpRail:
     async def ask(self, call: BulkCall, unsettled: set[int]) -> None:
         """Raises RemoteError, RailBroken, PeerLost. Enters itself in `unsettled` when the question's bytes may still
         land after that; the memory they are in is the caller's again in any case."""
+        call.begin()
         data = call.data()
         nbytes = data.left
         transfer_id, transfer = self._begin(Op.WRITE if nbytes else Op.READ, NOTHING)
@@ -112,7 +113,8 @@ class TcpRail:
             await transfer.done
         except asyncio.CancelledError:
             self._give_up(transfer_id)
-            await self._let_go()
+            if nbytes:
+                await self._let_go()
             raise
         except (RailBroken, PeerLost):
             if nbytes:
@@ -185,11 +187,12 @@ class TcpRail:
 
     async def _let_go(self) -> None:
         """Return when the socket has what was sent so far; a peer that does not read costs the connection."""
-        give_up_at = time.monotonic() + LET_GO_S
-        while self.connection.unsent() and not self.ended:
+        connection, give_up_at = self.connection, time.monotonic() + LET_GO_S
+        last = connection.queued
+        while connection.queued - connection.unsent() < last and not self.ended:
             if time.monotonic() > give_up_at:
-                self.connection.abort()
-                self.closed(self.connection, f"the peer did not read for {LET_GO_S:g} s")
+                connection.abort()
+                self.closed(connection, f"the peer did not read for {LET_GO_S:g} s")
                 return
             with suppress(asyncio.CancelledError):  # a second one changes nothing
                 await asyncio.sleep(0.001)

@@ -36,7 +36,7 @@ class Served:
     ) -> None:
         """`cut` are rails that their dialers have given up: nothing they sent may be received any more."""
         self.connection = connection
-        self.bulk = BulkServer(connection, services)
+        self.bulk = BulkServer(connection, services, self.cut_short)
         self.rail_id = 0  # the dialer's number of this connection
         self._cut = cut
         self._regions = regions
@@ -58,6 +58,11 @@ class Served:
             self._stop(transfer_id)
         self.bulk.end()
         self._everyone.discard(self)
+
+    def cut_short(self) -> None:
+        """Receive and send nothing more."""
+        self.end()
+        self.connection.abort()
 
     # --- net.connection.Receiver
 
@@ -99,8 +104,7 @@ class Served:
             case "rail":
                 self.rail_id = transfer_id
                 if self._key(transfer_id) in self._cut:
-                    self.end()
-                    connection.abort()
+                    self.cut_short()
             case "cut":
                 self._cut_off(transfer_id)
                 connection.send({"op": "cut", "id": transfer_id})
@@ -117,8 +121,7 @@ class Served:
         """What such a rail sent may still be unread; it is not read any more."""
         self._cut.add(key := self._key(rail_id))
         for served in [one for one in self._everyone if one._key(one.rail_id) == key]:
-            served.end()
-            served.connection.abort()
+            served.cut_short()
 
     # --- transfers
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cache.arena import Arena
+from cache.bulk_get import BulkGet
 from cache.homes import equal_members
 from cache.protocol import Deadlines
 from cache.ssd import SsdTier
@@ -212,6 +213,25 @@ async def test_a_put_or_get_that_is_given_up_leaves_nothing():
             await made.client.remove_many([key_of(i) for i in numbers if i >= 100])
         assert (await get(made, range(6))).blocks == 6
         assert made.client.stats()["corrupt"] == 0
+
+
+async def test_an_answer_that_broke_off_counts_for_nothing(monkeypatch):
+    """Its connection breaks in the middle, and when the question comes again the home does not have it any more."""
+    async with pool(3_000_000) as made:
+        await put(made, [0])
+        came, broken = BulkGet.came, []
+
+        def break_off(call, moved):
+            came(call, moved)
+            if not broken and moved < made.size:
+                made.locals["a"]._pool.forget(key_of(0))
+                broken.extend(made.transfers["client"]._transports["tcp"]._bundles["a", "data"].connections())
+                for rail in broken:
+                    rail.connection._break("a test")
+
+        monkeypatch.setattr(BulkGet, "came", break_off)
+        assert (await get(made, [0])).blocks == 0
+        assert broken
 
 
 async def test_a_home_that_hangs_is_a_miss_after_its_deadline_and_found_again():
