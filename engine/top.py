@@ -84,7 +84,8 @@ def picture(live: Json, requests: int) -> Group:
 def summary(live: Json, speaking: Sequence[Json]) -> str:
     loads = [node["load"] for node in speaking if node["load"] is not None]
     running, waiting = sum(load["running"] for load in loads), sum(load["waiting"] for load in loads)
-    return f"{len(live['nodes'])} nodes, {running} requests running, {waiting} waiting; seen from {live['node_id']}"
+    nodes = count(len(live["nodes"]), "node")
+    return f"{nodes}, {count(running, 'request')} running, {waiting} waiting; seen from {live['node_id']}"
 
 
 def figures(rows: Sequence[Json]) -> str:
@@ -97,7 +98,7 @@ def figures(rows: Sequence[Json]) -> str:
     if whole := sum(tokens.values()):
         sources = ", ".join(f"{NAMES[source]} {100 * count / whole:.0f} %" for source, count in tokens.items())
         parts.append(f"prompt tokens from: {sources}")
-    return f"last {len(rows)} requests: " + "; ".join(parts)
+    return f"last {count(len(rows), 'request')}: " + "; ".join(parts)
 
 
 def nodes_table(nodes: Iterable[Json]) -> Table:
@@ -159,6 +160,10 @@ def ms(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def nbytes(value: float) -> str:

@@ -1,7 +1,7 @@
 """Prometheus metrics of a node: vLLM's names where vLLM has the metric, `mooncake:` for what only we have.
 
 The node calls plain methods at the moment something happens; gauges that describe a state are set before a scrape
-by whoever owns the state (`set_load`, `set_members`, ...). Only metrics that are really filled are here.
+by whoever owns the state (`set_load`, `set_members`, ...). net/metric_table.py declares them.
 """
 
 from __future__ import annotations
@@ -9,47 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from net.metric_table import ALIASES, Declared, declared
 from net.stalls import SLOW_S, Stall
 from net.transfer_metrics import TransferCollector
 from net.watched_metrics import Aliases, Watched, WatchedCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-FIRST_TOKEN_BUCKETS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-NEXT_TOKEN_BUCKETS_S = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-STALL_BUCKETS_S = (
-    *(0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
-    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
-)
-ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
-REQUEST_BUCKETS_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
-    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-
-ALIASES = {
-    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
-    "vllm:gpu_prefix_cache_queries": "vllm:prefix_cache_queries",
-    "vllm:gpu_prefix_cache_hits": "vllm:prefix_cache_hits",
-    "vllm:time_per_output_token_seconds": "vllm:inter_token_latency_seconds",
-    "vllm:request_max_num_generation_tokens": "vllm:request_generation_tokens",
-    "vllm:prompt_tokens_cached": "vllm:prefix_cache_hits",
-}
-"""What vLLM's dashboards of several versions and the router of its production stack read -> the same figure here."""
-
-
-def size_buckets(largest: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to `largest`."""
-    steps = (digit * 10**power for power in range(len(str(largest))) for digit in (1, 2, 5))
-    return tuple(step for step in steps if step <= largest) or (1,)
 
 
 class Metrics:
@@ -65,9 +32,8 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": engine}
         self._metrics: dict[str, Any] = {}
         self._children: dict[tuple[str, ...], Any] = {}
-        self._add_engine()
-        self._add_requests(size_buckets(max_model_len))
-        self._add_cluster()
+        for metric in declared(max_model_len):
+            self._add(metric)
         aliases = {alias: (self._metrics[name], f"The same as {name}") for alias, name in ALIASES.items()}
         self.registry.register(Aliases(aliases))
         self._watched = WatchedCollector(self._labels)
@@ -240,63 +206,9 @@ class Metrics:
             child = self._children[key] = self._metrics[name].labels(**self._labels, **labels)
         return child
 
-    def _add(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> None:
-        metric = kind(name, text, [*self._labels, *labels], registry=self.registry, **options)
-        self._metrics[name] = metric
-        if not labels:
+    def _add(self, one: Declared) -> None:
+        options = {} if one.buckets is None else {"buckets": one.buckets}
+        labels = [*self._labels, *one.labels]
+        metric = self._metrics[one.name] = one.kind(one.name, one.text, labels, registry=self.registry, **options)
+        if not one.labels:
             metric.labels(**self._labels)  # shown as 0 before the first event, so that rates have a start
-
-    def _add_engine(self) -> None:
-        self._add(Gauge, "vllm:num_requests_running", "Requests in the running batch")
-        self._add(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled")
-        self._add(Gauge, "mooncake:requests_waiting", "Requests waiting, by service class", "service_class")
-        self._add(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
-        self._add(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out")
-        self._add(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._add(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier")
-        self._add(Counter, "vllm:spec_decode_num_drafts", "Drafts verified: one per request and step")
-        self._add(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens verified")
-        self._add(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted")
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        self._add(Counter, name, "Draft tokens accepted, by their place in the draft from 0", "position")
-        buckets = size_buckets(20_000)
-        self._add(Histogram, "vllm:iteration_tokens_total", "Tokens per model step", buckets=buckets)
-
-    def _add_requests(self, sizes: tuple[int, ...]) -> None:
-        self._add(Counter, "vllm:prompt_tokens", "Prompt tokens processed, cached ones included")
-        self._add(Counter, "vllm:generation_tokens", "Tokens generated")
-        self._add(Counter, "vllm:request_success", "Finished requests by reason", "finished_reason")
-        times = {
-            "vllm:time_to_first_token_seconds": ("Arrival to first token", FIRST_TOKEN_BUCKETS_S),
-            "vllm:inter_token_latency_seconds": ("Between successive tokens", NEXT_TOKEN_BUCKETS_S),
-            "vllm:request_time_per_output_token_seconds": ("Mean per request after the first", NEXT_TOKEN_BUCKETS_S),
-            "vllm:e2e_request_latency_seconds": ("Arrival to last token", REQUEST_BUCKETS_S),
-            "vllm:request_queue_time_seconds": ("Arrival to first scheduled", REQUEST_BUCKETS_S),
-            "vllm:request_prefill_time_seconds": ("First scheduled to first token", REQUEST_BUCKETS_S),
-            "vllm:request_decode_time_seconds": ("First to last token", REQUEST_BUCKETS_S),
-            "vllm:request_inference_time_seconds": ("First scheduled to last token", REQUEST_BUCKETS_S),
-        }
-        for name, (text, buckets) in times.items():
-            self._add(Histogram, name, text, buckets=buckets)
-        name, text = "mooncake:time_to_first_token_seconds", "Arrival to first token, by service class"
-        self._add(Histogram, name, text, "service_class", buckets=FIRST_TOKEN_BUCKETS_S)
-        self._add(Histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", buckets=sizes)
-        self._add(Histogram, "vllm:request_generation_tokens", "Output tokens per request", buckets=sizes)
-
-    def _add_cluster(self) -> None:
-        self._add(Gauge, "mooncake:cluster_members", "Members believed alive, by role", "role")
-        self._add(Counter, "mooncake:transfer_bytes", "KV bytes moved", "direction", "transport")
-        self._add(Counter, "mooncake:transfer_seconds", "Time spent in transfers", "direction", "transport")
-        self._add(Counter, "mooncake:transfer_failures", "Transfers that failed", "transport")
-        self._add(Counter, "mooncake:store_hit_blocks", "Blocks fetched from the pool, by tier of their home", "tier")
-        self._add(Counter, "mooncake:store_missed_blocks", "Blocks asked of the pool and not found")
-        self._add(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool")
-        text = "Time a callback waits for the event loop, sampled 20 times a second"
-        self._add(Histogram, "mooncake:event_loop_stall_seconds", text, buckets=STALL_BUCKETS_S)
-        text = "Of such waits over 2 ms: a handler computed, no core was free, another thread held the interpreter"
-        self._add(Counter, "mooncake:event_loop_long_stall_seconds", text, "cause")
-        self._add(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start")
-        name, text = "mooncake:placement_estimate_error", "|estimated - measured| / measured; sum / count is the MAPE"
-        self._add(Histogram, name, text, "estimate", buckets=ERROR_BUCKETS)
-        self._add(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost")
-        self._add(Counter, "mooncake:requests_rejected", "Requests refused before prefill", "reason")

@@ -1,4 +1,4 @@
-"""`python mooncake.py explain <request-id> --url http://HOST:PORT`: why a request went where it went, as a table.
+"""`python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: why a request went where it went, as a table.
 
 Asks the node at --url, then the other nodes of its cluster: the one that accepted the request knows.
 """
@@ -24,19 +24,32 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="mooncake explain", description="Why a request went where it went, and how it did."
     )
-    parser.add_argument("request_id", metavar="REQUEST-ID", help="the id in the answer of the API")
+    known = "the id in the answer of the API (default: the request of the cluster that ended last)"
+    parser.add_argument("request_id", metavar="REQUEST-ID", nargs="?", help=known)
     add_flags(parser, "any node of the cluster")
     parser.add_argument("--json", action="store_true", help="print the record as it is")
     args = parser.parse_args(argv)
     try:
-        record = find(NodeClient.from_flags(args), args.request_id)
+        node = NodeClient.from_flags(args)
+        request_id = args.request_id or newest(node)
+        if request_id is None:
+            print("mooncake explain: no request has ended yet", file=sys.stderr)
+            return 1
+        record = find(node, request_id)
     except NoAnswer as error:
         unknown = error.status == 404
-        reason = f"no node knows {args.request_id} (any more)" if unknown else str(error)
+        reason = f"no node knows {request_id} (any more)" if unknown else str(error)
         print(f"mooncake explain: {reason}", file=sys.stderr)
         return 1 if unknown else 2
     print(json.dumps(record, indent=1) if args.json else table(record))
     return 0
+
+
+def newest(node: NodeClient) -> str | None:
+    """The request that ended last, of those that the nodes remember. Raises NoAnswer."""
+    speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
+    rows = [row for one in speaking for row in one["recent"]["requests"]]
+    return max(rows, key=lambda row: float(row["ended"]))["id"] if rows else None
 
 
 def find(node: NodeClient, request_id: str) -> dict[str, Any]:

@@ -52,8 +52,9 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         return from_exception(error, request_id).response()
 
 
-async def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """on_response_prepare signal: streams too carry the id."""
+async def sign(request: web.Request, response: web.StreamResponse) -> None:
+    """on_response_prepare signal: streams too carry the id; which versions answer is nobody's business."""
+    response.headers["Server"] = "mooncake"
     if request_id_key in request:
         response.headers["X-Request-Id"] = request[request_id_key]
 

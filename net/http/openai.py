@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -119,7 +120,7 @@ def _resumed(request: web.Request, plan: Plan) -> Plan:
     given = request.headers.get(RESUME_HEADER)
     if given is None:
         return plan
-    if not given.isdecimal() or "X-Request-Id" not in request.headers or len(plan.choices) != 1:
+    if not re.fullmatch(r"[0-9]{1,9}", given) or "X-Request-Id" not in request.headers or len(plan.choices) != 1:
         raise ApiError(
             400,
             f"header {RESUME_HEADER} is the number of output tokens received; it needs the X-Request-Id of the first "

@@ -1,4 +1,5 @@
-"""GET /openapi.json: the routes of the app as an OpenAPI 3.1 document. Bodies are the models that check them.
+"""GET /openapi.json: the routes of the app as an OpenAPI 3.1 document. Bodies are the models that check them, with what
+net/http/rules.py adds; net/http/answers.py has the answers.
 
 `document` raises LookupError for a route without a line in OPERATIONS, so a new route cannot be left out.
 """
@@ -6,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,36 +15,51 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from net.http.answers import ANSWERS
 from net.http.drain import DrainBody
+from net.http.fields import IGNORED, NEUTRAL
+from net.http.openai import CLASS_HEADER, RESUME_HEADER
 from net.http.page import ASSETS, TYPES
-from net.http.schema import IGNORED, NEUTRAL, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from net.http.rules import FIELDS, REFERENCE, RULES
+from net.http.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 
+NULL: Json = {"type": "null"}
 JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
-REFERENCE = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     summary: str
     body: type[BaseModel] | None = None
-    types: tuple[str, ...] = (JSON,)  # of a 200
+    types: tuple[str, ...] = (JSON,)  # of a 200; none: there is no 200
     open: bool = False  # needs no key
+    answer: str = ""  # the component that its JSON is; "" = an object
 
+
+HEADERS: dict[str, tuple[str, Json]] = {
+    "X-Request-Id": ("The id of this request, echoed; a new one when it has other characters", {"type": "string"}),
+    CLASS_HEADER: ("Wins over service_class and priority of the body", {"enum": [*SERVICE_CLASSES]}),
+    RESUME_HEADER: (
+        "Output tokens received from a node that was lost; with the X-Request-Id of then, for one choice",
+        {"type": "string", "pattern": "^[0-9]{1,9}$"},
+    ),
+}
+"""What may come with a request that is answered with a stream, if it likes: name -> (what it is for, its schema)."""
 
 # fmt: off
 OPERATIONS = {
-    "POST /v1/completions": Operation("Continue a prompt", CompletionBody, (JSON, EVENTS)),
-    "POST /v1/chat/completions": Operation("Answer a conversation", ChatBody, (JSON, EVENTS)),
-    "POST /v1/embeddings": Operation("Refused: this server generates text"),
-    "GET /v1/models": Operation("The served model"),
-    "GET /v1/models/{model}": Operation("The served model by its name"),
-    "POST /tokenize": Operation("Token ids of a text or a conversation", TokenizeBody),
-    "POST /detokenize": Operation("Text of token ids", DetokenizeBody),
+    "POST /v1/completions": Operation("Continue a prompt", CompletionBody, (JSON, EVENTS), answer="Completion"),
+    "POST /v1/chat/completions": Operation("Answer a conversation", ChatBody, (JSON, EVENTS), answer="ChatCompletion"),
+    "POST /v1/embeddings": Operation("Refused: this server generates text", types=()),
+    "GET /v1/models": Operation("The served model", answer="Models"),
+    "GET /v1/models/{model}": Operation("The served model by its name", answer="Model"),
+    "POST /tokenize": Operation("Token ids of a text or a conversation", TokenizeBody, answer="Tokens"),
+    "POST /detokenize": Operation("Text of token ids", DetokenizeBody, answer="Detokenized"),
     "GET /tokenizer_info": Operation("Special tokens and chat template"),
-    "GET /health": Operation("Can this node serve?", open=True),
-    "GET /version": Operation("Version of the server"),
+    "GET /health": Operation("Can this node serve?", open=True, answer="Health"),
+    "GET /version": Operation("Version of the server", answer="Version"),
     "GET /metrics": Operation("Prometheus metrics", types=(TEXT,), open=True),
     "GET /openapi.json": Operation("This document"),
     "GET /debug/state": Operation("Everything this node knows about itself"),
@@ -51,8 +67,8 @@ OPERATIONS = {
     "GET /cluster": Operation("Members, roles and addresses"),
     "GET /live": Operation("The cluster as it is now, every node in its own words"),
     "GET /live/requests/{request_id}": Operation("Timeline of a request that any node accepted"),
-    "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody),
-    "GET /drain": Operation("How far leaving has come"),
+    "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody, answer="Drain"),
+    "GET /drain": Operation("How far leaving has come", answer="Drain"),
     "GET /": Operation("The live page", types=("text/html",), open=True),
 } | {
     f"GET /{name}": Operation("A file of the live page", types=(TYPES[name[name.rindex("."):]],), open=True)
@@ -60,26 +76,10 @@ OPERATIONS = {
 }
 # fmt: on
 
-ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 
-
-def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool) -> Json:
-    """The document of these routes. `with_key`: clients must send one. Raises LookupError."""
+def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool, values: Mapping[str, Json]) -> Json:
+    """The document of these routes. `with_key`: clients must send one. `values`: net.http.rules.values. Raises
+    LookupError."""
     paths: dict[str, Json] = {}
     for route in routes:
         if route.method == "HEAD":  # comes with every GET
@@ -93,8 +93,8 @@ def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool) 
     modes = [(body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)]
     _, schemas = models_json_schema(modes, ref_template=REFERENCE)  # type: ignore[arg-type]
     known = {body.__name__ for body in _subclasses(Body)}
-    models = {name: _accepted(schema) if name in known else schema for name, schema in schemas["$defs"].items()}
-    components: Json = {"schemas": models | {"Error": ERROR}}
+    models = {name: _told(name, schema, name in known) for name, schema in schemas["$defs"].items()}
+    components: Json = {"schemas": {**values, **models, **ANSWERS}}
     if with_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     info = {"title": "Mooncake", "version": version, "description": "OpenAI-compatible, with vLLM's extensions"}
@@ -103,14 +103,21 @@ def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool) 
 
 def _operation(path: str, operation: Operation, with_key: bool) -> Json:
     error = {"description": "An error as OpenAI has them", "content": {JSON: {"schema": _reference("Error")}}}
-    content = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in operation.types}
-    described: Json = {
-        "summary": operation.summary,
-        "responses": {"200": {"description": operation.summary, "content": content}, "default": error},
-    }
-    if names := re.findall(r"{(\w+)}", path):
-        schema = {"type": "string", "minLength": 1}
-        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+    whole = _reference(operation.answer) if operation.answer else {"type": "object"}
+    content = {kind: {"schema": whole if kind == JSON else {}} for kind in operation.types}
+    answers: Json = {"200": {"description": operation.summary, "content": content}} if content else {"400": error}
+    described: Json = {"summary": operation.summary, "responses": answers | {"default": error}}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    if EVENTS in operation.types:
+        parameters += [
+            {"name": name, "in": "header", "description": purpose, "schema": schema}
+            for name, (purpose, schema) in HEADERS.items()
+        ]
+    if parameters:
+        described["parameters"] = parameters
     if operation.body is not None:
         schema = _reference(operation.body.__name__)
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
@@ -119,17 +126,22 @@ def _operation(path: str, operation: Operation, with_key: bool) -> Json:
     return described
 
 
-def _accepted(schema: Json) -> Json:
-    """With what `served_fields` lets through: null for every optional field, fields that are ignored, and fields that
-    may only ask for nothing."""
-    required = set(schema.get("required", ()))
-    properties = {
-        name: field if name in required else {"anyOf": [field, {"type": "null"}]}
-        for name, field in schema["properties"].items()
-    }
-    ignored: dict[str, Json] = {name: {} for name in sorted(IGNORED)}
-    neutral: dict[str, Json] = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
-    return {**schema, "properties": ignored | neutral | properties}
+def _told(name: str, schema: Json, is_body: bool) -> Json:
+    """With what pydantic does not know; of a body also what `served_fields` lets through: null for every optional
+    field, fields that are ignored, and fields that may only ask for nothing."""
+    properties = schema["properties"] | FIELDS.get(name, {})
+    if is_body:
+        required = set(schema.get("required", ()))
+        ignored: dict[str, Json] = {field: {} for field in sorted(IGNORED)}
+        neutral: dict[str, Json] = {field: {"enum": [*values, None]} for field, values in NEUTRAL.items()}
+        served = {field: kind if field in required else _or_null(kind) for field, kind in properties.items()}
+        properties = ignored | neutral | served
+    rules = {"allOf": RULES[name]} if name in RULES else {}
+    return {**schema, "properties": properties, **rules}
+
+
+def _or_null(kind: Json) -> Json:
+    return kind if NULL in kind.get("anyOf", ()) else {"anyOf": [kind, NULL]}
 
 
 def _reference(model: str) -> Json:

@@ -198,7 +198,7 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, grammar: 
         "top_p": body.top_p,
         "top_k": body.top_k,
         "min_p": body.min_p,
-        "seed": None if body.seed is None else body.seed + offset,
+        "seed": None if body.seed is None else _wrapped(body.seed + offset),
         "stop": tuple(body.stop),
         "stop_token_ids": tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
@@ -209,3 +209,8 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, grammar: 
         "logprobs": logprobs,
         "grammar": grammar,
     }
+
+
+def _wrapped(number: int) -> int:
+    """As a signed integer of 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,84 +1,32 @@
-"""Request bodies: the fields we serve, their types, and what happens to fields we do not serve.
-
-Every field of a body is one of
-- served: a field of a model below;
-- ignored: harmless to leave out (IGNORED), accepted so that stock clients work;
-- neutral: known but not served (NEUTRAL), accepted only with values that ask for nothing;
-- unknown: refused with 400 naming the field.
-A null means the same as an absent field, as at OpenAI.
-"""
+"""Request bodies: the fields we serve, and their types. What happens to other fields: net/http/fields.py."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from net.http.fields import WHOLE, AtLeast0, AtLeast1, TokenIds, UpTo20, Whole, served_fields, whole_ids
 from net.http.structured import Structured
 from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
-# fmt: off
-IGNORED = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "reasoning_effort", "verbosity",
-})
-# fmt: on
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-}
-
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 1024
 """Prompts times n in one request."""
+RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
 
 
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
-    for name in ("messages", "add_generation_prompt", "tools"):
-        if name in arguments:
-            raise ValueError(f"{name} has its own field")
+    for name in sorted(RESERVED & set(arguments)):
+        raise ValueError(f"{name} is not for the template: it has its own field, or is reserved")
     return arguments
 
 
-_TEXT, _IDS = {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPT = {"anyOf": [_TEXT, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in (_TEXT, _IDS))]}
-_STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]}
-
 ShortText = Annotated[str, Field(max_length=256)]
-AtLeast0 = Annotated[int, Field(ge=0)]
-TokenIds = list[int]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equal in JSON, where true is no 1."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-def served_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """`body` without nulls, ignored and neutral fields. Raises ValueError for a field known but not served."""
-    served = {}
-    for name, value in body.items():
-        if value is None or name in IGNORED:
-            continue
-        if name in NEUTRAL:
-            allowed = (*NEUTRAL[name], body.get("n")) if name == "best_of" else NEUTRAL[name]
-            if not any(_same(value, one) for one in allowed):
-                raise ValueError(f"{name} is not supported by this server; leave it out")
-            continue
-        served[name] = value
-    return served
 
 
 class Body(BaseModel):
@@ -106,24 +54,24 @@ class Generation(Structured, Body):
     min_tokens: AtLeast0 = 0
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], WithJsonSchema(_STOP)] = []
+    seed: Whole | None = None
+    stop: list[Annotated[str, Field(min_length=1)]] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: dict[str, float] = {}
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False  # vLLM: token ids beside the text
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # vLLM: others beside each of the prompt
+    prompt_logprobs: UpTo20 | None = None  # vLLM: others beside each of the prompt
     cache_salt: ShortText = ""
     service_class: Literal["interactive", "standard", "batch"] | None = None
-    priority: int = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
+    priority: Whole = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -162,15 +110,16 @@ class Generation(Structured, Body):
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: Annotated[list[str | TokenIds], WithJsonSchema(_PROMPT)]  # after validation always a list of prompts
+    prompt: list[str | list[int]]  # after validation always a list of prompts
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: UpTo20 | None = None
     add_special_tokens: bool = True
 
     @field_validator("prompt", mode="before")
     @classmethod
     def _list_of_prompts(cls, prompt: Any) -> Any:
         """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+        prompt = [whole_ids(one) for one in whole_ids(prompt)] if isinstance(prompt, list) else prompt
         prompts = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and _all(prompt, int)) else prompt
         if not isinstance(prompts, list) or not (
             _all(prompts, str) or all(isinstance(p, list) and _all(p, int) for p in prompts)
@@ -215,13 +164,17 @@ class Message(BaseModel):
         return "\n".join(part["text"] for part in content)
 
 
+Conversation = Annotated[list[Message], Field(min_length=1)]
+
+
 class ChatBody(Generation):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: AtLeast0 | None = None
+    messages: Conversation
+    max_tokens: AtLeast1 | None = None
+    max_completion_tokens: AtLeast1 | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: UpTo20 = 0
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}
     tools: Tools = []
@@ -265,7 +218,7 @@ class TokenizeBody(Body):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Conversation | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments = {}

@@ -11,13 +11,13 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from net.cluster_key import ClusterKey
-from net.http import openapi, page
+from net.http import openapi, page, rules
 from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.keys import ApiKeys
 from net.http.limits import Cors, connections_key, data_is_local, limit_connections, limit_rate
-from net.http.middleware import echo_request_id, identify, require_key
+from net.http.middleware import identify, require_key, sign
 from net.http.openai import OpenAI
 
 KiB = 1 << 10
@@ -47,7 +47,7 @@ def create_app(
         middlewares.append(limit_rate(rate_limit))
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[connections_key] = list  # until a server has it
-    app.on_response_prepare.append(echo_request_id)
+    app.on_response_prepare.append(sign)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
     openai, info = OpenAI(frontend), Info(frontend, version, cluster_key)
@@ -73,16 +73,18 @@ def create_app(
             *page.routes(),
         ]
     )
-    app.router.add_get("/openapi.json", _document(app, version, bool(keys)))
+    app.router.add_get("/openapi.json", _document(app, frontend, version, bool(keys)))
     return app
 
 
-def _document(app: web.Application, version: str, with_key: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _document(
+    app: web.Application, frontend: Frontend, version: str, with_key: bool
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     body = b""
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal body
-        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key))
+        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key, rules.values(frontend)))
         return web.Response(body=body, content_type="application/json")
 
     return answer

@@ -1,4 +1,5 @@
-"""Every answer of an API under fuzz, judged: server errors, errors of another form, requests without an answer. Pure.
+"""Every answer of an API under fuzz, judged: server errors, errors of another form, requests without an answer, and
+bodies that are refused although the API's document allows them. Pure.
 
 The input is an HTTP archive (HAR 1.2), which most tools that send requests can write.
 """
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from scripts.fuzzing.promises import Promises
+
 OVERLOAD = (429, 503)
 ERROR_FIELDS = {"message", "type", "param", "code"}
 SHOWN = 300  # characters of a body in a fault
@@ -20,8 +23,10 @@ SHOWN = 300  # characters of a body in a fault
 class Judge:
     """`seen` counts (operation, status); `faults` says what no answer may be, with the request that made it."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        """paths: of the OpenAPI document, as /v1/models/{model}; those without parameters are looked for first."""
+    def __init__(self, paths: Iterable[str], promises: Promises) -> None:
+        """paths: of the OpenAPI document, as /v1/models/{model}; those without parameters are looked for first.
+        promises: what that document allows."""
+        self._promises = promises
         patterns = {path: re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)) for path in sorted(paths, key=_parameters)}
         self._paths = [(path, re.compile(pattern)) for path, pattern in patterns.items()]
         self.seen: Counter[tuple[str, int]] = Counter()
@@ -32,10 +37,14 @@ class Judge:
         for entry in entries:
             request, response = entry["request"], entry.get("response") or {"status": 0}
             status = int(response["status"])
-            self.seen[f"{request['method']} {self._path(urlsplit(request['url']).path)}", status] += 1
-            if (wrong := fault(request["method"], response)) is not None:
-                body = request.get("postData", {}).get("text", "")[:SHOWN]
-                self.faults.append(f"{wrong}: {request['method']} {request['url'][:SHOWN]} {body}")
+            operation = f"{request['method']} {self._path(urlsplit(request['url']).path)}"
+            self.seen[operation, status] += 1
+            body = request.get("postData", {}).get("text", "")
+            wrong = fault(request["method"], response)
+            if wrong is None and status >= 400 and self._promises.broken(operation, body, status, said(response)):
+                wrong = f"{status} for a body that the document allows, {said(response)!r}"
+            if wrong is not None:
+                self.faults.append(f"{wrong}: {request['method']} {request['url'][:SHOWN]} {body[:SHOWN]}")
 
     def statuses(self, operation: str) -> dict[int, int]:
         return {status: count for (name, status), count in sorted(self.seen.items()) if name == operation}
@@ -64,6 +73,11 @@ def fault(method: str, response: dict[str, Any]) -> str | None:
     if method != "HEAD" and not is_error_body(response["content"].get("text", "")):
         return f"{status} without an error body"
     return None
+
+
+def said(response: dict[str, Any]) -> str:
+    """The message of an error body."""
+    return str(json.loads(response["content"]["text"])["error"]["message"])
 
 
 def is_error_body(text: str) -> bool:

@@ -65,7 +65,17 @@ async def drained_under_load(cluster: LocalCluster, leaver: Node, door: Node) ->
     streams = [asyncio.create_task(stream(node, 60, lambda number: begun.set())) for node in (leaver, door) * 3]
     await begun.wait()
     leaver.expected_dead = True
-    command = [sys.executable, str(ROOT / "mooncake.py"), "drain", "--url", leaver.url, "--timeout-s", "60"]
+    command = [
+        sys.executable,
+        str(ROOT / "mooncake.py"),
+        "drain",
+        "--url",
+        leaver.url,
+        "--timeout-s",
+        "60",
+        "--grace-s",
+        "3",
+    ]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     while not (await asyncio.to_thread(rest.get, leaver.url + "/drain"))["draining"]:  # noqa: ASYNC110
         await asyncio.sleep(0.02)

@@ -10,11 +10,10 @@ pytest.importorskip("playwright")
 from playwright.async_api import Page, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="needs Chromium; scripts/setup --test installs it as root on Debian"
 )
+expect.set_options(timeout=60_000)  # ms; what does not come at all is what fails
 
 NAMES = """[...document.querySelectorAll("button, textarea, input")].map(
     (e) => e.labels?.[0]?.textContent || e.ariaLabel || e.textContent)"""

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -91,10 +92,13 @@ def test_the_table_names_candidates_probes_and_errors():
 
 
 class Node(BaseHTTPRequestHandler):
-    """Knows one request, as any node of its cluster does."""
+    """Knows one request, as any node of its cluster does; `recent` is what /live says of it."""
+
+    recent: ClassVar[list[dict]] = []
 
     def do_GET(self) -> None:
-        body = record() if self.path == "/live/requests/r-1" else None
+        nodes = [{"error": "no answer in 1 s"}, {"recent": {"requests": self.recent}}]
+        body = {"/live/requests/r-1": record(), "/live": {"nodes": nodes}}.get(self.path)
         data = json.dumps(body or {}).encode()
         self.send_response(200 if body else 404)
         self.send_header("Content-Length", str(len(data)))
@@ -127,3 +131,11 @@ def test_the_command_finds_the_node_that_accepted_it(url, capsys):
 def test_a_node_that_is_not_there_is_named(capsys):
     assert main(["r-1", "--url", "http://127.0.0.1:9"]) == 2
     assert "--url of a running node" in capsys.readouterr().err
+
+
+def test_without_an_id_it_is_the_request_that_ended_last(url, capsys, monkeypatch):
+    assert main(["--url", url]) == 1
+    assert "no request has ended yet" in capsys.readouterr().err
+    monkeypatch.setattr(Node, "recent", [{"id": "r-0", "ended": 4.0}, {"id": "r-1", "ended": 5.0}])
+    assert main(["--url", url]) == 0
+    assert "request r-1:" in capsys.readouterr().out

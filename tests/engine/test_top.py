@@ -85,7 +85,7 @@ def test_the_picture_shows_every_node_in_its_own_words():
 def test_a_cluster_without_requests_and_peers():
     seen = live()
     seen["nodes"] = seen["nodes"][1:2]
-    assert "1 nodes, 0 requests running" in drawn(seen) and "TTFT" not in drawn(seen)
+    assert "1 node, 0 requests running" in drawn(seen) and "TTFT" not in drawn(seen)
 
 
 def test_once_and_json(server, capsys):

@@ -44,7 +44,7 @@ class FakeFrontend:
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         if any(message["role"] == "nobody" for message in messages):
-            raise ValueError("the template knows no role 'nobody'")
+            raise ValueError("the chat template refused the messages: it knows no role 'nobody'")
         self.rendered.append((messages, kwargs))
         return self.encode("".join(message.get("content") or "" for message in messages))
 

@@ -34,6 +34,11 @@ async def channels(*names: str, check=lambda hello: None):
             await channel.close()
 
 
+async def echo(peer_id, body, data):
+    """A handler."""
+    return {"from": peer_id, **body}, [data, b"!"]
+
+
 async def until(condition, seconds=60.0):
     """Wait for something another task or process brings about."""
     async with asyncio.timeout(seconds):

@@ -91,7 +91,7 @@ async def test_request_id(api, frontend):
         assert (await response.json())["id"] == "cmpl-my-id.1"
     assert frontend.calls[0]["request_id"] == "my-id.1"
     async with api.post("/v1/completions", json=body | {"stream": True}, headers={"X-Request-Id": "s"}) as response:
-        assert response.headers["X-Request-Id"] == "s"
+        assert (response.headers["X-Request-Id"], response.headers["Server"]) == ("s", "mooncake")
     for unfit in ("a b", "x" * 200, "<script>"):
         async with api.post("/v1/completions", json=body, headers={"X-Request-Id": unfit}) as response:
             assert response.headers["X-Request-Id"] != unfit

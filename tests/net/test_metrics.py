@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from net.metrics import Metrics, size_buckets
+from net.metric_table import size_buckets
+from net.metrics import Metrics
 from net.watched_metrics import of_gossip, of_load_words, of_store, of_tiers, of_traces
 
 LABELS = {"model_name": "tiny", "engine": "node-1"}

@@ -8,7 +8,7 @@ from net import polling
 from net.memory import Region
 from net.polling import NEXT, REST, SKIP_MAX, Polling
 from net.transfer import Op, TransferEngine
-from tests.net.peers import channels
+from tests.net.peers import channels, until
 
 MOST_S = 100e-6
 
@@ -94,7 +94,9 @@ async def test_transfers_are_the_same_with_it_and_leave_the_loop_asleep(busy_pol
                 y.memory[:] = bytes(4 << 20)
                 await a.submit("b", Op.WRITE, "x", "y", [(0, 1 << 20, size)])
                 assert y.memory[1 << 20 : (1 << 20) + size] == x.memory[:size]
-            await asyncio.sleep(0.01)
+            awake = [link.polling for one in made for link in one.links._everyone if link.polling is not None]
+            assert bool(awake) == bool(busy_poll_us)
+            await until(lambda: not any(poll._awake for poll in awake))
             looked = []
             monkeypatch.setattr(Polling, "_turn", lambda poll: looked.append(poll))
             await asyncio.sleep(0.02)

@@ -109,6 +109,7 @@ async def test_a_peer_that_does_not_confirm_the_fence_is_given_up(monkeypatch):
     await until(lambda: one.given_up == ["it does not answer about a broken rail"])
     one = Rails(monkeypatch, PeerLost("gone"))
     one.pump.pairs[1].fail()
+    await until(lambda: one.questions.asked == [("stop", 1)])
     await asyncio.sleep(0.02)
     assert not one.given_up and not one.joined
     one.revival.end()

@@ -107,7 +107,7 @@ async def test_unread_bytes_of_a_broken_connection_never_land():
         bundle(a).rails[0].bytes_per_s = 1e12  # so it is chosen
         fill(ours, 1)
         moving = asyncio.create_task(a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, MIB // 2)]))
-        await asyncio.sleep(0.02)
+        await until(lambda: bundle(a).rails[0].in_flight)
         assert not moving.done() and not any(theirs.memory[: MIB // 2]), "it is in the socket"
         first.closed(first.connection, "its network card is gone")  # b has not heard of it
         await moving
@@ -130,9 +130,9 @@ async def test_a_cancelled_write_on_a_broken_connection_is_settled_first():
         bundle(a).rails[0].bytes_per_s = 1e12
         fill(ours, 2)
         moving = asyncio.create_task(a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, MIB // 2)]))
-        await asyncio.sleep(0.02)
+        await until(lambda: bundle(a).rails[0].in_flight)
         moving.cancel()
-        await asyncio.sleep(0.02)
+        await until(lambda: any(one.stopped for one in first._transfers.values()))
         first.closed(first.connection, "its network card is gone")
         with pytest.raises(asyncio.CancelledError):
             await moving

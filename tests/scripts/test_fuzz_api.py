@@ -7,6 +7,7 @@ import json
 import pytest
 
 from scripts.fuzzing.answers import Judge, fault
+from scripts.fuzzing.promises import Promises
 
 ERROR = json.dumps({"error": {"message": "no", "type": "t", "param": None, "code": None}})
 PATHS = ("/v1/models/{model}", "/v1/models", "/")
@@ -45,7 +46,7 @@ def test_answers_are_counted_by_operation_and_faults_name_the_request():
             {} if response is None else {"response": response}
         )
 
-    judge = Judge(PATHS)
+    judge = Judge(PATHS, Promises({"paths": {}, "components": {}}))
     judge.take([entry("GET", "/v1/models", answer(200)), entry("GET", "/v1/models/x%2Fy?a=1", answer(404))])
     judge.take([entry("POST", "/v1/models", answer(500)), entry("GET", "/a/b", answer(404))])
     judge.take([entry("GET", "/", None)])
@@ -59,3 +60,24 @@ def test_answers_are_counted_by_operation_and_faults_name_the_request():
     assert judge.statuses("GET /v1/models/{model}") == {404: 1}
     assert judge.faults == ["server error 500: POST http://h:1/v1/models {}", "no answer: GET http://h:1/ {}"]
     assert judge.seen.total() == 5
+
+
+def test_bodies_that_the_document_allows_must_be_served_unless_it_cannot_say_why_not():
+    schema = {"$ref": "#/components/schemas/Body"}
+    body = {"required": ["n"], "properties": {"n": {"type": "integer"}}, "type": "object"}
+    operation = {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+    document = {"paths": {"/": {"post": operation, "get": {}}}, "components": {"schemas": {"Body": body}}}
+    promises = Promises(document, unsaid=["too long"])
+    assert promises.allows("POST /", '{"n": 1.0}') and not promises.allows("POST /", '{"n": 1.5}')
+    assert not promises.allows("POST /", "{") and not promises.allows("POST /", '{"n": NaN}')
+    assert not promises.allows("GET /", '{"n": 1}')
+
+    def entry(text: str, message: str, status: int = 400) -> dict:
+        said = answer(status, json.dumps({"error": {"message": message, "type": "", "param": None, "code": None}}))
+        return {"request": {"method": "POST", "url": "http://h:1/", "postData": {"text": text}}, "response": said}
+
+    judge = Judge(document["paths"], promises)
+    judge.take([entry('{"n": 2}', "n is too long"), entry("{}", "no n"), entry('{"n": 2}', "moved", 404)])
+    assert judge.faults == []
+    judge.take([entry('{"n": 2}', "I do not like 2")])
+    assert judge.faults == ["400 for a body that the document allows, 'I do not like 2': POST http://h:1/ {\"n\": 2}"]

@@ -81,5 +81,6 @@ async function stream(messages, signal, piece) {
       if (text) piece(text);
     }
   }
+  if (!usage) throw new Error("the answer broke off: its node ended, or the connection to it");
   return { id, usage, first };
 }

@@ -15,19 +15,25 @@ async function poll() {
       if (!answer.ok) throw new Error((await answer.json()).error.message);
       show(await answer.json());
     } catch (error) {
-      at("summary").textContent = `no figures from this node: ${error.message}`;
-      at("summary").className = "bad";
+      summarize(`no figures from this node: ${error.message}`, "bad");
     }
   }
   setTimeout(poll, PERIOD_MS);
 }
 
+/** Only what has changed: screen readers read it aloud. */
+function summarize(text, className = "") {
+  const summary = at("summary");
+  if (summary.textContent !== text) summary.textContent = text;
+  summary.className = className;
+}
+
 function show(live) {
   const speaking = live.nodes.filter((node) => !node.error);
   const sum = (value) => speaking.reduce((total, node) => total + (value(node) ?? 0), 0);
-  at("summary").className = "";
-  at("summary").textContent = `${live.nodes.length} ${live.nodes.length === 1 ? "node" : "nodes"}, ${sum((n) => n.load?.running)} requests running, ` +
-    `${sum((n) => n.load?.waiting)} waiting; seen from ${live.node_id}`;
+  const count = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
+  summarize(`${count(live.nodes.length, "node")}, ${count(sum((n) => n.load?.running), "request")} running, ` +
+    `${sum((n) => n.load?.waiting)} waiting; seen from ${live.node_id}`);
   const requests = speaking.flatMap((node) => node.recent.requests.map((row) => ({ ...row, acceptor: node.node_id })));
   requests.sort((a, b) => b.ended - a.ended);
   figures(requests, speaking);

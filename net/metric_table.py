@@ -1,0 +1,142 @@
+"""The table of a node's own metrics: kind, name, help, labels, buckets. Only those that net/metrics.py really fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+FIRST_TOKEN_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+NEXT_TOKEN_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+STALL_BUCKETS_S = (
+    *(0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
+REQUEST_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+ALIASES = {
+    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+    "vllm:gpu_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "vllm:gpu_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "vllm:time_per_output_token_seconds": "vllm:inter_token_latency_seconds",
+    "vllm:request_max_num_generation_tokens": "vllm:request_generation_tokens",
+    "vllm:prompt_tokens_cached": "vllm:prefix_cache_hits",
+}
+"""What vLLM's dashboards of several versions and the router of its production stack read -> the same figure here."""
+
+
+def size_buckets(largest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `largest`."""
+    steps = (digit * 10**power for power in range(len(str(largest))) for digit in (1, 2, 5))
+    return tuple(step for step in steps if step <= largest) or (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric; besides `labels` it has those of every metric. buckets: of a Histogram."""
+
+    kind: Any
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+    buckets: Sequence[float] | None = None
+
+
+ENGINE = (
+    Declared(Gauge, "vllm:num_requests_running", "Requests in the running batch"),
+    Declared(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled"),
+    Declared(Gauge, "mooncake:requests_waiting", "Requests waiting, by service class", ("service_class",)),
+    Declared(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1"),
+    Declared(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out"),
+    Declared(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
+    Declared(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier"),
+    Declared(Counter, "vllm:spec_decode_num_drafts", "Drafts verified: one per request and step"),
+    Declared(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens verified"),
+    Declared(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted"),
+    Declared(
+        Counter,
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted, by their place in the draft from 0",
+        ("position",),
+    ),
+    Declared(Histogram, "vllm:iteration_tokens_total", "Tokens per model step", buckets=size_buckets(20_000)),
+)
+
+TIMES = {
+    "vllm:time_to_first_token_seconds": ("Arrival to first token", FIRST_TOKEN_BUCKETS_S),
+    "vllm:inter_token_latency_seconds": ("Between successive tokens", NEXT_TOKEN_BUCKETS_S),
+    "vllm:request_time_per_output_token_seconds": ("Mean per request after the first", NEXT_TOKEN_BUCKETS_S),
+    "vllm:e2e_request_latency_seconds": ("Arrival to last token", REQUEST_BUCKETS_S),
+    "vllm:request_queue_time_seconds": ("Arrival to first scheduled", REQUEST_BUCKETS_S),
+    "vllm:request_prefill_time_seconds": ("First scheduled to first token", REQUEST_BUCKETS_S),
+    "vllm:request_decode_time_seconds": ("First to last token", REQUEST_BUCKETS_S),
+    "vllm:request_inference_time_seconds": ("First scheduled to last token", REQUEST_BUCKETS_S),
+}
+
+REQUESTS = (
+    Declared(Counter, "vllm:prompt_tokens", "Prompt tokens processed, cached ones included"),
+    Declared(Counter, "vllm:generation_tokens", "Tokens generated"),
+    Declared(Counter, "vllm:request_success", "Finished requests by reason", ("finished_reason",)),
+    *(Declared(Histogram, name, text, buckets=buckets) for name, (text, buckets) in TIMES.items()),
+    Declared(
+        Histogram,
+        "mooncake:time_to_first_token_seconds",
+        "Arrival to first token, by service class",
+        ("service_class",),
+        FIRST_TOKEN_BUCKETS_S,
+    ),
+)
+
+CLUSTER = (
+    Declared(Gauge, "mooncake:cluster_members", "Members believed alive, by role", ("role",)),
+    Declared(Counter, "mooncake:transfer_bytes", "KV bytes moved", ("direction", "transport")),
+    Declared(Counter, "mooncake:transfer_seconds", "Time spent in transfers", ("direction", "transport")),
+    Declared(Counter, "mooncake:transfer_failures", "Transfers that failed", ("transport",)),
+    Declared(Counter, "mooncake:store_hit_blocks", "Blocks fetched from the pool, by tier of their home", ("tier",)),
+    Declared(Counter, "mooncake:store_missed_blocks", "Blocks asked of the pool and not found"),
+    Declared(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool"),
+    Declared(
+        Histogram,
+        "mooncake:event_loop_stall_seconds",
+        "Time a callback waits for the event loop, sampled 20 times a second",
+        buckets=STALL_BUCKETS_S,
+    ),
+    Declared(
+        Counter,
+        "mooncake:event_loop_long_stall_seconds",
+        "Of such waits over 2 ms: a handler computed, no core was free, another thread held the interpreter",
+        ("cause",),
+    ),
+    Declared(Gauge, "mooncake:event_loop_longest_stall_seconds", "The longest such wait since the start"),
+    Declared(
+        Histogram,
+        "mooncake:placement_estimate_error",
+        "|estimated - measured| / measured; sum / count is the MAPE",
+        ("estimate",),
+        ERROR_BUCKETS,
+    ),
+    Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
+    Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),
+)
+
+
+def declared(max_model_len: int) -> Iterator[Declared]:
+    """All of them. max_model_len: where the buckets of token counts end."""
+    sizes = size_buckets(max_model_len)
+    yield from ENGINE
+    yield from REQUESTS
+    yield Declared(Histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", buckets=sizes)
+    yield Declared(Histogram, "vllm:request_generation_tokens", "Output tokens per request", buckets=sizes)
+    yield from CLUSTER
