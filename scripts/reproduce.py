@@ -161,7 +161,12 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         parts += more
         goals += answered
         save()
-    config = {"seeds": args.seeds, "requests": args.requests, "defaults": SimConfig().as_dict()}
+    config = {
+        "seeds": args.seeds,
+        "requests": args.requests,
+        "runs_of": [came, *also],
+        "defaults": SimConfig().as_dict(),
+    }
     write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
 
 
