@@ -14,9 +14,15 @@ import os
 from contextlib import suppress
 from typing import Self
 
+HUGE_BYTES = 2 << 20
+MAP_FIXED = 0x10  # the mmap module has no name for it
 POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; the mmap module has no name for it
-_madvise = ctypes.CDLL(None).madvise
+_libc = ctypes.CDLL(None, use_errno=True)
+_madvise = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_mmap = _libc.mmap
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_mmap.restype = ctypes.c_void_p
 
 
 class Region:
@@ -25,12 +31,13 @@ class Region:
     Make one with `shared`, `private` or `attach`; it is a context manager.
     """
 
-    def __init__(self, name: str, mapping: mmap.mmap, memfd: int | None) -> None:
+    def __init__(self, name: str, mapping: mmap.mmap, offset: int, nbytes: int, memfd: int | None) -> None:
+        """The `nbytes` of `mapping` from `offset` on."""
         self.name = name
-        self.nbytes = len(mapping)
-        self.memory = memoryview(mapping)  # format B, writable
+        self.nbytes = nbytes
+        self.memory = memoryview(mapping)[offset : offset + nbytes]  # format B, writable
         self.memfd = memfd  # None: cannot be shared with another process
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))  # for ctypes.memmove
+        self.address = _address(mapping) + offset  # for ctypes.memmove
         self.place: str | None = None  # set by who knows that it belongs to a GPU: 'cuda:0@0000:3b:00.0'
         self.closed = False
         self._mapping = mapping
@@ -43,10 +50,7 @@ class Region:
         try:
             os.ftruncate(memfd, nbytes)
             fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            mapping = mmap.mmap(memfd, nbytes)
-            with suppress(OSError):  # huge pages are refused where Linux does not offer them for memfds (doctor tells)
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-            return cls(name, mapping, memfd)
+            return cls(name, *_mapped(memfd, nbytes), nbytes, memfd)
         except BaseException:
             os.close(memfd)
             raise
@@ -55,7 +59,7 @@ class Region:
     def private(cls, name: str, nbytes: int) -> Region:
         """New zeroed memory of this process alone: peers reach it over TCP only."""
         _check_size(name, nbytes)
-        return cls(name, mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), None)
+        return cls(name, mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0, nbytes, None)
 
     @classmethod
     def attach(cls, name: str, memfd: int, nbytes: int) -> Region:
@@ -67,7 +71,7 @@ class Region:
                 raise ValueError(f"region {name!r}: its file has fewer than {nbytes} bytes")
             if not fcntl.fcntl(memfd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise ValueError(f"region {name!r}: its file may shrink; make it with Region.shared")
-            return cls(name, mmap.mmap(memfd, nbytes), memfd)
+            return cls(name, *_mapped(memfd, nbytes), nbytes, memfd)
         except BaseException:
             os.close(memfd)
             raise
@@ -99,6 +103,25 @@ class Region:
 
     def __repr__(self) -> str:
         return f"Region({self.name!r}, {self.nbytes} bytes, {'private' if self.memfd is None else 'shared'})"
+
+
+def _mapped(memfd: int, nbytes: int) -> tuple[mmap.mmap, int]:
+    """A mapping, and where in it the file begins: at an address that huge pages can have, which Linux does not choose
+    by itself. The mmap object owns what lies around, and with its address the file's pages. Raises OSError."""
+    if nbytes < HUGE_BYTES:
+        return mmap.mmap(memfd, nbytes), 0
+    around = mmap.mmap(-1, nbytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    offset = -_address(around) % HUGE_BYTES
+    where = _address(around) + offset
+    if _mmap(where, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, memfd, 0) != where:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    _madvise(where, nbytes, mmap.MADV_HUGEPAGE)  # heeded where Linux offers it for memfds (doctor tells)
+    return around, offset
+
+
+def _address(mapping: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
 
 
 def _check_size(name: str, nbytes: int) -> None:

@@ -3,22 +3,30 @@
 The first write to a page makes Linux find one and clear it. While the arenas of a node are new, that is a third of the
 CPU time of a prompt of the embedded model (KV written, and copied to the pool), so a thread goes ahead of it while
 there is nothing else to do. Contents are not touched: it may run while the memory is in use.
+
+Where Linux collapses them on demand (6.1), the pages are huge, also of memfds that it would give small ones by itself
+(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Clearing one costs half of 512 small ones, and a decode step of 32
+requests reads its KV from them in less time: 26.6 ms for 27.5 (SmolLM2, 300 tokens each).
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
+import mmap
+import os
 import threading
 from collections.abc import Callable, Sequence
 
-from net.memory import Region
+from net.memory import HUGE_BYTES, Region
 
 log = logging.getLogger("mooncake.net")
 
-STRIDE_BYTES = 4 << 20  # per system call: some milliseconds of one core and of the process's memory map
+_libc = ctypes.CDLL(None, use_errno=True)
+
+STRIDE_BYTES = 4 << 20  # between two looks at who is busy: a millisecond or two of one core and of the memory map
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
+COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1, the same
 LOOK_AGAIN_S = 0.05
 
 
@@ -49,7 +57,6 @@ class Prefault:
             self._thread.join()
 
     def _run(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
         for region in self._regions:
             for offset in range(0, region.nbytes, STRIDE_BYTES):
                 while self._busy() and not self._stop.wait(LOOK_AGAIN_S):
@@ -60,9 +67,27 @@ class Prefault:
                     log.info("prefault: memory is short, stopped after %d MiB of the arenas", self.populated >> 20)
                     return
                 count = min(STRIDE_BYTES, region.nbytes - offset)
-                address = ctypes.c_void_p(region.address + offset)
-                if libc.madvise(address, ctypes.c_size_t(count), POPULATE_WRITE):
-                    reason = errno.errorcode.get(ctypes.get_errno(), "unknown")
-                    log.info("prefault: not here, madvise says %s; pages come when they are used", reason)
+                try:
+                    _populate(region.address + offset, count)
+                except OSError as error:
+                    log.info("prefault: not here, madvise says %s; pages come when they are used", error.strerror)
                     return
                 self.populated += count
+
+
+def _populate(address: int, nbytes: int) -> None:
+    """Pages for this memory, huge ones where they can be had. Raises OSError."""
+    for begin in range(address, address + nbytes, HUGE_BYTES):
+        size = min(HUGE_BYTES, address + nbytes - begin)
+        # An empty one does not collapse. One that does not for another reason (no huge page is free, pages are pinned
+        # for RDMA, Linux is older) gets what is missing as small pages.
+        whole = size == HUGE_BYTES and not begin % HUGE_BYTES
+        if whole and _madvise(begin, mmap.PAGESIZE, POPULATE_WRITE) and _madvise(begin, size, COLLAPSE):
+            continue
+        if not _madvise(begin, size, POPULATE_WRITE):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _madvise(address: int, nbytes: int, advice: int) -> bool:
+    done: int = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice)
+    return done == 0

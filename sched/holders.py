@@ -12,7 +12,7 @@ for all of them, and a changed slot names exactly the mask it may change. Kept m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,10 +21,13 @@ import numpy.typing as npt
 from sched.digest import FINGERPRINT_BITS, FINGERPRINTS, LANES, Delta, Slots, alternate, key64
 
 KEPT_MASKS = 1 << 16
-"""Masks kept per table before they are dropped and collected anew: about 20 MB at 1,024 nodes."""
+"""Keys whose masks are kept per table before all are dropped and collected anew: about 24 MB at 1,024 nodes."""
 
 Key = int | bytes
 """A 64-bit key, or a block key of which the first 64 bits count."""
+
+Cell = list[int]
+"""One mask, which changes in place."""
 
 Words = npt.NDArray[np.uint64]
 _ONES = np.uint64(0x0001_0001_0001_0001)
@@ -110,11 +113,11 @@ class Holders:
         that nobody left holds.
         """
         table = next(iter(self._tables.values())) if len(self._tables) == 1 else None
-        search, names, kept = (self.mask, {}, {}) if table is None else table.kept()
+        search, kept = (self.mask, {}) if table is None else (table.mask, table.kept)
         found, left, depth = [], -1, 0
         for key in keys:
-            mask = kept.get(names.get(key, -1))  # what a table's `mask` begins with: a call less per key
-            held = left & (search(key) if mask is None else mask)
+            cell = kept.get(key)  # what a table's `mask` begins with: a call less per key
+            held = left & (search(key) if cell is None else cell[0])
             if held != left:
                 if depth:
                     found.append((depth, left))
@@ -147,13 +150,13 @@ class _Table:
     def __init__(self, buckets: int) -> None:
         self.buckets = buckets
         self._words: Words = np.zeros((buckets, 8), "<u8")
-        self._masks: dict[int, int] = {}  # by class: the lower bucket << 12 | fingerprint
-        self._names: dict[Key, int] = {}  # classes of keys
+        self.kept: dict[Key, Cell] = {}  # always this object
+        self._cells: dict[int, Cell] = {}  # by class: the lower bucket << 12 | fingerprint; keys of a class share one
         self._other = _alternates(buckets)
 
     def load(self, node: int, slots: Slots) -> None:
         """Replace a node's column."""
-        self._masks.clear()
+        self._drop_masks()
         if node >= self._words.shape[1]:
             wider = np.zeros((self.buckets, max(node + 1, 2 * self._words.shape[1])), "<u8")
             wider[:, : self._words.shape[1]] = self._words
@@ -171,38 +174,35 @@ class _Table:
         before = cells[buckets, lanes]
         cells[buckets, lanes] = fingerprints
         bit = 1 << node
-        masks = self._masks
+        cells_of = self._cells
         for bucket, old, new in zip(buckets.tolist(), before.tolist(), fingerprints.tolist(), strict=True):
-            if old and (name := self._class(old, bucket)) in masks and not self._holds(node, old, bucket):
-                masks[name] &= ~bit
-            if new and (name := self._class(new, bucket)) in masks:
-                masks[name] |= bit
-
-    def kept(self) -> tuple[Callable[[Key], int], dict[Key, int], dict[int, int]]:
-        """(`mask`, classes of keys, masks kept by class: no class is negative); all three stay the same objects."""
-        return self.mask, self._names, self._masks
+            if old and (cell := cells_of.get(self._class(old, bucket))) and not self._holds(node, old, bucket):
+                cell[0] &= ~bit
+            if new and (cell := cells_of.get(self._class(new, bucket))):
+                cell[0] |= bit
 
     def mask(self, key: Key) -> int:
-        name = self._names.get(key)
-        if name is None:
-            name = self._name(key)
-        kept = self._masks.get(name)
-        if kept is None:
-            if len(self._masks) >= KEPT_MASKS:
-                self._masks.clear()
-            first, fingerprint = name >> FINGERPRINT_BITS, name & (FINGERPRINTS - 1)
-            kept = self._masks[name] = self._search(fingerprint, first, first ^ self._other[fingerprint])
-        return kept
+        cell = self.kept.get(key)
+        if cell is None:
+            if len(self.kept) >= KEPT_MASKS:
+                self._drop_masks()
+            cell = self.kept[key] = self._cell(key)
+        return cell[0]
 
-    def _name(self, key: Key) -> int:
-        """The class of a key (digest.locate, with the alternates looked up); kept, as prompts come again."""
+    def _cell(self, key: Key) -> Cell:
+        """That of the key's class (digest.locate, with the alternates looked up)."""
         number = key if isinstance(key, int) else key64(key)
         fingerprint = (number & (FINGERPRINTS - 1)) or 1
         name = self._class(fingerprint, (number >> FINGERPRINT_BITS) & (self.buckets - 1))
-        if len(self._names) >= KEPT_MASKS:
-            self._names.clear()
-        self._names[key] = name
-        return name
+        cell = self._cells.get(name)
+        if cell is None:
+            first = name >> FINGERPRINT_BITS
+            cell = self._cells[name] = [self._search(fingerprint, first, first ^ self._other[fingerprint])]
+        return cell
+
+    def _drop_masks(self) -> None:
+        self.kept.clear()
+        self._cells.clear()
 
     def _search(self, fingerprint: int, first: int, second: int) -> int:
         """Test all nodes: a lane is zero after exclusive-or with the fingerprint where the two are equal."""

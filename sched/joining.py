@@ -1,27 +1,70 @@
-"""Entering the cluster: who may, why not, and the member list that arrives in pages."""
+"""Entering the cluster: asking until the member list has come in all its pages; who may enter, and why not."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from sched.member import Address, Member
+from sched.member import Address, Member, Preset
+from sched.outbox import Outbox
+from sched.packet import Message
 
 
 @dataclass(slots=True)
-class Joining:
-    """A join under way. Pages of repeated welcomes add up, so packet loss costs retries, not the join."""
+class _Asking:
+    """Pages of repeated welcomes add up, so packet loss costs retries, not the join."""
 
     address: Address
     retry_at: float
-    _pages: int = 0
-    _received: set[int] = field(default_factory=set)
+    pages: int = 0
+    received: set[int] = field(default_factory=set)
 
-    def got(self, page: int, pages: int) -> bool:
-        """Note one page; True when the list is complete."""
-        if pages != self._pages:  # the list grew meanwhile; its entries are merged, only the count starts again
-            self._pages, self._received = pages, set()
-        self._received.add(page)
-        return len(self._received) >= pages
+
+class Entrance:
+    """This node's own join, while one is under way."""
+
+    def __init__(self, preset: Preset, out: Outbox) -> None:
+        self._preset, self._out = preset, out
+        self._asking: _Asking | None = None
+
+    def ask(self, now: float, address: Address) -> None:
+        """Begin, with the next tick, or begin anew elsewhere."""
+        self._asking = _Asking(address, now)
+
+    def stop(self) -> None:
+        """Do not ask again."""
+        self._asking = None
+
+    def wake_at(self) -> float:
+        """When a tick is due."""
+        return math.inf if self._asking is None else self._asking.retry_at
+
+    def tick(self, now: float, me: Member) -> None:
+        """Ask, or ask again."""
+        asking = self._asking
+        if asking is not None and now >= asking.retry_at:
+            asking.retry_at = now + self._preset.probe_timeout_s
+            self._out.send(asking.address, "join", updates=(me,))
+
+    def welcomed(self, message: Message) -> bool:
+        """A page of the list has come; True when it was the last that was missing, and the join is done."""
+        asking = self._asking
+        if asking is None:
+            return False
+        if message.pages != asking.pages:  # the list grew; its entries are merged, only the count starts again
+            asking.pages, asking.received = message.pages, set()
+        asking.received.add(message.page)
+        if len(asking.received) < asking.pages:
+            return False
+        self._asking = None
+        return True
+
+    def refused(self, message: Message, me: Member) -> bool:
+        """True when it is the own join that is refused; it is not tried again."""
+        if self._asking is None or message.target != me.node_id:
+            return False
+        self._asking = None
+        return True
 
 
 def obstacle(me: Member, known: Member | None, joiner: Member) -> str | None:

@@ -33,7 +33,7 @@ from sched.events import (
     Suspect,
     Tick,
 )
-from sched.joining import Joining, obstacle
+from sched.joining import Entrance, obstacle
 from sched.member import Address, Member, Preset, Rng, Status, Verdict
 from sched.outbox import Outbox
 from sched.packet import UPDATE_BYTES, Kind, Message, PacketError, decode_message, encode_update, tag_of, unseal
@@ -59,7 +59,7 @@ class Membership:
         self._roster = Roster()
         self._out = Outbox(tag_of(me), preset)
         self._detector = Detector(now, me.node_id, preset, rng, self._roster, self._out, self._learn)
-        self._joining: Joining | None = None
+        self._entrance = Entrance(preset, self._out)
         self._last = now
         self._gossip_at = now + rng.random() * preset.gossip_period_s
         self._sync_at = now + rng.random() * preset.sync_period_s
@@ -100,10 +100,8 @@ class Membership:
     def _next_wake(self) -> float:
         if not self.me.here:
             return self._sync_at
-        wake = min(self._sync_at, self._detector.wake_at())
-        if self._out.has_rumours:
-            wake = min(wake, self._gossip_at)
-        return wake if self._joining is None else min(wake, self._joining.retry_at)
+        wake = min(self._sync_at, self._detector.wake_at(), self._entrance.wake_at())
+        return min(wake, self._gossip_at) if self._out.has_rumours else wake
 
     # --- events
 
@@ -117,10 +115,10 @@ class Membership:
             case Datagram(source, payload):
                 self._receive(now, source, payload)
             case Join(address):
-                self._joining = Joining(address, now)
+                self._entrance.ask(now, address)
                 self._tick(now)
             case GiveUp():
-                self._joining = None
+                self._entrance.stop()
             case Suspect(node_id):
                 self._detector.suspect(now, node_id)
             case Learn(members):
@@ -153,9 +151,7 @@ class Membership:
             lost = [member for member in self._roster.gone() if not self._roster.at(member.address)]
             for member in [*self._some(1), *lost[-BURST:]]:
                 self._out.send(member.address, "compare", fingerprint=self._fingerprint())
-        if self._joining is not None and now >= self._joining.retry_at:
-            self._joining.retry_at = now + self._preset.probe_timeout_s
-            self._out.send(self._joining.address, "join", updates=(self.me,))
+        self._entrance.tick(now, self.me)
 
     # --- statements
 
@@ -206,7 +202,7 @@ class Membership:
 
     def _leave(self, now: float) -> None:
         self.me = replace(self.me, status=Status.LEFT)
-        self._joining = None
+        self._entrance.stop()
         self._sync_at = now + self._preset.sync_period_s
         self._detector.stop(self._sync_at)
         farewell = Verdict(self.me.node_id, self.me.incarnation, Status.LEFT, self.me.node_id)
@@ -231,7 +227,8 @@ class Membership:
         if message.kind == "join":
             self._admit(now, source, message)
         elif message.kind == "refuse":
-            self._give_way(message)
+            if self._entrance.refused(message, self.me):
+                self._out.effect(Refused(self.me.node_id, message.reason))
         else:
             self._correct(now, source, message)
             for update in message.updates:
@@ -247,8 +244,7 @@ class Membership:
         elif message.kind == "sync" and message.page == 0:
             self._send_list("synced", source)
         elif message.kind == "welcome":
-            if self._joining is not None and self._joining.got(message.page, message.pages):
-                self._joining = None
+            if self._entrance.welcomed(message):
                 self._out.tell(self.me)
                 self._out.effect(Joined())
         else:
@@ -288,11 +284,6 @@ class Membership:
                 self._learn(now, Verdict(former.node_id, former.incarnation, Status.DEAD, self.me.node_id))
         self._learn(now, joiner)
         self._send_list("welcome", source)
-
-    def _give_way(self, message: Message) -> None:
-        if self._joining is not None and message.target == self.me.node_id:
-            self._joining = None
-            self._out.effect(Refused(self.me.node_id, message.reason))
 
     def _sign(self) -> None:
         self._out.address(self.me, len(self._roster.here_ids()) + 1)

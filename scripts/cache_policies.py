@@ -135,6 +135,18 @@ def _flood_row(
     return Row(case, "chat hit rate lost", "points", round(100 * (alone - chat), 2), {}, {}, note)
 
 
+def measured(traces: Mapping[str, list[TraceRow]], names: Sequence[str], capacities: Sequence[int]) -> list[Row]:
+    """All tables of all traces."""
+    per_trace = (len(names) + 1 + len(admissions)) * len(capacities) + 5
+    progress = Progress(per_trace * len(traces))
+    found: list[Row] = []
+    for name, rows in traces.items():
+        found += evictions(name, rows, names, capacities, progress)
+        found += admitted(name, rows, capacities, progress)
+        found += flooded(name, rows, sorted(capacities)[len(capacities) // 2], progress)
+    return found
+
+
 def print_tables(rows: Sequence[Row], capacities: Sequence[int]) -> None:
     """A line per policy, a column per capacity."""
     grids: dict[tuple[str, str], dict[int, Row]] = {}
@@ -149,6 +161,12 @@ def print_tables(rows: Sequence[Row], capacities: Sequence[int]) -> None:
             print(f"\n{kind:<48}" + "".join(f"{capacity:>9}" for capacity in capacities))
         line = "".join(f"{cells[c].ours:>9.3f}" if c in cells else " " * 9 for c in capacities)
         print(f"  {policy:<46}{line}")
+
+
+def differences(rows: Sequence[Row]) -> list[float]:
+    """Of every rate that the reference has."""
+    known = [(row.ours, row.limits["reference"]) for row in rows if "reference" in row.limits]
+    return [abs(ours - reference) for ours, reference in known if ours is not None]
 
 
 def disagreements(rows: Sequence[Row]) -> list[str]:
@@ -187,14 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.quick:
         capacities, traces = capacities[-2:], {name: rows[:2000] for name, rows in traces.items()}
-    per_trace = (len(names) + 1 + len(admissions)) * len(capacities) + 5
-    progress = Progress(per_trace * len(traces))
-    found: list[Row] = []
-    for name, rows in traces.items():
-        label = f"first {len(rows)} of {name}" if args.quick else name
-        found += evictions(label, rows, names, capacities, progress)
-        found += admitted(label, rows, capacities, progress)
-        found += flooded(label, rows, sorted(capacities)[len(capacities) // 2], progress)
+    found = measured({f"first {len(r)} of {n}" if args.quick else n: r for n, r in traces.items()}, names, capacities)
     print_tables(found, capacities)
     if args.json is not None:
         config = {"traces": {n: len(r) for n, r in traces.items()}, "capacities": capacities, "seed": args.seed}

@@ -135,9 +135,9 @@ class Neighbours:
         return Known(view, layout.here, asked, layout.places, layout.ring, now)
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
-        """Leading tokens that each node of the view holds, as far as their digests tell."""
-        depths = self._matcher.depths(keys, block_size) if keys else None
-        return known.view.none if depths is None else depths.take(known.places)
+        """Leading tokens that each node of the view holds, as far as their digests tell. Not to be changed."""
+        depths = self._matcher.depths(keys, block_size, known.places) if keys else None
+        return known.view.none if depths is None else depths
 
     def answered(self, now: float, known: Known, answers: Mapping[str, ProbeAnswer], asked: bool) -> View:
         """A view of those that answered; of everybody by gossip when the policy asks nobody."""

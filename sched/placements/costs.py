@@ -18,7 +18,7 @@ import numpy as np
 
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
-from sched.placements.view import View
+from sched.placements.view import Flags, View
 
 Row = dict[str, Any]
 """One candidate at one stage, JSON-ready: stage, node, its estimates, and `skipped` with the reason if it cannot."""
@@ -43,8 +43,7 @@ class PrefillCosts:
         return np.maximum(self.view.work_until - self.now, 0.0)
 
     def able(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self.ttft_s < np.inf).tolist()
-        return found
+        return _places(self.ttft_s < np.inf)
 
     def soonest_s(self) -> float:
         """Least TTFT, 0 when nobody can."""
@@ -118,8 +117,9 @@ def prefill_costs(
 
 def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
     """`now` + `prefill_costs(...).ttft_s`, for whoever only wants to know which nodes are cheapest: half the work."""
-    n = float(demand.num_tokens)
-    rank: Vector = np.dot((1.0, n, n * n), view.prefill)
+    n, powers = float(demand.num_tokens), view.powers
+    powers[1], powers[2] = n, n * n
+    rank: Vector = powers.dot(view.prefill)
     scratch = np.maximum(view.open_at, now)
     rank += scratch
     if matched is not view.none:
@@ -139,7 +139,7 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch -= latency_s
         scratch[matched >= max(pooled / threshold, 1.0)] = 0.0
         rank -= np.maximum(scratch, 0.0, out=scratch)
-    if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
+    if view.least_blocks * demand.block_size <= n and (long := view.too_long(int(n), demand.block_size)) is not None:
         rank += long
     return rank
 
@@ -166,8 +166,7 @@ class DecodeCosts:
     headroom: Vector  # blocks it would have left
 
     def able(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self.decode_s < np.inf).tolist()
-        return found
+        return _places(self.decode_s < np.inf)
 
     def roomy_s(self) -> Vector:
         """`decode_s`, infinite where the blocks do not suffice now."""
@@ -214,6 +213,11 @@ def least(column: Vector, among: Sequence[int] | None = None) -> list[int]:
     if among is not None:
         value = min((float(column[i]) for i in among), default=np.inf)
         return [i for i in among if column[i] <= value < np.inf]
-    value = float(column.min(initial=np.inf))
-    found: list[int] = np.flatnonzero(column <= value).tolist() if value < np.inf else []
+    value = column.item(int(column.argmin())) if len(column) else np.inf
+    return _places(column <= value) if value < np.inf else []
+
+
+def _places(flags: Flags) -> list[int]:
+    """Where it is true; half the time of np.flatnonzero."""
+    found: list[int] = flags.nonzero()[0].tolist()
     return found

@@ -32,7 +32,7 @@ class Demand:
     @property
     def num_blocks(self) -> int:
         """KV blocks at the end of the expected output."""
-        return -(-(self.num_tokens + self.output_tokens) // self.block_size)
+        return -(-(self.num_tokens + min(self.max_tokens, MAX_OUTPUT_TOKENS)) // self.block_size)
 
     @property
     def output_tokens(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sched.holders import Holders, Key
 from sched.placements.links import Vector
@@ -20,27 +21,34 @@ KEPT = 256
 """Answers kept: prompts that share a prefix find the same nodes at the same depths."""
 
 
+Places = npt.NDArray[np.intp]
+
+
 class Matcher:
     """Depths by the digests that `holders()` has."""
 
     def __init__(self, holders: Callable[[], Holders]) -> None:
         self._holders = holders
+        self._places: Places | None = None  # of which the kept answers are
         self._kept: dict[tuple[object, ...], Vector] = {}
 
-    def depths(self, keys: Sequence[Key], block_size: int) -> Vector | None:
-        """Leading tokens of the prompt that each node holds, by the holders' index; one more place is always 0, for
-        nodes that have no index (-1). None when nobody holds any."""
+    def depths(self, keys: Sequence[Key], block_size: int, places: Places) -> Vector | None:
+        """Leading tokens of the prompt that each of these nodes holds, in their order: `places` are the holders'
+        indices, -1 = it has none; other nodes are another array. None when nobody holds any. Not to be changed."""
         stride = max(1, -(-len(keys) // ANCHORS))
         holders = self._holders()
         levels = tuple(holders.levels(keys[stride - 1 :: stride]))
         if not levels:
             return None
-        name = (len(holders.nodes), stride * block_size, levels)
+        if places is not self._places or len(self._kept) >= KEPT:
+            self._places = places
+            self._kept.clear()
+        name = (stride, block_size, levels)
         found = self._kept.get(name)
         if found is None:
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            found = self._kept[name] = _spread(levels, len(holders.nodes)) * float(stride * block_size)
+            depths = _spread(levels, len(holders.nodes)) * float(stride * block_size)
+            found = self._kept[name] = depths.take(places)
+            found.setflags(write=False)
         return found
 
 

@@ -73,6 +73,7 @@ class View:
 
     table [16, N]    a row for each of COLUMNS
     prefill [3, N]   coefficients of the nodes' prefill models, the table's first rows
+    powers [3]       1, n, n^2 of the prompt that is looked at: what they are multiplied with; scratch, copies share it
     work_until       when the prefill work accepted so far will be done
     open_at          the same, infinite where no prompt can be sent: another role, or a full queue
     closed_decode    infinite where nothing can be decoded, else 0
@@ -152,6 +153,7 @@ class View:
 
     def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
         self._links, self.max_waiting, self.expected_arrivals = links, max_waiting, expected_arrivals
+        self.powers = np.ones(3)
 
     def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags) -> None:
         """Times of `table` are relative; what is open is worked out here."""
@@ -166,11 +168,9 @@ class View:
 
     def _attach(self, table: Table) -> None:
         self.table, self.prefill = table, table[:3]
-        for name, row in zip(COLUMNS, table, strict=True):
-            setattr(self, name, row)
-        self.least_blocks = float(self.total_blocks.min(initial=np.inf))
+        vars(self).update(zip(COLUMNS, table, strict=True))
         self.none = np.zeros(len(self.ids))
-        for cached in ("decode_order", "takers"):
+        for cached in ("decode_order", "takers", "least_blocks"):
             vars(self).pop(cached, None)
 
     def __len__(self) -> int:
@@ -182,6 +182,11 @@ class View:
             latency_s, per_byte_s = self._links.fetch(self.ids)
             self._fetch[token_bytes] = latency_s, per_byte_s * token_bytes
         return self._fetch[token_bytes]
+
+    @cached_property
+    def least_blocks(self) -> float:
+        """KV blocks of the smallest node."""
+        return float(self.total_blocks.min(initial=np.inf))
 
     @cached_property
     def takers(self) -> list[int]:

@@ -62,6 +62,14 @@ class Case:
     model: StepModel | None = None  # in place of the configuration's preset
     series: str = ""
     x: float | None = None
+    flags: str | None = None  # of real nodes: those it ran on
+
+    def settings(self) -> dict[str, object]:
+        """All that a run of it depends on, but for the seed and what its definition says of the requests."""
+        if self.flags is not None:
+            return {"nodes": self.flags}
+        limits = {"TTFT objective (s)": self.ttft_slo_s, "TBT objective (s)": self.tbt_slo_s}
+        return self.config.as_dict() | {"speed": self.workload.speed} | limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,7 @@ class Ablation:
     paper: dict[str, float] = field(default_factory=dict)
     paper_source: str = ""
     goals: Callable[[dict[str, dict[str, Estimated]]], list[Goal]] | None = None
+    x_name: str = ""  # of the cases' x, where they are points of a curve
 
 
 def metric(name: str, part: str | None = None, scale: float = 1.0) -> Metric:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from scripts.lab.ablation import Outcome
 
+WIDE = 10.0
+"""Largest over smallest x from which on a curve has a logarithmic axis."""
+
 
 def draw(outcome: Outcome, path: Path) -> None:
     """The first metric. Raises ImportError where matplotlib is missing (pip install -e .[lab])."""
@@ -20,6 +23,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     name = next(iter(ablation.metrics))
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     curves = {case.series for case in outcome.cases if case.x is not None}
+    places = sorted({case.x for case in outcome.cases if case.x is not None})
     for series in sorted(curves):
         points = [case for case in outcome.cases if case.series == series and case.x is not None]
         values = [outcome.values[case.label][name] for case in points]
@@ -35,6 +39,10 @@ def draw(outcome: Outcome, path: Path) -> None:
         for case in flat:
             axes.axhline(outcome.values[case.label][name].mean, linestyle=":", label=case.label, color="black")
         axes.legend()
+        axes.set_xlabel(ablation.x_name)
+        if max(places) > WIDE * min(places) > 0:
+            axes.set_xscale("log")
+            axes.set_xticks(places, [f"{x:g}" for x in places], minor=False)
     else:
         _bars(axes, outcome, [case.label for case in flat], name)
     axes.set_ylabel(name)

@@ -10,11 +10,13 @@ Figures = dict[str, Any]
 
 
 class Runs:
-    """One JSON line per run. Only those of the same commit and number of requests count; numbers come back exactly."""
+    """One JSON line per run. Only those of the same commit and number of requests count; numbers come back exactly.
+    `taken` counts those that were known, `made` those that were not."""
 
     def __init__(self, path: Path, commit: str, requests: int | None) -> None:
         """Raises OSError."""
         self._path, self._about = path, {"commit": commit, "requests": requests}
+        self.taken = self.made = 0
         self._known: dict[tuple[str, str, int], Figures] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
@@ -26,10 +28,13 @@ class Runs:
 
     def get(self, ablation: str, case: str, seed: int) -> Figures | None:
         """None if it has not been made."""
-        return self._known.get((ablation, case, seed))
+        found = self._known.get((ablation, case, seed))
+        self.taken += found is not None
+        return found
 
     def put(self, ablation: str, case: str, seed: int, figures: Figures) -> None:
         """Kept at once."""
+        self.made += 1
         row = {**self._about, "ablation": ablation, "case": case, "seed": seed, "figures": figures}
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -113,8 +113,8 @@ def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float
         if number % CHANGE_EVERY == 0:
             cluster.change()
         begun = time.perf_counter()
-        depths = cluster.matcher.depths(keys, BLOCK_SIZE)
-        matched = cluster.view.none if depths is None else depths.take(cluster.places)
+        depths = cluster.matcher.depths(keys, BLOCK_SIZE, cluster.places)
+        matched = cluster.view.none if depths is None else depths
         at_match = time.perf_counter()
         asked = chosen.shortlist(now, demand, cluster.view, matched)
         at_list = time.perf_counter()

@@ -1,11 +1,12 @@
 """Regions: one memory seen through two mappings, sealed size, nothing leaked."""
 
+import ctypes
 import os
 from pathlib import Path
 
 import pytest
 
-from net.memory import Region
+from net.memory import HUGE_BYTES, Region
 
 
 def open_fds() -> int:
@@ -17,6 +18,18 @@ def test_two_mappings_see_the_same_bytes():
         region.memory[9000:9004] = b"kvkv"
         assert bytes(other.memory[9000:9004]) == b"kvkv"
         assert region.nbytes == other.nbytes == len(region.memory) == 10000
+
+
+def test_mappings_of_large_regions_are_where_huge_pages_can_be():
+    size = 2 * HUGE_BYTES + 4096
+    with Region.shared("a", size) as region, Region.attach("a", os.dup(region.memfd), size) as other:
+        assert region.address % HUGE_BYTES == other.address % HUGE_BYTES == 0
+        region.memory[-4:] = b"last"
+        assert bytes(other.memory[-4:]) == b"last"
+        assert ctypes.string_at(other.address + size - 4, 4) == b"last"
+        mapped = Path("/proc/self/smaps").read_text()
+    assert f"\n{region.address:x}-" in mapped
+    assert f"\n{region.address:x}-" not in Path("/proc/self/smaps").read_text()
 
 
 def test_close_returns_every_descriptor_and_is_idempotent():

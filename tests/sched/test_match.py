@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,8 @@ def test_depths_are_those_of_the_nodes_to_a_twelfth_of_the_prompt(depths, length
     keys = [rng.randbytes(16) for _ in range(length)]
     holders = Holders()
     matcher = Matcher(lambda: holders)
-    assert matcher.depths(keys, 16) is None
+    assert matcher.depths(keys, 16, np.arange(len(depths))) is None
+    places = np.array([*range(len(depths)), -1])
     digests = []
     for i, depth in enumerate(depths):
         digest = CuckooDigest(epoch=1, expected_keys=200)
@@ -33,12 +35,14 @@ def test_depths_are_those_of_the_nodes_to_a_twelfth_of_the_prompt(depths, length
         digests.append(digest)
 
     def check() -> None:
-        found, stride = matcher.depths(keys, 16), -(-length // ANCHORS)
+        found, stride = matcher.depths(keys, 16, places), -(-length // ANCHORS)
         for i, digest in enumerate(digests):
             exact = next((at for at, key in enumerate(keys) if key64(key) not in digest), length)
             told = 0 if found is None else found[i] / 16
             assert told <= exact and exact - told < stride
         assert found is None or (found[-1] == 0 and len(found) == len(digests) + 1)
+        turned = matcher.depths(keys, 16, places[::-1].copy())
+        assert found is None or turned.tolist() == found.tolist()[::-1], "answers that are kept are of these places"
 
     check()
     drops = rng.choice(digests)

@@ -15,7 +15,7 @@ from sched.admission import Limits
 from sched.placements.arrivals import ArrivalRate
 from sched.placements.choice import Placement, Rejected
 from sched.placements.costs import prefill_costs
-from sched.placements.mooncake import DRAWN, FEW, SMALL, MooncakePlacement
+from sched.placements.mooncake import DRAWN, FEW, SMALL, MooncakePlacement, width_of
 from sched.placements.table import placements
 from sched.placements.view import View
 from tests.sched.test_placement import FAST, MIXED, NOW, Node, decide, demand, node
@@ -98,7 +98,7 @@ def test_a_shortlist_is_as_wide_as_the_state_is_old():
         view, matched = view_of(nodes, arrivals)
         chosen = MooncakePlacement(Limits(), random.Random(1))
         costs = prefill_costs(NOW, demand(), view, matched, 1.5)
-        drawn = [i for _ in range(200) for i in chosen._prefills(costs.ttft_s, view)[:DRAWN]]
+        drawn = [i for _ in range(200) for i in chosen._prefills(costs.ttft_s, view, width_of(view))[:DRAWN]]
         assert max(drawn) < max(DRAWN, 1 + arrivals)
     assert len(set(drawn)) > 30, "the herd is spread over the K cheapest"
 

@@ -7,10 +7,10 @@ import math
 import orjson
 import pytest
 
-from scripts import ablate, reproduce
+from scripts import ablate, cache_policies, reproduce
 from scripts.lab import curve
 from scripts.lab.ablation import estimated, run
-from scripts.lab.ablations import ABLATIONS, WITH_GOALS
+from scripts.lab.ablations import ABLATIONS, WITH_GOALS, scheduling
 from scripts.lab.runs import Runs
 from scripts.lab.tables import section
 
@@ -63,10 +63,35 @@ def test_a_report(tmp_path):
     assert reproduce.main(["--quick", "--only", "overlap", "--workers", "1", "--out", str(tmp_path)]) == 0
     report = (tmp_path / "report.md").read_text()
     assert "![overlap](overlap.svg)" in report and (tmp_path / "overlap.svg").exists()
+    assert "one seed per case; 2 runs in" in report and "400 per case" in report
+    assert "Configuration: pool_blocks 6000; nic_gbit_s 100;" in report and "kv_overlap layer or none." in report
     means = orjson.loads((tmp_path / "report.json").read_bytes())
     assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
     assert [row["case"] for row in means["rows"]] == ["layer-wise", "at the end"]
     assert means["rows"][1]["config"]["kv_overlap"] == "none" and "kv_overlap" not in means["rows"][0]["config"]
+
+
+def test_the_report_holds_cache_policies_against_a_reference_only_where_it_has_one(monkeypatch):
+    lru = cache_policies.Row("synthetic | lru | 1000", "block hit rate", "share", 0.0861, {}, {"reference": 0.084})
+    fifo = cache_policies.Row("synthetic | fifo | 1000", "block hit rate", "share", 0.094, {}, {"reference": 0.084})
+    own = cache_policies.Row("generated | lru | 1000", "block hit rate", "share", 0.5)
+    for rows, goals, said in (
+        ([lru], [True], "at most 0.0021 from"),
+        ([lru, fifo], [False], "0.0940, the reference says 0.084"),
+        ([own], [], "No reference"),
+    ):
+        monkeypatch.setattr(cache_policies, "load", lambda args: {})
+        monkeypatch.setattr(cache_policies, "measured", lambda *_, rows=rows: rows)
+        text, answered = reproduce.policies()
+        assert said in text and [goal.met for goal in answered] == goals
+
+
+def test_the_papers_order_of_schedulers_is_a_goal():
+    def means(*values):
+        return {name: {"mean TTFT, s": estimated([mean])} for name, mean in zip(scheduling.PAPER, values, strict=True)}
+
+    assert [goal.met for goal in scheduling.goals(means(9.0, 4.0, 2.0, 1.0))] == [True]
+    assert [goal.met for goal in scheduling.goals(means(9.0, 4.0, 1.0, 2.0))] == [False]
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path):
@@ -78,6 +103,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     kept = Runs(file, "abc", 12)
     assert kept.get("overlap", "at the end", 0) is not None and kept.get("overlap", "at the end", 1) is None
     again = run(ablation, 12, 2, 1, lambda: None, kept)
+    assert kept.made == 1 and kept.taken == 4, "three of them were there; this test asked for one more"
     assert section(again) == section(whole) and orjson.dumps(again.raw) == orjson.dumps(whole.raw)
     assert Runs(file, "another commit", 12).get("overlap", "layer-wise", 0) is None
 

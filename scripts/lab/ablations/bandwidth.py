@@ -46,4 +46,5 @@ BANDWIDTH = Ablation(
     reading,
     {f"{gbit} Gbit/s": value for gbit, value in PAPER.items()} | {"recompute": 2.62},
     "FAST'25 Fig. 13",
+    x_name="network of a node, Gbit/s",
 )

@@ -77,4 +77,5 @@ BREAKDOWN = Ablation(
     reading,
     {label(hit, k): PAPER[hit][i][0] for hit in PAPER for i, k in enumerate(KTOKENS)},
     "FAST'25 Fig. 14, prefill",
+    x_name="prompt, thousand tokens",
 )

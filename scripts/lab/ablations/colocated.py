@@ -10,7 +10,7 @@ SHAPES = {"16 mixed": (0, 0, 16), "4P+4D+8 mixed": (4, 4, 8)}
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 2000, 2000))
+    work = Workload("conversation", min(requests or 4000, 4000))
     made = [Case("8P+8D", SimConfig(pool_blocks=6000), work, 30.0, 0.1, tail_tbt=True)]
     for shape, (prefill, decode, mixed) in SHAPES.items():
         for chunk in CHUNKS:
@@ -52,4 +52,5 @@ COLOCATED = Ablation(
     reading,
     {"8P+8D": 0.966},
     "FAST'25 Fig. 1, Mooncake at 100 ms",
+    x_name="tokens of a chunk",
 )

@@ -35,7 +35,7 @@ def name_of(limit_s: float) -> str:
 
 def cases(requests: int | None) -> list[Case]:
     return [
-        Case(f"{system}, {trace}", config, Workload(trace, min(requests or 3000, 3000)), look=(Effective(LIMITS_S),))
+        Case(f"{system}, {trace}", config, Workload(trace, min(requests or 6000, 6000)), look=(Effective(LIMITS_S),))
         for trace in TRACES
         for system, config in SYSTEMS.items()
     ]

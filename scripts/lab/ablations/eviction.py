@@ -12,7 +12,7 @@ PAPER = {"lru": 0.40, "lfu": 0.35, "length-aware": 0.35}
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 3000, 3000))
+    work = Workload("conversation", requests)
     return [
         Case(policy, SimConfig(eviction=policy, cache_blocks=0, pool_blocks=BLOCKS // NODES), work)
         for policy in POLICIES

@@ -21,7 +21,7 @@ FAULTS = {
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 2000, 2000))
+    work = Workload("conversation", min(requests or 4000, 4000))
     base = SimConfig(pool_blocks=6000)
     return [
         Case(name, replace(base, **change), work, look=(Back(AT_S),))  # type: ignore[arg-type]
@@ -40,7 +40,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     back = [f"{name} {values[name]['good again after, s'].mean:.0f} s" for name in LOST]
     return (
         "Good again (95 % of the requests that arrive): " + ", ".join(back)
-        + ". Against no fault, goodput and mean TTFT: " + "; ".join(lost) + "."
+        + ". Against no fault, goodput and mean TTFT: " + "; ".join(lost) + ". That a node is lost is known after a "
+        "fixed time here, on real nodes when a connection breaks or gossip says so: scripts/kill_roles.py."
     )  # fmt: skip
 
 

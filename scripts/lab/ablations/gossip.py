@@ -18,7 +18,7 @@ def label(period: float, loss: float) -> str:
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 1000, 1000), change=Grown(4))
+    work = Workload("conversation", min(requests or 2000, 2000), change=Grown(4))
     base = SimConfig(prefill=32, decode=32, pool_blocks=6000)
     made = [Case(CENTRAL, replace(base, placement="mooncake-central-greedy"), work)]
     for loss in LOSSES:
@@ -50,4 +50,5 @@ GOSSIP = Ablation(
     cases,
     {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
     reading,
+    x_name="seconds between two records of a node",
 )

@@ -26,7 +26,7 @@ GUARDED = [name for name in LEARNERS if "no guard" not in name]
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 2000, 2000))
+    work = Workload("conversation", min(requests or 4000, 4000))
     unknown = SimConfig(pool_blocks=6000, faults=SLOW, detect_s=1e9)
     made = [
         Case("Algorithm 1, speeds known", replace(unknown, detect_s=0.0), work),

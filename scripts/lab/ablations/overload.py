@@ -41,7 +41,7 @@ REGIMES = {
 def cases(requests: int | None) -> list[Case]:
     made = []
     for name, regime in REGIMES.items():
-        most = min(requests or 4000, 4000)
+        most = min(requests or 6000, 6000)
         work = Workload("toolagent", most, speed=regime.speed, change=regime.change)
         for label, variant in VARIANTS.items() if not regime.nobody else [*VARIANTS.items(), ("nobody", "none")]:
             config = SimConfig(
@@ -63,13 +63,13 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         said.append(f"{name}: refused {counts}, good requests/s {rates}")
     baseline, before = (values[f"baseline, {name}"]["refused"].mean for name in (BOTH, PRESENT))
     less = {
-        name: values[f"early with prediction, {name}"]["refused"].mean / max(1.0, refused) - 1
+        name: f"{values[f'early with prediction, {name}']['refused'].mean / refused - 1:+.0%}" if refused else "nothing"
         for name, refused in ((BOTH, baseline), (PRESENT, before))
     }
     return (
         "Baseline / early / predicted: " + "; ".join(said) + ". Where both stages are scarce prediction changes the "
-        f"refusals by {less[PRESENT]:+.0%} if decode nodes are chosen by their present load (paper: -14 %), because "
-        f"fewer prompts are computed in vain, and by {less[BOTH]:+.0%} if by what is promised to them. Early rejection "
+        f"refusals by {less[PRESENT]} if decode nodes are chosen by their present load (paper: -14 %), because "
+        f"fewer prompts are computed in vain, and by {less[BOTH]} if by what is promised to them. Early rejection "
         "by the present load does not part from the baseline: the decode node that placement "
         "chose is the emptiest, and it is full only when the prompt comes (in the paper the load is that of the whole "
         f"pool: -10 %). Worth more is to choose the decode node by what is promised to it: by its present load alone "

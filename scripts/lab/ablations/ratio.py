@@ -53,4 +53,5 @@ RATIO = Ablation(
     reading,
     {label(prefill): share for prefill, share in zip(SPLITS, PAPER, strict=True)},
     "FAST'25 Fig. 15",
+    x_name="prefill nodes of 16",
 )

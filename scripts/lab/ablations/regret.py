@@ -10,7 +10,7 @@ from sim.trace import TraceRow
 
 SIZES = (16, 64, 256)
 AGES_S = (0.05, 0.2, 1.0, 5.0)
-ROWS = {16: 2500, 64: 1200, 256: 500}
+ROWS = {16: 4000, 64: 2000, 256: 800}
 """Rows of the trace, of which every 16 nodes get a copy."""
 
 
@@ -89,4 +89,5 @@ REGRET = Ablation(
     {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
     reading,
     goals=goals,
+    x_name="seconds between two records of a node",
 )

@@ -17,7 +17,7 @@ def cases(requests: int | None) -> list[Case]:
     made = []
     on, off = SimConfig(pool_blocks=6000, publish="home"), SimConfig(cache_blocks=0)
     for name, change in CHANGED.items():
-        work = Workload("conversation", min(requests or 4000, 4000), change=change)
+        work = Workload("conversation", min(requests or 6000, 6000), change=change)
         made += [Case(name, on, work, look=LOOKS), Case(f"{name}, cache off", off, work)]
     made.append(Case(FLIP, on, Workload("popular", requests), look=LOOKS))
     made.append(Case(VIRAL, on, Workload("goes-viral", requests), look=LOOKS))

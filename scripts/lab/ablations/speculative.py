@@ -16,7 +16,7 @@ KV = {"cold": SimConfig(cache_blocks=0), "warm": SimConfig(pool_blocks=6000)}
 
 
 def cases(requests: int | None) -> list[Case]:
-    work, model = Workload("conversation", min(requests or 2000, 2000)), PRESETS["llama3-70b-8xa800"]
+    work, model = Workload("conversation", min(requests or 6000, 6000)), PRESETS["llama3-70b-8xa800"]
     return [
         Case(
             f"{kv}, {name}",

@@ -17,7 +17,7 @@ def label(speed: float) -> str:
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 2500, 2500))
+    work = Workload("conversation", min(requests or 5000, 5000))
     little = SimConfig(cache_blocks=DRAM, pool_blocks=DRAM)
     made = [Case(NONE, little, work)]
     for speed in GBYTE_S:
@@ -49,4 +49,5 @@ TIERS = Ablation(
         "hit rate": metric("token_hit_rate"),
     },
     reading,
+    x_name="SSD of a node, GB/s",
 )

@@ -5,7 +5,7 @@ play.py       a cluster of pinned nodes, requests through it, figures as sim.res
 shares.py     who had the cores
 calibrate.py  what a step model is fitted to: recorded steps, the way in, the hand-over
 case.py       what a live ablation is; run.py runs one
-placement.py batching.py kv.py speculation.py      the ablations
+placement.py pool.py batching.py kv.py speculation.py      the ablations
 """
 
 from __future__ import annotations

@@ -47,4 +47,5 @@ COLOCATED = LiveAblation(
         "p99 longest gap, ms": metric("longest_gap_s", "p99", 1000),
     },
     reading,
+    x_name="tokens of a chunk",
 )

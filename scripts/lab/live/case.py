@@ -46,6 +46,7 @@ class LiveAblation:
     reading: Callable[[dict[str, dict[str, Estimated]]], str]
     ttft_slo_s: float = 2.0
     tbt_slo_s: float = 0.1
+    x_name: str = ""
 
 
 @dataclass(slots=True)
@@ -62,8 +63,14 @@ class LiveOutcome:
     def shown(self) -> Outcome:
         """For tables and plots: they look at labels and values. The papers have none for this machine."""
         one = self.ablation
-        about = Ablation(one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading)
-        points = [Case(case.label, SimConfig(), series=case.series, x=case.x) for case in self.cases]
+        about = Ablation(
+            one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading, x_name=one.x_name,
+            paper_source="no figure for machines like these",
+        )  # fmt: skip
+        points = [
+            Case(case.label, SimConfig(), series=case.series, x=case.x, flags=" ".join([case.nodes, *case.flags]))
+            for case in self.cases
+        ]
         return Outcome(about, points, self.values, self.raw, self.source)
 
 

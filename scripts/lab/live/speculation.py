@@ -101,7 +101,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 
 SPECULATION = LiveAblation(
-    "speculation",
+    "speculative",
     "Does speculative decoding still pay when the KV is warm?",
     f"One node, one core, greedy answers of {ANSWER_TOKENS} tokens that repeat a text of the prompt, {RATE} "
     "requests/s; warm = every prompt was sent once before, so that its blocks are in the arena; ngram = "

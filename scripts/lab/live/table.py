@@ -6,15 +6,16 @@ from scripts.lab.live.batching import COLOCATED
 from scripts.lab.live.case import LiveAblation
 from scripts.lab.live.kv import OVERLAP, QUANTIZED
 from scripts.lab.live.placement import SCHEDULING
+from scripts.lab.live.pool import BANDWIDTH, EVICTION, POOL
 from scripts.lab.live.speculation import SPECULATION
 
-LIVE: dict[str, LiveAblation] = {one.name: one for one in (SCHEDULING, COLOCATED, OVERLAP, QUANTIZED, SPECULATION)}
+LIVE: dict[str, LiveAblation] = {
+    one.name: one for one in (SCHEDULING, POOL, EVICTION, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, SPECULATION)
+}
 
 ELSEWHERE = {
     "regret": "the goals are about 64 and 256 nodes; a machine has a few, where every policy knows everything",
-    "pool": "hit rates of 16 nodes with a terabyte of DRAM each, over an hour of traffic",
     "ratio": "sixteen nodes are split in every way; live there are as many nodes as cores",
-    "bandwidth": "NICs of 25 to 400 Gbit/s; --rail-limit of a node and `overlap --live` show one slow link",
     "overload": "the variants differ on clusters that are loaded for minutes; scripts/bench_overload.py goes on there",
     "orders": "slowdown at a tail needs thousands of requests, which one node of this machine takes hours for",
     "shifts": "a flip of prefixes over 64 nodes, and a minute to recover",
