@@ -17,8 +17,12 @@ from typing import Any
 from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.protocol import Deadlines, join_keys
+from net.bulk_call import BulkCall
+from net.bulk_calls import BulkCalls
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
+from net.pushing import SMALL
+from net.transport import BULK, URGENT
 
 
 class Shunned(Exception):
@@ -33,6 +37,9 @@ class TooSlow(Exception):
         self.waited_s = waited_s
 
 
+NEVER = (float("-inf"), 0.0)
+SHUN_MAX_S = 30.0
+SHUN_MEMORY = 2.0  # times what the last one cost: a home that hangs longer than that is asked ever more seldom
 HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
 
 
@@ -46,17 +53,18 @@ class Ticket:
 
 
 class Calls:
-    """Messages to homes over `channel`. Errors are the channel's, and Shunned."""
+    """Messages to homes over `channel` and questions with blocks over `bulk`. Errors are theirs, and Shunned."""
 
-    def __init__(self, channel: Channel, deadlines: Deadlines) -> None:
+    def __init__(self, channel: Channel, bulk: BulkCalls, deadlines: Deadlines) -> None:
         self._channel = channel
+        self._bulk = bulk
         self._deadlines = deadlines
-        self._shunned: dict[str, float] = {}  # home -> until when
+        self._shunned: dict[str, tuple[float, float]] = {}  # home -> until when, and for how long that was
         self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
 
     def check(self, home: str) -> None:
         """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
-        if asyncio.get_running_loop().time() < self._shunned.get(home, 0.0):
+        if self._shunned and asyncio.get_running_loop().time() < self._shunned.get(home, NEVER)[0]:
             raise Shunned(f"{home} did not answer in time a moment ago")
 
     async def has(
@@ -160,6 +168,22 @@ class Calls:
         ticket.open = False
         return int(reply["stored"])
 
+    async def ask(self, home: str, call: BulkCall, patience_s: float | None = None) -> None:
+        """A question whose blocks come with it or with its answer. The deadline is for the answer to begin, the time
+        for the question's bytes added, and then for bytes to come at all."""
+        most_s = self._deadlines.control_s
+        impatient = patience_s is not None and patience_s < most_s
+        wait_s = patience_s if patience_s is not None and impatient else most_s
+        priority = URGENT if call.expected <= SMALL else BULK
+        try:
+            sent_s = call.sends / self._deadlines.slowest_bytes_per_s
+            await self._bulk.ask(home, call, wait_s, wait_s + sent_s, priority)
+        except TimeoutError:
+            if impatient:
+                raise TooSlow(home, wait_s) from None
+            self._shun(home)
+            raise
+
     async def _lease(
         self,
         home: str,
@@ -191,8 +215,19 @@ class Calls:
         except TimeoutError:
             if impatient:
                 raise TooSlow(home, wait_s) from None
-            self._shunned[home] = asyncio.get_running_loop().time() + self._deadlines.shun_s
+            self._shun(home)
             raise
+
+    def _shun(self, home: str) -> None:
+        """Twice as long as the last time where that was not long ago."""
+        now = asyncio.get_running_loop().time()
+        until, length = self._shunned.get(home, NEVER)
+        if now < until:
+            return  # another call has waited for the same
+        recently = now - until < SHUN_MEMORY * (length + self._deadlines.control_s)
+        length = min(SHUN_MAX_S, 2 * length) if recently else 0.0
+        length = max(length, self._deadlines.shun_s)
+        self._shunned[home] = now + length, length
 
     async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
         return (await self._exchange(home, kind, body, [data], timeout_s))[0]

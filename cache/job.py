@@ -21,6 +21,7 @@ MESSAGE_BYTES = 512 << 10  # ... so many bytes in one
 NEAR_BYTES = (
     96 << 10
 )  # to homes whose memory this node reaches: from here on a transfer's messages cost less than copies
+NEAR_ASK_BYTES = 1 << 20  # put at once to homes of this host: so many cross a socket sooner than two messages do
 INLINE_BYTES = 2 << 20  # more than this, some 0.15 ms, is checksummed off the event loop: a hop costs 0.1 ms
 PIECE_BYTES = 4 << 20  # of one transfer
 PIECES = 3  # of one call and home at once: one is checksummed while others move, and the next has been asked for
@@ -41,6 +42,7 @@ class Job:
     sums: dict[int, int] = field(default_factory=dict)  # checksums by position, of a put
     in_messages: bool = False  # the blocks are small or few: no leases and no transfers
     near_in_messages: bool = False  # the same where transfers need nothing of the other side
+    near_ask: bool = False  # few enough bytes for a bulk call where shared memory would do
     facts: Sequence[Facts] = ()  # of a put: of every block, or none
     repair: bool = False  # of a put: copies of what is elsewhere
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier

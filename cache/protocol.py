@@ -20,12 +20,19 @@ class Deadlines:
     """Seconds. A lease outlives the messages and the transfer it is for."""
 
     lookup_s: float = 2.0  # answer to store.has
-    control_s: float = 10.0  # answer to pin (it may read from SSD), reserve, commit
+    control_s: float = 3.0  # answer to pin (it may read from SSD), reserve, commit; blocks of a get begin to come
     transfer_s: float = 10.0
     lease_s: float = 45.0
     room_s: float = 2.0  # a request for slots waits this long for a write to SSD to free one
     shun_s: float = 1.0  # a home that did not answer in time is not asked again for this long
     flush_s: float = 60.0  # answer to flush
+    slowest_bytes_per_s: float = 4e6  # of blocks that are put over TCP: their time is added to control_s
+
+    @classmethod
+    def answered_within(cls, seconds: float) -> Deadlines:
+        """The same for homes that are given so long to answer (--store-timeout-ms)."""
+        usual = cls()
+        return cls(lookup_s=min(usual.lookup_s, seconds), control_s=seconds, room_s=min(usual.room_s, seconds * 2 / 3))
 
 
 def join_keys(keys: Sequence[BlockKey]) -> bytes:
@@ -33,7 +40,7 @@ def join_keys(keys: Sequence[BlockKey]) -> bytes:
     return b"".join(keys)
 
 
-def split_keys(data: memoryview) -> list[BlockKey]:
+def split_keys(data: bytes | memoryview) -> list[BlockKey]:
     """Inverse of `join_keys`. Raises RemoteError when it is not a whole number of keys."""
     raw = bytes(data)
     if len(raw) % KEY_BYTES:

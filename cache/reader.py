@@ -14,6 +14,7 @@ from typing import Any
 
 from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
+from cache.bulk_reader import BulkReader
 from cache.calls import HOME_ERRORS, Calls, Ticket, TooSlow
 from cache.job import MESSAGE_BYTES, Job, at_each, in_pieces
 from cache.protocol import ELSEWHERE, Deadlines
@@ -47,6 +48,7 @@ class Reader:
         self._counts = counts
         self._failed = failed
         self._checksums = checksums
+        self._bulk = BulkReader(calls, router, self._patience, self._damaged, checksums)
 
     async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> set[int]:
         """Positions of `keys` that the pool has now; with `leading` no more than the leading run is looked for."""
@@ -124,6 +126,9 @@ class Reader:
         self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
     ) -> None:
         positions = await self._take_here(job, walk, home, positions)
+        if positions and self._transfer.bulk.reaches(home):
+            await self._bulk.take(job, walk, home, positions, leading)
+            return
         paces = self._router.paces
         by_message = job.by_message(self._transfer, home)
         if by_message:

@@ -79,51 +79,53 @@ class Share:
     async def _has(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: 0, ABSENT or ELSEWHERE; with `leading` it may end at the first that is not 0."""
         now, have = _now(), []
-        leading = self._leading(now, body)
+        leading = self.leading(now, body)
         for key in split_keys(data):
-            have.append(0 if self._local.contains(key) is not None else self._where(now, key))
+            have.append(0 if self._local.contains(key) is not None else self.where(now, key))
             if leading and have[-1]:
                 break
         return {"have": have}
 
-    def _leading(self, now: float, body: dict[str, Any]) -> bool:
+    def leading(self, now: float, body: dict[str, Any]) -> bool:
         """Whether nothing behind the first missing block matters. It does when that one may be elsewhere."""
         return body.get("leading", False) and not self._passed_on.any(now)
 
-    def _where(self, now: float, key: BlockKey) -> int:
+    def where(self, now: float, key: BlockKey) -> int:
+        """Instead of a slot of a block that is not here."""
         return ELSEWHERE if self._passed_on.has(now, key) else ABSENT
 
     async def _pin(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry in `slots` per key: a slot, ABSENT or ELSEWHERE; with `leading` it may end before the first that
         is no slot. `more` says that it ends early only for want of room: ask again from there. `lengths` is there when
         a block is shorter than its slot; the other lists are over the slots in order."""
-        keys, leading = split_keys(data), self._leading(_now(), body)
+        keys, leading = split_keys(data), self.leading(_now(), body)
         self._leases.open(peer, body["lease"], writes=False)
-        pins = await self._pins(keys, leading)
+        pins = await self.pins(keys, leading)
         run, now = len(pins), _now()
         found = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
         slots = [pin.slot for _, pin in found]
         granted = self._leases.grant(peer, body["lease"], slots, [key for key, _ in found], writes=False)
         lengths = [pin.nbytes for _, pin in found]
         reply = granted | {
-            "slots": [self._where(now, key) if pin is None else pin.slot for key, pin in zip(keys, pins, strict=False)],
+            "slots": [self.where(now, key) if pin is None else pin.slot for key, pin in zip(keys, pins, strict=False)],
             "checksums": [pin.checksum for _, pin in found],
             "tiers": [pin.tier for _, pin in found],
             "more": run < len(keys) and self._local.contains(keys[run]) is not None,
         }
         if any(length != reply["slot_bytes"] for length in lengths):
             reply["lengths"] = lengths
-        if hot := self._warm(now, keys):
+        if hot := self.warm(now, keys):
             reply["hot"] = hot
         return reply
 
-    async def _pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
+    async def pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
+        """LocalStore.pin_each, waiting a moment for room to promote the first one into."""
         pins = await self._local.pin_each(keys, leading)
         if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
             pins = await self._local.pin_each(keys, leading)
         return pins
 
-    def _warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
+    def warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """Count the reads; (position, replicas) of those that others have, too."""
         for key in keys:
             self.hot.read(now, key)
@@ -132,18 +134,18 @@ class Share:
 
     async def _read(self, peer: str, body: dict[str, Any], data: memoryview) -> tuple[dict[str, Any], list[Buffer]]:
         """Like store.pin, with the blocks behind the reply instead of a lease. `slots` has a 0 for each of them."""
-        keys, leading = split_keys(data), self._leading(_now(), body)
+        keys, leading = split_keys(data), self.leading(_now(), body)
         ready = self._local.at_hand(keys)
-        pins = await self._pins(keys, leading) if ready is None else [*ready]
+        pins = await self.pins(keys, leading) if ready is None else [*ready]
         now, arena = _now(), self._local.arena
         found = [pin for pin in pins if pin is not None]
         reply: dict[str, Any] = {
-            "slots": [self._where(now, key) if pin is None else 0 for key, pin in zip(keys, pins, strict=False)],
+            "slots": [self.where(now, key) if pin is None else 0 for key, pin in zip(keys, pins, strict=False)],
             "checksums": [pin.checksum for pin in found],
             "lengths": [pin.nbytes for pin in found],
             "tiers": [pin.tier for pin in found],
             "more": len(pins) < len(keys) and self._local.contains(keys[len(pins)]) is not None,
-            "hot": self._warm(now, keys),
+            "hot": self.warm(now, keys),
         }
         blocks: list[Buffer] = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
         if ready is None:
@@ -168,7 +170,7 @@ class Share:
                 rows.append((key, slot, block_checksum, length))
             start += length
         for key, slot, block_checksum, length in reversed(rows):  # as in _commit
-            self._stored(key, slot, block_checksum, length, body.get("owner", ""))
+            self.stored(key, slot, block_checksum, length, body.get("owner", ""))
         return {"slots": [min(0, answer) for answer in answers]}
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
@@ -198,17 +200,20 @@ class Share:
         return self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
 
     async def _room(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
-        """Slots, or PRESENT, for a leading part of `keys`."""
+        """`room_now`, or where the writer cannot go elsewhere, once there is some."""
+        answers = self.room_now(keys, body)
+        if answers or body.get("divert", False) or not keys:
+            return answers
+        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s) else answers
+
+    def room_now(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
+        """Slots, or PRESENT, for a leading part of `keys`. With `divert` the writer of the others is passed on."""
         facts: list[Facts | None] = [Facts(*values) for values in body.get("facts", ())]
-        facts = facts or [None] * len(keys)
-        repair = body.get("repair", False)
-        answers = self._reserve_leading(keys, facts, repair)
+        answers = self._reserve_leading(keys, facts or [None] * len(keys), body.get("repair", False))
         if body.get("divert", False):
             now = _now()
             for key in keys[len(answers) :]:
                 self._passed_on.add(now, key)
-        elif not answers and keys and await self._local.wait_for_room(self._deadlines.room_s):
-            answers = self._reserve_leading(keys, facts, repair)
         return answers
 
     def _reserve_leading(self, keys: list[BlockKey], facts: Sequence[Facts | None], repair: bool) -> list[int]:
@@ -238,13 +243,13 @@ class Share:
         rows.reverse()  # a prompt's last block first: of equals, the first to be evictable is the first to go
         for at, (key, slot, block_checksum, length) in enumerate(rows):
             try:
-                self._stored(key, slot, block_checksum, length, lease.owner)
+                self.stored(key, slot, block_checksum, length, lease.owner)
             except ValueError as error:
                 self._leases.give_back([slot for _, slot, _, _ in rows[at:]], writes=True)
                 raise RemoteError(str(error), "bad_request") from None
         return {"stored": len(checksums)}
 
-    def _stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, owner: str) -> None:
+    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, owner: str) -> None:
         """Raises ValueError for an impossible length."""
         self._local.commit(key, slot, block_checksum, length)
         self._passed_on.discard(key)
@@ -265,7 +270,7 @@ class Share:
     async def _used(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         keys = split_keys(data)
         self._local.used(keys)
-        self._warm(_now(), keys)
+        self.warm(_now(), keys)
 
     async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         await self._local.flush()

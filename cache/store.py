@@ -23,9 +23,10 @@ from typing import Any
 from cache.accounts import Accounts
 from cache.arena import Buffer
 from cache.block import BlockKey
+from cache.bulk_share import BulkShare
 from cache.calls import HOME_ERRORS, Calls
 from cache.homes import Members, by_home
-from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_BYTES, Job
+from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
 from cache.objects import Objects
@@ -87,7 +88,7 @@ class Store:
         self._accounts = accounts = Accounts()
         self._window = max(1, WINDOW_BYTES // block_bytes)
         self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
-        self._calls = calls = Calls(channel, self._deadlines)
+        self._calls = calls = Calls(channel, transfer.bulk, self._deadlines)
         self.router = Router(node_id, replicas)
         self._same_host = SameHost(transfer, calls)
         self._reader = Reader(
@@ -96,8 +97,9 @@ class Store:
         self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, checksums)
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
-        if self._share is not None:
+        if self._share is not None and local is not None:
             channel.handle("store.stats", self._stats)
+            BulkShare(transfer.bulk, local, self._share)
         if local is not None and self._share is not None and local.arena is not None:
             self.attach(local.arena.region)
             if local.index_region is not None:
@@ -240,6 +242,7 @@ class Store:
         self._route()
         job = Job(keys, self._regions[region], offsets, self.block_bytes)
         job.in_messages = len(keys) <= self._message_blocks
+        job.near_ask = len(keys) * self.block_bytes <= NEAR_ASK_BYTES
         job.near_in_messages = len(keys) <= self._near_message_blocks
         return job
 

@@ -113,6 +113,13 @@ class LocalStore:
         """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
         return self._pinning.at_hand(keys)
 
+    def pin_now(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
+        """The same with one transfer reference on each."""
+        pins = self._pinning.at_hand(keys)
+        if pins is not None:
+            self._pool.hold([pin.slot for pin in pins])
+        return pins
+
     def used(self, keys: Sequence[BlockKey]) -> None:
         """Hits of readers that saw the index."""
         self._pinning.used(keys)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cache.arena import UNCHECKED
+from cache.bulk_put import BulkPut
 from cache.calls import HOME_ERRORS, Calls, Ticket
-from cache.job import MESSAGE_BYTES, Job, at_each, in_pieces
+from cache.job import MESSAGE_BYTES, PIECE_BYTES, Job, at_each, in_pieces
 from cache.protocol import PRESENT, Deadlines
 from cache.routing import Router, Target
 from net.transfer import BULK, Op, TransferEngine
@@ -67,7 +68,12 @@ class Writer:
 
     async def _place(self, job: Job, target: Target, positions: list[int], window: int, settled: set[int]) -> None:
         """`settled` gets the positions that the target has afterwards."""
-        if job.by_message(self._transfer, target.home):
+        bulk = self._transfer.bulk
+        if bulk.reaches(target.home) or (job.near_ask and bulk.beside(target.home)):
+            positions = await self._ask(job, target, positions, settled)
+            if not target.wait:
+                return
+        elif job.by_message(self._transfer, target.home):
             await self._send(job, target, positions, settled)
             return
         while positions:
@@ -96,6 +102,41 @@ class Writer:
             if target.wait and not answers:
                 return
             positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _ask(self, job: Job, target: Target, positions: list[int], settled: set[int]) -> list[int]:
+        """Over data connections, piece by piece; `settled` as above; returns those for which there is no room. What is
+        more than the first piece, or large, is not sent before the home has said that it does not have it."""
+        options: dict[str, Any] = {"divert": True} if not target.wait else {}
+        options |= {"owner": target.owner} if target.owner else {}
+        options |= {"repair": True} if job.repair else {}
+        left: list[int] = []
+
+        async def send(some: list[int]) -> None:
+            if left:  # nor will there be for these
+                left.extend(some)
+                return
+            facts = {"facts": facts_of(job, some)} if job.facts else {}
+            call = BulkPut(job, some, options | facts, self._checksums)
+            await self._calls.ask(target.home, call)
+            answers = call.answer["slots"]
+            for position, answer in zip(some, answers, strict=False):
+                (job.present if answer == PRESENT else job.stored).add(position)
+                settled.add(position)
+            left.extend(some[len(answers) :])
+
+        async def part(sure: bool, some: list[int]) -> None:
+            if not sure:
+                have = await self._calls.has(target.home, [job.keys[position] for position in some], leading=False)
+                there = {position for position, answer in zip(some, have, strict=True) if answer == 0}
+                job.present |= there
+                settled.update(there)
+                some = [position for position in some if position not in there]
+            await in_pieces(len(some), job.block_bytes, lambda piece: send(some[piece]))
+
+        step = PIECE_BYTES // job.block_bytes
+        groups = {True: positions[:step], False: positions[step:]}
+        await at_each({sure: some for sure, some in groups.items() if some}, part)
+        return left
 
     async def _send(self, job: Job, target: Target, positions: list[int], settled: set[int]) -> None:
         """Small blocks in messages; `settled` as above."""

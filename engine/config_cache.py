@@ -111,6 +111,12 @@ class CacheConfig(ModelConfig):
         least=0,
     )
     replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
+    store_timeout_ms: int = flag(
+        3000,
+        "cache",
+        "longest wait for the home of pooled blocks to answer; then they are asked of another replica, or a miss",
+        least=100,
+    )
     repair_limit_bytes: int = flag(
         256 << 20,
         "cache",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cache import key_chain
 from cache.block import root_key
 from cache.job import MESSAGE_BYTES
+from cache.protocol import Deadlines
 from cache.store import Store
 from engine import node_report
 from engine.checkpoint.loop_calls import LoopCalls
@@ -94,6 +95,7 @@ class Node:
             self.share,
             self._homes,
             block_bytes=self.geometry.pool_bytes,
+            deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
             replicas=config.replicas,
             repair_limit=config.repair_limit_bytes,
             checksums=config.block_checksums,

@@ -22,6 +22,10 @@ class Deadline:
         self.take_back()
         return self.expired and self.task.cancelling() <= self.cancelling
 
+    def extend(self, seconds: float) -> None:
+        """From now; it is not brought forward by less."""
+        self.at = max(self.at, time.monotonic() + seconds)
+
     def take_back(self) -> None:
         if self.expired and not self.taken_back:
             self.taken_back = True

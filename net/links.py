@@ -105,6 +105,11 @@ class Links:
         return connection.peer_id
 
     @property
+    def sealed(self) -> bool:
+        """There is a cluster key."""
+        return self._cluster_key is not None
+
+    @property
     def alone(self) -> bool:
         """No other node is known."""
         return not self._peers

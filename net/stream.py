@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import cast
 
 from net import congestion
@@ -36,6 +36,8 @@ class Stream(asyncio.BufferedProtocol):
         self.turns = Turns()
         self.polling: Polling | None = None  # set by who wants answers quickly
         self.expects: Collection[object] = ()  # what the peer has yet to say something to; only for polling
+        self.queued = 0  # bytes given to the transport so far: all but `unsent` are the socket's
+        self.watch: Callable[[], None] | None = None  # called as more of a large payload has come
         self._seal = seal
         self._transport: asyncio.Transport | None = None
         self._ended = False
@@ -113,8 +115,10 @@ class Stream(asyncio.BufferedProtocol):
         if self._seal is not None:
             buffers = self._seal.seal(buffers)
         if len(buffers) == 1:
+            self.queued += len(buffers[0])
             self._transport.write(buffers[0])
         else:
+            self.queued += sum(map(len, buffers))
             self._transport.writelines(buffers)
 
     def _stop_writing(self) -> None:
@@ -161,6 +165,8 @@ class Stream(asyncio.BufferedProtocol):
         if self._seal is None and self.decoder.continues(nbytes):
             if self.polling is not None:
                 self.polling.go_on()
+            if self.watch is not None:
+                self.watch()
             return
         if self._ended:
             return

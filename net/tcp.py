@@ -10,17 +10,18 @@
 
 More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials `connections` data
 connections for the bulk it submits (net.tcp_bundle), and as many with the first urgent submission: what is urgent does
-not wait behind bulk in the socket's buffers. Bytes travel in frames of at most FRAME, so concurrent transfers share a
-connection and a cancelled one stops at the next frame.
+not wait behind bulk in the socket's buffers. They also carry bulk calls (net/bulk_call.py). Bytes travel in frames of
+at most FRAME, so concurrent transfers share a connection and a cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from net.bulk_call import BulkCall, Services
 from net.congestion import check, chosen
 from net.connection import Connection, Receiver
 from net.errors import PeerLost
@@ -62,6 +63,7 @@ class Tcp:
         self._busy_poll_us = busy_poll_us
         self._congestion = congestion
         check(congestion)
+        self.services = Services()
         self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
         self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
         self._served: set[Served] = set()
@@ -79,7 +81,12 @@ class Tcp:
             rail = self._dialed[connection] = TcpRail(connection)
             return rail
         connection.expects = ("the next request",)
-        return Served(connection, self._regions, self._served, self._cut)
+        return Served(connection, self._regions, self._served, self._cut, self.services)
+
+    @property
+    def sealed(self) -> bool:
+        """With a cluster key."""
+        return self._links.sealed
 
     def offer(self) -> dict[str, Any]:
         return {}
@@ -127,21 +134,27 @@ class Tcp:
         landed: Landed | None = None,
     ) -> Coroutine[Any, Any, None]:
         """No coroutine of its own where the connections are there: every layer costs a small transfer its latency."""
+        return self._with(peer_id, priority, lambda bundle: bundle.submit(op, local, remote, spans, landed))
+
+    def ask(self, peer_id: str, call: BulkCall, priority: int = BULK) -> Coroutine[Any, Any, None]:
+        """See net.bulk_call. The peer is open, as for `submit`."""
+        return self._with(peer_id, priority, lambda bundle: bundle.ask(call))
+
+    def _with(
+        self, peer_id: str, priority: int, work: Callable[[Bundle], Coroutine[Any, Any, None]]
+    ) -> Coroutine[Any, Any, None]:
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         if bundle is None:
             raise PeerLost(f"the data connections to {peer_id!r} are closed")
         if priority > BULK:
             urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
             if urgent is None or not urgent.alive:
-                return self._first_urgent(peer_id, op, local, remote, spans, landed)
+                return self._first_urgent(peer_id, work)
             bundle = urgent
-        return bundle.submit(op, local, remote, spans, landed)
+        return work(bundle)
 
-    async def _first_urgent(
-        self, peer_id: str, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None
-    ) -> None:
-        bundle = await self._bundle(peer_id, URGENT_PURPOSE)
-        await bundle.submit(op, local, remote, spans, landed)
+    async def _first_urgent(self, peer_id: str, work: Callable[[Bundle], Coroutine[Any, Any, None]]) -> None:
+        await work(await self._bundle(peer_id, URGENT_PURPOSE))
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         return [

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from net import rails
+from net.bulk_call import BulkCall
 from net.errors import PeerLost, PeerRefused, TransferError
 from net.landed import Landed
 from net.memory import Region
@@ -80,10 +82,38 @@ class Bundle:
 
         return _all([work() for _ in range(min(-(-nbytes // SLICE), DEPTH * len(self.rails)))])
 
-    async def _slice(
+    def ask(self, call: BulkCall) -> Coroutine[Any, Any, None]:
+        """See net.bulk_call. Raises RemoteError, too."""
+        return self._on_a_rail(call.expected, lambda rail, broken: self._ask_on(rail, call, broken))
+
+    async def _ask_on(self, rail: TcpRail, call: BulkCall, broken: set[int]) -> None:
+        """The peer has to know that the question's bytes on broken connections are void before they come again: it
+        has set memory aside for them."""
+        if broken:
+            await self._settled(broken)
+            broken.clear()
+        await rail.ask(call, broken)
+
+    def _slice(
         self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: Landed | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         here, there = sides(spans)
+
+        def work(rail: TcpRail, unsettled: set[int]) -> Coroutine[Any, Any, None]:
+            if op is Op.READ:
+                return rail.read(Cursor(local.memory, here), remote, there)
+            return rail.write(Cursor(local.memory, here), remote, there, unsettled)
+
+        return self._on_a_rail(nbytes, work, None if landed is None else partial(landed.add, spans))
+
+    async def _on_a_rail(
+        self,
+        nbytes: int,
+        work: Callable[[TcpRail, set[int]], Coroutine[Any, Any, None]],
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """`work` on the best connection, and again on another one when that breaks. It enters connections whose bytes
+        may still land in the set it is given."""
         unsettled: set[int] = set()
         try:
             for _ in range(ATTEMPTS):
@@ -91,14 +121,11 @@ class Bundle:
                 state = self.rails[index]
                 state.sent(time.monotonic(), nbytes)
                 try:
-                    if op is Op.READ:
-                        await rail.read(Cursor(local.memory, here), remote, there)
-                    else:
-                        await rail.write(Cursor(local.memory, here), remote, there, unsettled)
+                    await work(rail, unsettled)
                     if self._open[index] is rail:
                         state.arrived(time.monotonic(), nbytes)
-                    if landed is not None:
-                        landed.add(spans)
+                    if done is not None:
+                        done()
                     return
                 except RailBroken:
                     state.resent += 1

@@ -9,14 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
+from net.bulk_call import NOTHING, BulkCall, Source
 from net.connection import Connection
-from net.errors import PeerLost, TransferError
+from net.errors import PeerLost, RemoteError, TransferError
+from net.pushing import FRAME, at_once, push
 from net.spans import Cursor, Run, pack
-from net.tcp_server import FEW_RUNS, FRAME, at_once, push
+from net.tcp_server import FEW_RUNS
 from net.transport import Op
 from net.wire import Frame, FrameError, Header, nowhere
 
 CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
+
+LET_GO_S = 0.5  # for the socket to take what a cancelled call has queued
 
 _rail_ids = count(1)  # of this process: no two connections to a peer have the same
 
@@ -32,9 +36,11 @@ class Unresponsive(Exception):
 @dataclass(slots=True, eq=False)
 class _Transfer:
     op: Op
-    ours: Cursor
+    ours: Source
     done: asyncio.Future[None]
     stopped: asyncio.Future[None] | None = None  # present once a WRITE is being cancelled
+    call: BulkCall | None = None
+    nbytes: int = 0  # of the answer to `call`
 
 
 class TcpRail:
@@ -59,11 +65,7 @@ class TcpRail:
             self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
-            incoming = self.connection.decoder.incoming
-            if incoming is not None and incoming.header.get("id") == transfer_id:
-                self.connection.decoder.discard()
-            with suppress(PeerLost):
-                self.connection.send({"op": "cancel", "id": transfer_id})
+            self._give_up(transfer_id)
             raise
         finally:
             self._finish(transfer_id)  # from here on its data goes nowhere
@@ -92,6 +94,47 @@ class TcpRail:
             raise
         finally:
             self._finish(transfer_id)
+
+    async def ask(self, call: BulkCall, unsettled: set[int]) -> None:
+        """Raises RemoteError, RailBroken, PeerLost. Enters itself in `unsettled` when the question's bytes may still
+        land after that; the memory they are in is the caller's again in any case."""
+        call.begin()
+        data = call.data()
+        nbytes = data.left
+        transfer_id, transfer = self._begin(Op.WRITE if nbytes else Op.READ, NOTHING)
+        transfer.call = call
+        header: Header = {"op": "bulk", "id": transfer_id, "k": call.kind, "b": call.body}
+        try:
+            if nbytes:
+                await self._ask_with(data, header | {"n": nbytes}, transfer)
+            else:
+                self.connection.send(header)
+            self.connection.await_bytes()
+            await transfer.done
+        except asyncio.CancelledError:
+            self._give_up(transfer_id)
+            if nbytes:
+                await self._let_go()
+            raise
+        except (RailBroken, PeerLost):
+            if nbytes:
+                unsettled.add(self.rail_id)
+            if self.ended and not transfer.done.done():
+                await transfer.done  # which says why
+            raise
+        finally:
+            self._finish(transfer_id)
+
+    async def _ask_with(self, data: Source, header: Header, transfer: _Transfer) -> None:
+        """The question's bytes, then its tail, which is made while the first of them are under way."""
+        assert transfer.call is not None
+        if at_once(self.connection, data.left):
+            self.connection.send_views(header, data.take(data.left), header["n"])
+            await asyncio.sleep(0)  # the loop hands them to the socket
+        else:
+            await push(self.connection, header["id"], data, transfer.done.done, header)
+        if not transfer.done.done():
+            self.connection.send({"op": "tail", "id": header["id"], "b": transfer.call.tail()})
 
     async def cut(self, rail_id: int) -> None:
         """Return when the peer receives nothing more on an earlier rail of ours. Raises RailBroken, PeerLost."""
@@ -133,7 +176,28 @@ class TcpRail:
         except (PeerLost, RailBroken):
             unsettled.add(self.rail_id)
 
-    def _begin(self, op: Op, ours: Cursor) -> tuple[int, _Transfer]:
+    def _give_up(self, transfer_id: int) -> None:
+        """Nothing more of what the peer sends for it is put anywhere."""
+        incoming = self.connection.decoder.incoming
+        if incoming is not None and incoming.header.get("id") == transfer_id:
+            self.connection.watch = None
+            self.connection.decoder.discard()
+        with suppress(PeerLost):
+            self.connection.send({"op": "cancel", "id": transfer_id})
+
+    async def _let_go(self) -> None:
+        """Return when the socket has what was sent so far; a peer that does not read costs the connection."""
+        connection, give_up_at = self.connection, time.monotonic() + LET_GO_S
+        last = connection.queued
+        while connection.queued - connection.unsent() < last and not self.ended:
+            if time.monotonic() > give_up_at:
+                connection.abort()
+                self.closed(connection, f"the peer did not read for {LET_GO_S:g} s")
+                return
+            with suppress(asyncio.CancelledError):  # a second one changes nothing
+                await asyncio.sleep(0.001)
+
+    def _begin(self, op: Op, ours: Source) -> tuple[int, _Transfer]:
         if self.ended or not self.connection.is_open:
             raise RailBroken("its connection is closed")
         transfer_id = next(self._ids)
@@ -161,9 +225,29 @@ class TcpRail:
         transfer = self._transfers.get(header.get("id", 0))
         if transfer is None or transfer.op is not Op.READ or transfer.done.done():
             return nowhere(nbytes)
+        if transfer.call is not None and not self._follow(transfer, header):
+            return nowhere(nbytes)
         if nbytes > transfer.ours.left:
             raise FrameError(f"{nbytes} bytes arrive where {transfer.ours.left} were asked for")
         return transfer.ours.take(nbytes)
+
+    def _follow(self, transfer: _Transfer, header: Header) -> bool:
+        """Bytes of an answer begin to come, or go on; False when they are not what was asked for."""
+        call = transfer.call
+        assert call is not None
+        if header["op"] == "answer":
+            call.answer, transfer.nbytes = header["b"], header["n"]
+            try:
+                transfer.ours = call.place(header["b"], header["n"])
+            except RemoteError as error:
+                transfer.done.set_exception(error)
+                transfer.done.exception()
+                return False
+            if transfer.ours.left != header["n"]:
+                raise FrameError(f"{header['n']} bytes arrive where there is room for {transfer.ours.left}")
+        decoder = self.connection.decoder
+        self.connection.watch = lambda: call.came(transfer.nbytes - transfer.ours.left - decoder.missing)
+        return True
 
     def frame(self, connection: Connection, frame: Frame) -> None:
         op, number = frame.header["op"], frame.header["id"]
@@ -175,8 +259,13 @@ class TcpRail:
         if transfer is None:
             return  # it was given up
         done = transfer.done
+        if transfer.call is not None and not done.done() and op in ("answer", "data"):
+            self._answered(transfer, transfer.call, frame.header)
         if done.done():
             pass
+        elif op == "error":
+            done.set_exception(RemoteError(frame.header["reason"], frame.header["code"]))
+            done.exception()
         elif op == "done" or (op == "data" and not transfer.ours.left):
             done.set_result(None)
             del self._transfers[number]  # nothing more is expected of it
@@ -185,6 +274,17 @@ class TcpRail:
             done.exception()  # the one who waited may be leaving for another reason
         if transfer.stopped is not None and not transfer.stopped.done() and op != "data":
             transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
+
+    def _answered(self, transfer: _Transfer, call: BulkCall, header: Header) -> None:
+        """A whole frame of an answer."""
+        self.connection.watch = None
+        if header["op"] == "answer" and not header["n"]:
+            call.answer = header["b"]
+        elif transfer.nbytes:
+            call.came(transfer.nbytes - transfer.ours.left)
+        if not transfer.ours.left:
+            transfer.done.set_result(None)
+            del self._transfers[header["id"]]  # nothing more is expected of it
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         if reason is None:

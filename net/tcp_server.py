@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from net.bulk_call import Services
+from net.bulk_server import BulkServer
 from net.connection import Connection
 from net.errors import PeerLost, TransferError
 from net.memory import Region
+from net.pushing import at_once, push
 from net.spans import Cursor, Run, check, unpack
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
-FRAME = 4 << 20  # bytes of one data frame
-SMALL = 64 << 10  # bytes of a frame that needs no turn
 FEW_RUNS = 64  # that travel in the header of a request
 RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
-
-
-async def push(connection: Connection, transfer_id: int, source: Cursor, stopped: Callable[[], bool]) -> None:
-    """Send all of `source` as data frames, as fast as the peer reads; large ones in turns. Ends early when `stopped`.
-    Raises PeerLost; a peer that stops reading is cut off by the connection."""
-    while source.left and not stopped():
-        await connection.drain()
-        await connection.turns.wait()
-        if not connection.congested and not stopped():
-            nbytes = min(FRAME, source.left)
-            connection.send_views({"op": "data", "id": transfer_id}, source.take(nbytes), nbytes)
-
-
-def at_once(connection: Connection, nbytes: int) -> bool:
-    """Whether so many bytes may be sent now: the peer keeps up, and it is nobody else's turn."""
-    return nbytes <= FRAME and not connection.congested and (nbytes <= SMALL or connection.turns.take())
 
 
 Cut = set[tuple[str, str, int]]
@@ -41,9 +26,17 @@ Cut = set[tuple[str, str, int]]
 class Served:
     """What one peer reads and writes here."""
 
-    def __init__(self, connection: Connection, regions: Mapping[str, Region], everyone: set[Served], cut: Cut) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        regions: Mapping[str, Region],
+        everyone: set[Served],
+        cut: Cut,
+        services: Services,
+    ) -> None:
         """`cut` are rails that their dialers have given up: nothing they sent may be received any more."""
         self.connection = connection
+        self.bulk = BulkServer(connection, services, self.cut_short)
         self.rail_id = 0  # the dialer's number of this connection
         self._cut = cut
         self._regions = regions
@@ -63,12 +56,20 @@ class Served:
     def end(self) -> None:
         for transfer_id in [*self._writes, *self._reads]:
             self._stop(transfer_id)
+        self.bulk.end()
         self._everyone.discard(self)
+
+    def cut_short(self) -> None:
+        """Receive and send nothing more."""
+        self.end()
+        self.connection.abort()
 
     # --- net.connection.Receiver
 
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
         op = header.get("op")
+        if op == "bulk" or (op == "data" and self.bulk.knows(header["id"])):
+            return self.bulk.place(header, nbytes)
         if op == "write" and "runs" in header:
             self._begin_write(header["id"], header, header["runs"])
         elif op != "data":
@@ -84,6 +85,10 @@ class Served:
         header = frame.header
         transfer_id = header["id"]
         match header["op"]:
+            case "bulk":
+                self.bulk.asked(header)
+            case "tail":
+                self.bulk.tail(header)
             case "read":
                 self._begin_read(transfer_id, header, _runs(frame))
             case "write" if "runs" in header and frame.payload:  # begun by `place`
@@ -94,12 +99,12 @@ class Served:
                 self._landed(transfer_id)
             case "cancel":
                 self._stop(transfer_id)
+                self.bulk.stop(transfer_id)
                 connection.send({"op": "cancelled", "id": transfer_id})
             case "rail":
                 self.rail_id = transfer_id
                 if self._key(transfer_id) in self._cut:
-                    self.end()
-                    connection.abort()
+                    self.cut_short()
             case "cut":
                 self._cut_off(transfer_id)
                 connection.send({"op": "cut", "id": transfer_id})
@@ -116,8 +121,7 @@ class Served:
         """What such a rail sent may still be unread; it is not read any more."""
         self._cut.add(key := self._key(rail_id))
         for served in [one for one in self._everyone if one._key(one.rail_id) == key]:
-            served.end()
-            served.connection.abort()
+            served.cut_short()
 
     # --- transfers
 

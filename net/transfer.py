@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from net.bulk_calls import BulkCalls
 from net.channel import Channel
 from net.clock import Clock
 from net.copying import Copier, Copy
@@ -82,6 +83,7 @@ class TransferEngine:
         self._copier = Copier()
         self._deadlines = Deadlines()
         self._finder = PathFinder(channel, self._transports)
+        self.bulk = BulkCalls(self._transports, self.open, self.path_of, self._of, self._limit, self._clock)
         channel.on_lost(self._gone)
         channel.on_closed(self._gone)
 
@@ -231,11 +233,10 @@ class TransferEngine:
         return self.path_of(peer_id) is None and not ONE_SIDED.isdisjoint(self._transports)
 
     def bandwidth(self, peer_id: str) -> dict[str, float]:
-        """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py: a moving mean over
-        stretches of at least 1 MiB), by rail name; for a transport with one way its name; over TCP the rails of what is
-        urgent or of what is not, whichever are faster. Empty before the first
-        large transfers, and while no path is open. Their sum is what a large transfer gets, --rail-limit included, and
-        what a transfer model of the scheduler may start from."""
+        """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py), by rail name; for
+        a transport with one way its name; over TCP the rails of what is urgent or of what is not, whichever are faster.
+        Empty before the first large transfers, and while no path is open. Their sum is what a large transfer gets,
+        --rail-limit included."""
         peer, path = self._peers.get(peer_id), self.path_of(peer_id)
         if peer is None:
             return {}
@@ -257,6 +258,7 @@ class TransferEngine:
         """Stop serving and submitting, in good order. Regions stay with their owners. Call it before the channel's
         close. Idempotent."""
         self._finder.closed = True
+        await self.bulk.close()
         for transport in self._transports.values():
             await transport.close()
         self._copier.close()

@@ -192,6 +192,11 @@ class Decoder:
         self.incoming = None
         return frame
 
+    @property
+    def missing(self) -> int:
+        """Bytes of the arriving payload that are not here yet."""
+        return self._missing
+
     def discard(self) -> None:
         """Throw the rest of the arriving payload away; its destination is not written any more."""
         if self.incoming is not None:

@@ -31,6 +31,7 @@ from net.transfer import TransferEngine
 
 LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: more would take long to put there
 HOME = equal_members(["home"])
+ORDERS = {"shm": ("shm", "tcp"), "tcp": ("tcp",)}  # as nodes have them: small puts go over TCP in either case
 
 
 def make(name: str, role: str) -> Any:
@@ -72,7 +73,7 @@ class Home:
             if end is not None:
                 await end
         channel = Channel("home", {})
-        transfer = TransferEngine(channel, [self._transport])
+        transfer = TransferEngine(channel, ORDERS[self._transport])
         room = self._nbytes * 9 // 8  # for the blocks of the call before the measured ones, too
         region = Region.shared("dram", room // body["size"] * body["size"])
         prefault = Prefault([region], lambda: room, lambda: False)  # as an idle node does
@@ -119,7 +120,7 @@ class Client:
         answer, _ = await control.call("owner", "bench.open", {"size": size})
         channel = Channel("client", {})
         channel.introduce("home", tuple(answer["address"]))
-        transfer = TransferEngine(channel, [self._transport])
+        transfer = TransferEngine(channel, ORDERS[self._transport])
         self._store = Store(
             "client", channel, transfer, None, lambda: HOME, block_bytes=size, checksums=self._checksums
         )

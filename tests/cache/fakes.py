@@ -103,6 +103,13 @@ class FakeTransfer:
         self.error = None  # raised instead of a transfer
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
 
+        self.bulk = SimpleNamespace(  # nobody is reached this way: tests/cache/test_bulk.py has the real thing
+            reaches=lambda peer_id: False,
+            beside=lambda peer_id: False,
+            answer=lambda kind, answerer: None,
+            receive=lambda kind, receiver: None,
+        )
+
     def register(self, region):
         self.regions[region.name] = region
 

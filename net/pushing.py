@@ -1,0 +1,33 @@
+"""Sending the bytes of a transfer over a data connection: frames in turns, as fast as the peer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from net.bulk_call import Source
+from net.connection import Connection
+from net.wire import Header
+
+FRAME = 4 << 20  # bytes of one data frame
+SMALL = 64 << 10  # bytes of a frame that needs no turn
+
+
+async def push(
+    connection: Connection, transfer_id: int, source: Source, stopped: Callable[[], bool], first: Header | None = None
+) -> None:
+    """Send all of `source` as data frames, the first one under another header if one is given, as fast as the peer
+    reads; large ones in turns. Ends early when `stopped`. Raises PeerLost; a peer that stops reading is cut off by the
+    connection."""
+    header = first or {"op": "data", "id": transfer_id}
+    while source.left and not stopped():
+        await connection.drain()
+        await connection.turns.wait()
+        if not connection.congested and not stopped():
+            nbytes = min(FRAME, source.left)
+            connection.send_views(header, source.take(nbytes), nbytes)
+            header = {"op": "data", "id": transfer_id}
+
+
+def at_once(connection: Connection, nbytes: int) -> bool:
+    """Whether so many bytes may be sent now: the peer keeps up, and it is nobody else's turn."""
+    return nbytes <= FRAME and not connection.congested and (nbytes <= SMALL or connection.turns.take())
