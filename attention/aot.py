@@ -12,8 +12,9 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,9 @@ def record(launch: Callable[[], object]) -> list[Launch]:
     return launches
 
 
-def build(launch: Launch, capability: int) -> CompiledKernel:
-    """Compile for compute capability 80, 90, ... Needs no GPU. Raises triton.CompilationError and ptxas's errors."""
+def build(launch: Launch, capability: int) -> tuple[CompiledKernel, str]:
+    """Compile for compute capability 80, 90, ... -> the kernel, and what ptxas said of it: nothing where Triton found
+    it in its cache. Needs no GPU. Raises triton.CompilationError and ptxas's errors."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -101,7 +103,10 @@ def build(launch: Launch, capability: int) -> CompiledKernel:
         elif aligned and not param.do_not_specialize and not param.do_not_specialize_on_alignment:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    with triton.knobs.nvidia.scope(), redirect_stdout(StringIO()) as said:
+        triton.knobs.nvidia.dump_ptxas_log = True
+        kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    return kernel, said.getvalue()
 
 
 def describe(value: Any) -> tuple[str, bool]:
@@ -113,15 +118,11 @@ def describe(value: Any) -> tuple[str, bool]:
     return ("i32" if -(1 << 31) <= value < 1 << 31 else "i64"), value % 16 == 0
 
 
-def resources(kernel: CompiledKernel) -> Resources:
-    """Assemble once more, verbosely: the numbers inside `kernel` need a driver to be read."""
-    ptx, capability = kernel.asm["ptx"], kernel.metadata.target.arch
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        target = f"--gpu-name={sm_arch_from_capability(capability)}"
-        command = [get_ptxas(capability).path, "-v", target, str(source), "-o", str(source.with_suffix(".cubin"))]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+def resources(launch: Launch, capability: int) -> Resources:
+    """What `launch` takes, compiled as by `build`."""
+    kernel, said = build(launch, capability)
+    ptx = kernel.asm["ptx"]
+    log = said or assemble(ptx, capability)
     stores, loads = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)[0]
     return Resources(
         registers=int(re.findall(r"Used (\d+) registers", log)[0]),
@@ -133,3 +134,13 @@ def resources(kernel: CompiledKernel) -> Resources:
         in_flight=max(map(int, re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)), default=0),
         wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
     )
+
+
+def assemble(ptx: str, capability: int) -> str:
+    """What ptxas says of it; the numbers inside a compiled kernel need a driver to be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        target = f"--gpu-name={sm_arch_from_capability(capability)}"
+        command = [get_ptxas(capability).path, "-v", target, str(source), "-o", str(source.with_suffix(".cubin"))]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -11,7 +11,7 @@ programs on a multiprocessor; prefill tiles are the largest that neither spill n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,22 +63,34 @@ TABLE: dict[tuple[int, int, int], Tiles] = {
     (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3)),
     (256, 2, SM80): Tiles(Tile(32, 32, 4, 3), Tile(64, 32, 8, 3)),
     (256, 2, SM86): Tiles(Tile(32, 16, 4, 3), Tile(64, 16, 8, 3)),
-    (64, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(64, 32, 8, 2)),
-    (128, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),
+    (64, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),
+    (128, 4, SM86): Tiles(Tile(32, 32, 8, 2), Tile(16, 32, 8, 2)),
     (256, 4, SM86): Tiles(Tile(16, 16, 8, 2, precision="ieee"), Tile(16, 16, 8, 2, precision="ieee")),
 }
 
+OVER_CODES: dict[tuple[int, int, int], Tiles] = {
+    (128, 2, SM80): replace(TABLE[128, 2, SM80], prefill=Tile(64, 64, 8, 3)),
+    (256, 2, SM80): replace(TABLE[256, 2, SM80], prefill=Tile(64, 16, 8, 3)),
+    (256, 4, SM86): replace(
+        TABLE[256, 4, SM86],
+        decode=Tile(16, 16, 8, 1, precision="ieee"),
+        prefill=Tile(16, 16, 8, 1, precision="ieee"),
+    ),
+}
+"""Instead of the rows of TABLE over quantized pools: widening codes takes registers, and with those tiles too many."""
 
-def find_tiles(head_size: int, element_bytes: int, shared_bytes: int) -> Tiles:
+
+def find_tiles(head_size: int, element_bytes: int, shared_bytes: int, quantized: bool = False) -> Tiles:
     """The row of the smallest head size that holds `head_size` and the most shared memory that the device has.
-    Raises ValueError."""
+    element_bytes: of the queries; quantized: whether the pool is. Raises ValueError."""
     fits = [key for key in TABLE if key[0] >= head_size and key[1] == element_bytes and key[2] <= shared_bytes]
     if not fits or head_size % 16:
         raise ValueError(
             f"no tile for head size {head_size}, {element_bytes} bytes per element and {shared_bytes} bytes of shared "
             "memory in attention/tiles.py; use --attention-backend torch"
         )
-    return TABLE[min(fits, key=lambda key: (key[0], -key[2]))]
+    row = min(fits, key=lambda key: (key[0], -key[2]))
+    return OVER_CODES.get(row, TABLE[row]) if quantized else TABLE[row]
 
 
 @dataclass(frozen=True, slots=True)

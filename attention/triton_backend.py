@@ -134,7 +134,8 @@ class TritonBackend:
         """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""
         if self._tiles is not None:
             return self._tiles
-        return find_tiles(geometry.head_size, geometry.dtype.itemsize, limits_of(device).shared_bytes)
+        shared = limits_of(device).shared_bytes
+        return find_tiles(geometry.head_size, geometry.dtype.itemsize, shared, quantized=geometry.codes > 0)
 
     def _cut(self, batch: RaggedBatch, geometry: Geometry, tiles: Tiles, q: Tensor, window: int) -> Cut:
         decodes = batch.num_decodes

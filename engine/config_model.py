@@ -120,7 +120,7 @@ class ModelConfig:
     tensor_parallel_size: int = flag(
         1,
         "engine",
-        "processes of this node that share the model's heads and MLP columns, and --num-threads",
+        "processes of this node that share the model's heads and MLP columns, and --num-threads; on GPUs one each",
         unit="ranks",
         least=1,
         most=1024,

@@ -169,9 +169,9 @@ class Engine:
         await self.worker.close()
         await self.publisher.close()
         self._pool_blocks.close()
-        if self._processes is not None:
-            await asyncio.to_thread(self._processes.close)
         self._transfer.unregister(self.region.name)
+        if self._processes is not None:
+            await asyncio.to_thread(self._processes.close)  # and with them, on GPUs, their parts of the region
 
     @property
     def lost(self) -> str | None:

@@ -1,11 +1,7 @@
 """The command line of a node, generated from the fields of Config: parse it, show it.
 
-    --block-size TOKENS          one flag per field, underscores become dashes
-    --x / --no-x                 booleans
-    512M, 4G, 1.5G               byte sizes (powers of 1024)
-    auto                         numbers that engine.resolve can choose
-
-A wrong flag or value raises UsageError: one line that names the remedy. `mooncake.main` prints it and exits with 2.
+One flag per field, --x and --no-x for booleans; engine/flag_values.py has how values are written. A wrong flag or
+value raises UsageError: one line that names the remedy. `mooncake.main` prints it and exits with 2.
 """
 
 from __future__ import annotations
@@ -13,14 +9,15 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, fields, replace
 from difflib import get_close_matches
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn
 
 from cache.policies.shares import parse as parse_shares
 from engine import __version__
 from engine.config import NO_MODEL, ROLES, Config
+from engine.flag_values import flag_name, metavar, reader, spell
 from sched.classes import CLASSES
 
 GROUPS = {
@@ -32,8 +29,6 @@ GROUPS = {
     "transfer": "how KV moves",
     "api": "the OpenAI-compatible HTTP API",
 }
-
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class UsageError(Exception):
@@ -72,26 +67,12 @@ def parse(argv: Sequence[str], others: Sequence[str] = (), commands: Mapping[str
     return _validated(Config(**vars(values)))
 
 
-def flag_name(field_name: str) -> str:
-    """'block_size' -> '--block-size'."""
-    return "--" + field_name.replace("_", "-")
-
-
 def host_port(text: str) -> tuple[str, int]:
     """'10.0.0.5:8000' -> ('10.0.0.5', 8000); also 'http://10.0.0.5:8000/' and '[::1]:8000'. Raises UsageError."""
     match = re.fullmatch(r"(?:http://)?(\[[^\]]+\]|[^\[\]:/]+):(\d+)/?", text.strip())
     if match is None or not 0 < int(match[2]) < 65536:
         raise UsageError(f"--join {text!r} is not HOST:PORT; give the HTTP address of a running node: 10.0.0.5:8000")
     return match[1].strip("[]"), int(match[2])
-
-
-def size(text: str) -> int:
-    """Bytes from '4096', '512M', '1.5G', '4GiB'. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size; write bytes or 512M, 1.5G, 2T")
-    number = float(match[1]) * UNITS[match[2]] if "." in match[1] else int(match[1]) * UNITS[match[2]]
-    return int(number)
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -112,7 +93,7 @@ def show(config: Config) -> str:
         for spec in fields(Config):
             if spec.metadata["group"] == group:
                 mark = " " if getattr(config, spec.name) == spec.default else "*"
-                lines.append(f" {mark} {flag_name(spec.name):<{width}}  {_spell(spec, values[spec.name])}")
+                lines.append(f" {mark} {flag_name(spec.name):<{width}}  {spell(spec, values[spec.name])}")
     return "\n".join(lines)
 
 
@@ -122,101 +103,19 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         name = flag_name(spec.name)
         if spec.type == "bool":
             name += f" / --no-{name[2:]}"
-        yield spec.metadata["group"], name, _spell(spec, spec.default), spec.metadata["help"]
+        yield spec.metadata["group"], name, spell(spec, spec.default), spec.metadata["help"]
 
 
-# --- one field <-> one flag
+# --- the parser
 
 
 def _add(group: argparse._ArgumentGroup, spec: Field[Any]) -> None:
     meta = spec.metadata
-    text = f"{meta['help']} (default: {_spell(spec, spec.default)})".replace("%", "%%")
+    text = f"{meta['help']} (default: {spell(spec, spec.default)})".replace("%", "%%")
     if spec.type == "bool":
         group.add_argument(flag_name(spec.name), action=argparse.BooleanOptionalAction, default=spec.default, help=text)
         return
-    group.add_argument(
-        flag_name(spec.name), type=_reader(spec), default=spec.default, help=text, metavar=_metavar(spec)
-    )
-
-
-def _metavar(spec: Field[Any]) -> str:
-    meta = spec.metadata
-    if meta["choices"]:
-        return "{" + ",".join([*meta["choices"], *(["FILE.py:NAME"] if meta["file"] else [])]) + "}"
-    for unit in ("bytes", "ms"):
-        if spec.name.endswith("_" + unit):
-            return unit.upper()
-    return str(meta["unit"] or spec.name.rsplit("_", 1)[-1]).upper()
-
-
-def _reader(spec: Field[Any]) -> Callable[[str], Any]:
-    """Text -> value of the field; raises ArgumentTypeError with the rule that was broken."""
-    meta = spec.metadata
-    kind = get_type_hints(Config)[spec.name]
-
-    def read(text: str) -> Any:
-        if meta["file"] and re.search(r"\.py(:\w+)?$", text):
-            return text
-        if meta["choices"]:
-            return _chosen(text, meta["choices"])
-        if kind not in (int, float):
-            if not text.strip():
-                raise argparse.ArgumentTypeError("must not be empty")
-            return text
-        if meta["auto"] is not None and text in ("auto", str(meta["auto"])):
-            return meta["auto"]
-        return _bounded(_number(text, kind, spec.name), meta["least"], meta["most"])
-
-    return read
-
-
-def _chosen(text: str, choices: Sequence[str]) -> str:
-    if text in choices:
-        return text
-    near = get_close_matches(text, choices, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise argparse.ArgumentTypeError(f"must be one of {', '.join(choices)}, not {text!r}{hint}")
-
-
-def _number(text: str, kind: type, name: str) -> float:
-    try:
-        if name.endswith("_bytes"):
-            return size(text)
-        number: float = kind(text)
-    except ValueError as error:
-        if name.endswith("_bytes"):
-            raise argparse.ArgumentTypeError(str(error)) from None
-        what = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"must be {what}, not {text!r}") from None
-    return number
-
-
-def _bounded(number: float, least: float | None, most: float | None) -> float:
-    if (least is None or number >= least) and (most is None or number <= most):
-        return number
-    rule = f"between {least} and {most}" if most is not None else f"at least {least}"
-    raise argparse.ArgumentTypeError(f"must be {rule}, not {number}")
-
-
-def _spell(spec: Field[Any], value: Any) -> str:
-    """A value as the user would type it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if spec.metadata["auto"] is not None and value == spec.metadata["auto"]:
-        return "auto"
-    if spec.name.endswith("_bytes"):
-        return _spell_size(value)
-    return str(value)
-
-
-def _spell_size(value: int) -> str:
-    for letter, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if value >= factor:
-            exact = value % factor == 0
-            return f"{value // factor}{letter}" if exact else f"{value / factor:.2f}{letter} ({value} bytes)"
-    return str(value)
+    group.add_argument(flag_name(spec.name), type=reader(spec), default=spec.default, help=text, metavar=metavar(spec))
 
 
 # --- what the fields must satisfy together
@@ -283,7 +182,7 @@ def _explain(error: argparse.ArgumentError) -> str:
     message = str(error.message)
     if message == "expected one argument":
         spec = next(spec for spec in fields(Config) if flag_name(spec.name) == name)
-        return f"{name} needs a value, {_metavar(spec)}: {spec.metadata['help']}"
+        return f"{name} needs a value, {metavar(spec)}: {spec.metadata['help']}"
     if message.startswith("ignored explicit argument"):
         return f"{name} takes no value; write {name} or --no-{name[2:]}"
     return f"{name} {message}"

@@ -21,6 +21,7 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.checkpoint.weights import Reader, load, open_weights
 from engine.config import Config
 from engine.flags import UsageError
+from engine.kv import rank_arenas
 from engine.kv.cuda_memory import CudaMemory
 from engine.kv.incoming import KV_REGION
 from engine.model.decoder import Model
@@ -58,29 +59,62 @@ def load_model(
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
     called from this thread. `find_pooled`: where to look for the weights first. Raises ModelError, UsageError."""
     drafts = None if draft is None else _load_draft(config, draft)
+    if config.tensor_parallel_size > 1:
+        return _load_ranks(config, geometry, source, drafts, progress)
     region, kv = arena(config, geometry)
-    if config.tensor_parallel_size == 1:
-        opened = None if find_pooled is None else find_pooled()
-        if opened is not None:
-            log.info("the weights come from the pooled store")
-        try:
-            runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
-        except ModelError as error:
-            if opened is None or source.format == "pooled":
-                raise
-            log.warning("%s. Loading from disk, as this node can.", error)
-            runner = load_rank(config, geometry, source, kv, progress=progress)
-        record_graphs(config, runner)
-        return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
-    assert isinstance(region, Region), "engine.resolve refuses ranks on a GPU"
-    processes = RankProcesses(config, geometry, source, region)
+    opened = None if find_pooled is None else find_pooled()
+    if opened is not None:
+        log.info("the weights come from the pooled store")
+    try:
+        runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
+    except ModelError as error:
+        if opened is None or source.format == "pooled":
+            raise
+        log.warning("%s. Loading from disk, as this node can.", error)
+        runner = load_rank(config, geometry, source, kv, progress=progress)
+    record_graphs(config, runner)
+    return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
+
+
+def _load_ranks(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    drafts: DraftModel | None,
+    progress: Callable[[int, int], None],
+) -> LoadedModel:
+    """As rank 0, with the others beside it."""
+    size = config.tensor_parallel_size
+    shards = [Shard(source.config, rank, size) for rank in range(size)]
+    region: Region | DeviceRegion | None = None
+    if splits_arena(config):
+        part = rank_arenas.own_part(geometry, config.kv_cache_bytes // geometry.block_bytes, shards[0])
+        kv = rank_arenas.pool_of(part, geometry, shards[0])
+        processes = RankProcesses(config, geometry, source, None)
+    else:
+        region = Region.shared(KV_REGION, config.kv_cache_bytes)
+        kv = blocks_in(region, geometry)[:, :, :, shards[0].kv_heads]
+        processes = RankProcesses(config, geometry, source, region)
     try:
         runner = load_rank(config, geometry, source, kv, 0, processes.join, progress)
+        if region is None:
+            region = rank_arenas.whole_arena([part, *processes.parts], geometry, shards)
     except BaseException:
         processes.close()
         raise
     runner.beside = processes.step
+    record_graphs(config, runner)
     return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
+
+
+def splits_arena(config: Config) -> bool:
+    """Whether every rank keeps the KV of its heads in memory of its own."""
+    return config.device == "cuda"
+
+
+def device_of(config: Config, rank: int) -> str:
+    """Of one rank among several."""
+    return f"cuda:{rank}" if config.device == "cuda" else config.device
 
 
 def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegion, Tensor]:
@@ -120,25 +154,24 @@ def load_rank(
     progress: Callable[[int, int], None] | None = None,
     opened: PooledWeights | None = None,
 ) -> Runner:
-    """One rank's runner: its weights, and its heads of the arena's blocks `kv`. `join` connects the ranks and is called
-    once the weights are there; None = there is one rank, with everything."""
+    """One rank's runner: its weights, and `kv`, its heads of the arena's blocks. `join` connects the ranks and is
+    called once the weights are there; None = there is one rank, with everything."""
+    device = config.device if join is None else device_of(config, rank)
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
-    weights = load(source, dtype, config.device, progress, shard, weight_cache(config), opened)
+    weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
     backend = _backend(config, source.config.head_size, geometry.dtype)
     model = Model(
         source.config if shard is None else shard.config,
         weights,
         backend,
-        config.device,
+        device,
         choose_ops(backend.name, config.device, dtype),
         ranks=None if join is None else join(),
     )
-    if shard is not None:
-        kv = kv[:, :, :, shard.kv_heads]
-    return Runner(model, kv, geometry.block_size, config.device)
+    return Runner(model, kv, geometry.block_size, device)
 
 
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:

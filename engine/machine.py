@@ -17,12 +17,13 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that torch would use."""
+    """The GPU that torch would use, and how many it sees; the others are taken to be like it."""
 
     name: str
     total_bytes: int
     free_bytes: int
     bfloat16: bool
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _gpu() -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.is_bf16_supported())
+    return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.is_bf16_supported(), torch.cuda.device_count())
 
 
 def _read(path: Path) -> str:

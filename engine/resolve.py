@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
 from engine.config import NO_MODEL, Config
 from engine.flags import UsageError
-from engine.machine import Machine
+from engine.machine import Gpu, Machine
 
 if TYPE_CHECKING:
     from engine.model.model_config import ModelConfig
@@ -33,6 +33,9 @@ DRAM_SHARE_BYTES = GiB
 GPU_RESERVE_BYTES = GiB
 """Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
 
+RANK_RESERVE_BYTES = GiB
+"""The same with several GPUs, besides: NCCL's buffers, and rank 0's context on every other GPU."""
+
 
 def resolve(
     config: Config,
@@ -46,13 +49,8 @@ def resolve(
     of the node to join: a joiner adopts its dtype of KV, because block keys are rooted in it; `draft` is the draft
     model's configuration, if there is one. Raises UsageError."""
     device = _device(config, machine)
-    if _runs_model(config) and (reason := model.indivisible(config.tensor_parallel_size)):
-        raise UsageError(f"--tensor-parallel-size {config.tensor_parallel_size}: {reason}")
-    if config.tensor_parallel_size > 1 and device == "cuda":
-        raise UsageError(
-            "--tensor-parallel-size: a KV block spread over several GPUs cannot be transferred yet; "
-            "use one GPU, or --device cpu"
-        )
+    if _runs_model(config):
+        _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = _kv_dtype(config, model, dtype, cluster)
     config = replace(config, pool_dtype=_pool_dtype(config, kv_dtype, cluster))
@@ -106,6 +104,17 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
 
 def _runs_model(config: Config) -> bool:
     return "prefill" in config.roles or "decode" in config.roles
+
+
+def _check_ranks(ranks: int, model: ModelConfig, gpu: Gpu | None) -> None:
+    """gpu: None = on the CPU."""
+    if reason := model.indivisible(ranks):
+        raise UsageError(f"--tensor-parallel-size {ranks}: {reason}")
+    if gpu is not None and ranks > gpu.count:
+        raise UsageError(
+            f"--tensor-parallel-size {ranks}: every rank needs a GPU of its own, and torch sees {gpu.count} here; "
+            "give as many or fewer, or --device cpu"
+        )
 
 
 def _device(config: Config, machine: Machine) -> str:
@@ -168,15 +177,17 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
         return config.kv_cache_bytes
     if device == "cpu" or machine.gpu is None:
         return min(CPU_KV_BYTES, machine.free_bytes // 8)
-    gpu, weights = machine.gpu, model.num_parameters * type_bytes[dtype]
+    gpu, ranks = machine.gpu, config.tensor_parallel_size
+    weights = model.num_parameters * type_bytes[dtype] // ranks
     used = gpu.total_bytes - gpu.free_bytes
-    left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - GPU_RESERVE_BYTES
+    reserve = GPU_RESERVE_BYTES + (RANK_RESERVE_BYTES if ranks > 1 else 0)
+    left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - reserve
     if left <= 0:
         raise UsageError(
             f"no GPU memory is left for KV: {gpu.total_bytes // MiB} MiB in all, {used // MiB} MiB in use, "
             f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
         )
-    return left
+    return left * min(ranks, model.num_kv_heads)  # of whole blocks; with more ranks than KV heads, some hold the same
 
 
 def _speculative_kv_bytes(config: Config, draft: ModelConfig | None, machine: Machine, block_bytes: int) -> int:

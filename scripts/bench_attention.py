@@ -3,6 +3,7 @@
 
   scripts/bench_attention.py                  # on a GPU: measure
   scripts/bench_attention.py --aot            # without one: compile for --capability, report registers and memory
+  scripts/bench_attention.py --aot --every-tile   # every tile with every type of KV; exit code 1: one lacks something
   scripts/bench_attention.py --device cpu     # the C++ kernels beside the torch backend, for each of --threads
   scripts/bench_attention.py --quick --json attention.json
 
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from benchlib.results import add_result_flags, report
+from benchlib.results import Row, add_result_flags, report
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout's attention/, installed or not
 
@@ -37,12 +38,19 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     add_result_flags(parser)
     parser.add_argument("--aot", action="store_true", help="compile only; needs no GPU")
     parser.add_argument(
-        "--capability", type=int, default=90, choices=(80, 86, 90), help="compute capability that --aot compiles for"
+        "--capability", type=int, choices=(80, 86, 90), help="what --aot compiles for; default 90, --every-tile: each"
+    )
+    parser.add_argument(
+        "--every-tile", action="store_true", help="with --aot: every head size and type of queries and KV (minutes)"
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to measure")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="torch threads, with --device cpu")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
     args = parser.parse_args(arguments)
+    if args.every_tile and not args.aot:
+        parser.error("--every-tile goes with --aot")
+    if args.capability is None and not args.every_tile:
+        args.capability = 90
     if args.device == "cpu" and not args.aot:
         return args
     if find_spec("triton") is None:
@@ -54,7 +62,15 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
-    if args.aot:
+    rows: list[Row] = []
+    lacking: list[str] = []
+    if args.every_tile:
+        from attention_bench.compiled import tile_rows
+
+        for capability in (80, 86, 90) if args.capability is None else (args.capability,):
+            more, short = tile_rows(capability)
+            rows, lacking = rows + more, lacking + short
+    elif args.aot:
         from attention_bench.compiled import compiled_rows
 
         rows = compiled_rows(args.capability, args.block_size, args.quick)
@@ -69,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = {name: value for name, value in vars(args).items() if name != "json"}
     config |= {"torch": torch.__version__, "device": device_name(args)}
     report(config, rows, args.json)
-    return 0
+    for line in lacking:
+        print(f"lacking: {line}")
+    return 1 if lacking else 0
 
 
 def device_name(args: Namespace) -> str:

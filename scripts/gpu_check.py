@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Everything that only a GPU can tell, in one command and under ten minutes: one table of measured, limit, share, goal.
+"""Everything that only a GPU can tell, in one command, on one GPU under ten minutes: measured, limit, share, goal.
 
   scripts/gpu_check.py                              # all sections
   scripts/gpu_check.py --only attention,engine      # some of them
@@ -11,6 +11,7 @@
   engine      Llama-3-8B's geometry with random weights: decode steps beside their floor in bytes, prefill beside GEMM
   serving     nodes with --device cuda: tokens equal to a CPU node's, with CUDA graphs, without, and prefill + decode
   staging     KV layers between GPU and page-locked host memory, beside one plain copy
+  ranks       the same of an arena on two GPUs; nodes with --tensor-parallel-size 2: tokens equal to a CPU node's
 
 Sections run in processes of their own with a time limit each; one that fails leaves its lines so far and a line that
 says why. Exit code 0: every goal was reached; 1: something failed or is short; 2: there is no GPU here.

@@ -8,7 +8,8 @@
 The traces are the released ones where ../shared/traces has them, else generated ones: the report says which. Hit rates
 without timing, by policy (scripts/cache_policies.py) and by size, are computed beside the simulations. Each ablation
 leaves a .json with every seed's figures and the configurations; report.json has their means in one file. A run that
-was stopped goes on with --resume: what has been simulated is in runs.jsonl.
+was stopped goes on with --resume: what has been simulated is in runs.jsonl. After a change that no simulation sees, of
+a text or a plot, `--resume-from COMMIT` takes the runs of the commits before it; the report names them.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def parser() -> ArgumentParser:
         "--quick", action="store_true", help=f"at most {QUICK_REQUESTS} requests, one seed, no cache policies"
     )
     made.add_argument("--resume", action="store_true", help="go on where a run of this commit was stopped")
+    made.add_argument(
+        "--resume-from", metavar="COMMITS", default="", help="--resume, and take runs of these commits too"
+    )
     ablate.add_flags(made)
     return made
 
@@ -128,9 +132,10 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
     """The report as far as it has come after every ablation; the sections of `untimed` at its end."""
     came, report = commit(), args.out / "report.md"
     file = args.out / "runs.jsonl"
-    if not args.resume:
+    also = [one for one in args.resume_from.split(",") if one]
+    if not args.resume and not also:
         file.unlink(missing_ok=True)
-    runs = Runs(file, came, args.requests)
+    runs = Runs(file, came, args.requests, also)
     parts: list[str] = []
     goals: list[Goal] = []
     rows: list[dict[str, Any]] = []
@@ -138,7 +143,7 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
     def save() -> None:
         took = f"{runs.made} runs in {time.monotonic() - begun:.0f} s with {args.workers} processes"
         if runs.taken:
-            took += f", {runs.taken} from a start before"
+            took += f", {runs.taken} from a start before" + "".join(f", of commit {one}" for one in also)
         reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
         report.write_text("\n".join([title(came, args.seeds, took), *reached, *parts]))
 
@@ -156,7 +161,12 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         parts += more
         goals += answered
         save()
-    config = {"seeds": args.seeds, "requests": args.requests, "defaults": SimConfig().as_dict()}
+    config = {
+        "seeds": args.seeds,
+        "requests": args.requests,
+        "runs_of": [came, *also],
+        "defaults": SimConfig().as_dict(),
+    }
     write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
 
 

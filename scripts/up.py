@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from engine.config import Config
-from engine.flags import UsageError, flag_name, parse
+from engine.flag_values import flag_name
+from engine.flags import UsageError, parse
 from scripts import rest
 from scripts.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout
 from scripts.report import nodes_table, timeline

@@ -124,6 +124,9 @@ TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
     "attention",
     "engine.kv.cuda_memory",
+    "engine.kv.rank_arenas",
+    "engine.kv.split_arena",
+    "engine.kv.split_memory",
     "engine.speculation.draft",
     "engine.checkpoint.gguf_weights",
     "engine.sampling.host_draw",

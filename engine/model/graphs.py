@@ -176,8 +176,10 @@ def obstacle(model: Model) -> str | None:
     """Why steps of `model` cannot be recorded; None if they can."""
     if model.device.type != "cuda" or model.backend.name != "triton":
         return "CUDA graphs need --device cuda and --attention-backend triton"
-    if model.config.num_experts or not isinstance(model.ranks, Alone):
-        return "CUDA graphs are for dense models on one GPU: experts are counted on the host"
+    if model.config.num_experts:
+        return "CUDA graphs are for dense models: experts are counted on the host"
+    if not isinstance(model.ranks, Alone):
+        return "CUDA graphs are for one GPU: recording the ranks' collectives is untried"
     return None
 
 

@@ -8,9 +8,9 @@ Rank r of n computes num_heads / n heads and 1 / n of every MLP's columns (of ev
     embed, norms, router                                  whole on every rank
 
 KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours hold the same one.
-A KV block stays whole, [num_layers, 2, num_kv_heads, block_size, head_size]: ranks write their heads of it. They share
-the arena's memory, so for transfers, the pool and other nodes nothing changes; two ranks with the same KV head write
-the same bytes.
+For transfers, the pool and other nodes a KV block stays whole, [num_layers, 2, num_kv_heads, block_size, head_size].
+Ranks on CPUs share the arena's memory and write their heads of it, two ranks with the same KV head the same bytes.
+Ranks on GPUs have arenas of their own, which rank 0 puts together (engine/kv/rank_arenas.py).
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class ProcessRanks:
         self.rank, self.size = rank, size
         self._group: Any
         if device.type == "cuda":
-            self._group = dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = COLLECTIVE_TIMEOUT
+            self._group = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host, whose own name may lead nowhere
             self._group = dist.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
-        self.sum(torch.zeros(1, device=device))  # all are connected once this returns: the store is not needed any more
+        self.sum(torch.zeros(1, device=device))  # all are connected once this returns
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -85,6 +87,10 @@ class ProcessRanks:
         options.rootRank = 0
         self._group.gather([parts] if parts else [], [part], options).wait()
         return torch.cat(parts, dim=-1) if parts else part
+
+    def abort(self) -> None:
+        """Over NCCL, from any thread: end collectives that wait on the GPU for a rank that is gone, with no result."""
+        self._group.abort()
 
 
 @dataclass(frozen=True, slots=True)

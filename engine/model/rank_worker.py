@@ -14,14 +14,16 @@ import threading
 from multiprocessing.connection import Connection
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from engine import logs
+from engine.kv import rank_arenas
 from engine.kv.incoming import KV_REGION
-from engine.loading import blocks_in, load_rank
+from engine.loading import blocks_in, device_of, load_rank
 from engine.model.model_error import ModelError
-from engine.model.parallel import ProcessRanks
-from engine.model.rank_processes import Start
+from engine.model.parallel import ProcessRanks, Shard
+from engine.model.rank_processes import Loaded, Start
 from engine.priority import step_back
 from net.memory import Region
 
@@ -34,26 +36,38 @@ def main(descriptor: int) -> int:
     link = Connection(descriptor)
     try:
         start: Start = link.recv()
+        device = torch.device(device_of(start.config, start.rank))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # before anything else asks for a GPU: it would get rank 0's
         logs.configure(start.config.log_level, start.config.log_format, node_id=start.config.node_id, rank=start.rank)
         step_back(start.config.engine_nice)  # before any thread of the model starts
-        region = Region.attach(KV_REGION, start.memfd, start.kv_bytes)
+        part: Tensor | None = None
 
         def join() -> ProcessRanks:
-            link.send(None)
+            link.send(Loaded(part=part))
             size = start.config.tensor_parallel_size
-            store = FileStore(start.store, size)
-            return ProcessRanks(store, start.rank, size, torch.device(start.config.device))
+            return ProcessRanks(FileStore(start.store, size), start.rank, size, device)
 
         try:
-            kv = blocks_in(region, start.geometry)
+            kv, part = arena(start)
             runner = load_rank(start.config, start.geometry, start.source, kv, start.rank, join)
-        except (ModelError, ValueError) as error:
-            link.send(str(error))
+        except (ModelError, ValueError, torch.OutOfMemoryError) as error:
+            link.send(Loaded(str(error)))
             return 1
         while True:
             runner.follow(link.recv())
     except EOFError:
         return 0
+
+
+def arena(start: Start) -> tuple[Tensor, Tensor | None]:
+    """This rank's heads of the arena's blocks, and, where it has an arena of its own, that memory."""
+    shard = Shard(start.source.config, start.rank, start.config.tensor_parallel_size)
+    if start.memfd is not None:
+        region = Region.attach(KV_REGION, start.memfd, start.config.kv_cache_bytes)
+        return blocks_in(region, start.geometry)[:, :, :, shard.kv_heads], None
+    part = rank_arenas.own_part(start.geometry, start.config.kv_cache_bytes // start.geometry.block_bytes, shard)
+    return rank_arenas.pool_of(part, start.geometry, shard), part
 
 
 def end_with(descriptor: int) -> None:

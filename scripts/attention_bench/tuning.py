@@ -88,7 +88,7 @@ def compile_one(kind: str, target: Target, tile: Tile) -> Compiled:
     launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 1.0))
     (launch,) = (launch for launch in launches if launch.kernel.fn.__name__ == f"{kind}_kernel")
     try:
-        used = aot.resources(aot.build(launch, target.capability))
+        used = aot.resources(launch, target.capability)
     except Exception as error:  # the compiler's and the assembler's, of many types: the candidate is out
         return Compiled(tile, f"does not compile: {type(error).__name__}")
     return Compiled(tile, problem_of(used, target), used.registers, used.shared_bytes)

@@ -41,22 +41,32 @@ LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def measure() -> Iterator[Check]:
-    missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing:
+    if missing := lacking():
         yield skipped("serving", "nodes with --device cuda", f"not installed: {', '.join(missing)}")
         return
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory(prefix="gpu-serving-") as folder:
-        flags = _tiny_model(Path(folder))
-        expected = _answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")
+        flags = tiny_model(Path(folder))
+        expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")
         for index, (name, (nodes, more)) in enumerate(LAYOUTS.items()):
-            ours = _answers(nodes, [*flags, "--device", "cuda", *more], Path(folder) / str(index))
-            same = sum(a == b for us, them in zip(ours, expected, strict=True) for a, b in zip(us, them, strict=True))
-            total = sum(len(them) for them in expected)
+            ours = answers(nodes, [*flags, "--device", "cuda", *more], Path(folder) / str(index))
+            same, total = same_tokens(ours, expected)
             yield Check("serving", f"{name}: tokens equal to the CPU's", "tokens", same, total, GOAL)
 
 
-def _tiny_model(folder: Path) -> list[str]:
+def lacking() -> list[str]:
+    """Packages that a node needs and this machine has not got."""
+    return [name for name in NEEDS if find_spec(name) is None]
+
+
+def same_tokens(ours: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """(equal tokens, all tokens) of the same prompts."""
+    same = sum(a == b for us, them in zip(ours, expected, strict=True) for a, b in zip(us, them, strict=True))
+    return same, sum(len(them) for them in expected)
+
+
+def tiny_model(folder: Path) -> list[str]:
+    """Flags of nodes that serve it, written to `folder`."""
     from engine.checkpoint.model_source import describe
     from engine.config import EMBEDDED_MODEL
     from engine.text.tokenizer import Tokenizer
@@ -67,7 +77,7 @@ def _tiny_model(folder: Path) -> list[str]:
     return [*model, "--kv-cache-bytes", "64M", "--max-num-seqs", "8"]
 
 
-def _answers(nodes: str, flags: Sequence[str], run_dir: Path) -> list[list[int]]:
+def answers(nodes: str, flags: Sequence[str], run_dir: Path) -> list[list[int]]:
     """Token ids of every prompt's greedy answer, each asked twice: the second time its prefix is cached."""
     from scripts import rest
     from scripts.cluster import LocalCluster

@@ -30,8 +30,8 @@ def measure() -> Iterator[Check]:
         whole = [(0, 0, BUFFER_BYTES)]
         yield from _content(device, arena, host, layers)
         for name, copy in (("GPU to host", device.copy_out), ("host to GPU", device.copy_in)):
-            plain = _gb_per_s(copy, host, whole)
-            rate = _gb_per_s(copy, host, layers)
+            plain = gb_per_s(copy, host, whole)
+            rate = gb_per_s(copy, host, layers)
             yield Check(
                 "staging", f"{name}, {len(layers)} layers of {LAYER_BYTES >> 10} KiB", "GB/s", rate, plain, GOAL
             )
@@ -56,7 +56,7 @@ def _content(device: CudaMemory, arena: torch.Tensor, host: Region, layers: Sequ
         yield Check("staging", "layers equal after the way out and in", "layers", len(kept), len(kept), 1.0)
 
 
-def _gb_per_s(copy: Callable[[Region, Sequence[Move]], CudaCopying], host: Region, moves: Sequence[Move]) -> float:
+def gb_per_s(copy: Callable[[Region, Sequence[Move]], CudaCopying], host: Region, moves: Sequence[Move]) -> float:
     """The best of ROUNDS; two copies are in flight, as with two buffers."""
     best = 0.0
     for _ in range(ROUNDS):

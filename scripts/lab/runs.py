@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ Figures = dict[str, Any]
 
 
 class Runs:
-    """One JSON line per run. Only those of the same commit and number of requests count; numbers come back exactly.
-    `taken` counts those that were known, `made` those that were not."""
+    """One JSON line per run. Only those of the same commit, or of `also`, and number of requests count; numbers come
+    back exactly. `taken` counts those that were known, `made` those that were not."""
 
-    def __init__(self, path: Path, commit: str, requests: int | None) -> None:
+    def __init__(self, path: Path, commit: str, requests: int | None, also: Sequence[str] = ()) -> None:
         """Raises OSError."""
         self._path, self._about = path, {"commit": commit, "requests": requests}
         self.taken = self.made = 0
@@ -23,7 +24,7 @@ class Runs:
                 row = json.loads(line)
             except ValueError:
                 continue  # it was stopped in the middle of this line
-            if all(row[name] == value for name, value in self._about.items()):
+            if row["requests"] == requests and row["commit"] in (commit, *also):
                 self._known[row["ablation"], row["case"], row["seed"]] = row["figures"]
 
     def get(self, ablation: str, case: str, seed: int) -> Figures | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import cycle
 
 import pytest
 import torch
@@ -18,10 +18,10 @@ from attention.interface import RaggedBatch
 pytest.importorskip("triton", reason="the triton extra is not installed: pip install -e .[triton]")
 
 from attention import aot
-from attention.codes import pool_in
+from attention.codes import DTYPES
 from attention.copy import gather_blocks, scatter_blocks
 from attention.quantize import dequantize_blocks, quantize_blocks
-from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, Tiles, find_tiles
+from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, find_tiles
 from attention.triton_backend import TritonBackend
 from engine.checkpoint.weights import shapes
 from engine.inputs import Row, build_inputs
@@ -29,22 +29,18 @@ from engine.model.decoder import Model
 from engine.model.graphs import Bucket, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops_triton import TritonOps
+from scripts.attention_bench.every_tile import (
+    KERNELS,
+    LLAMA,
+    Variant,
+    attention_launches,
+    meta,
+    quantized,
+    shortfall,
+)
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 
-
-@dataclass(frozen=True)
-class Variant:
-    """What else a kernel is compiled for."""
-
-    num_heads: int
-    num_kv_heads: int
-    block_size: int
-    window: int = 0
-    soft_cap: float = 0.0
-
-
-LLAMA = Variant(32, 8, 16)  # a tile of keys spans blocks
 MULTI_QUERY = Variant(64, 1, 256)  # the most rows a decode program has; a tile of keys inside one block
 GEMMA = Variant(16, 8, 64, window=1024, soft_cap=50.0)
 UNEVEN = Variant(9, 3, 48)  # SmolLM2's heads; blocks that are no power of two
@@ -56,41 +52,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         patch.delenv("TRITON_INTERPRET", raising=False)
         yield
-
-
-def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def quantized(*shape: int, kv_dtype: str) -> torch.Tensor:
-    """A pool of 8 blocks."""
-    rows = torch.Size(shape[:-1]).numel()
-    return pool_in(meta(8 * rows * (shape[-1] + 4), dtype=torch.uint8), shape, kv_dtype)
-
-
-def attention_launches(
-    head_size: int, dtype: torch.dtype, tiles: Tiles, variant: Variant, kv_dtype: str = ""
-) -> dict[str, aot.Launch]:
-    """Two decodes and two chunks of 128, as the backend launches them; kv_dtype: of a quantized pool."""
-    i32, i64 = torch.int32, torch.int64
-    rows = 2 + 2 * 128
-    batch = RaggedBatch(
-        cu_q=meta(5, dtype=i32),
-        ctx_lens=meta(4, dtype=i32),
-        block_tables=meta(4, 32, dtype=i32),
-        slot_mapping=meta(rows, dtype=i64),
-        positions=meta(rows, dtype=i64),
-        num_decodes=2,
-        block_size=variant.block_size,
-        q_lens=[1, 1, 128, 128],
-        kv_lens=[500, 500, 500, 500],
-    )
-    q = meta(rows, variant.num_heads, head_size, dtype=dtype)
-    shape = (4, 2, variant.num_kv_heads, variant.block_size, head_size)
-    kv = quantized(*shape, kv_dtype=kv_dtype)[:, 1] if kv_dtype else meta(8, *shape, dtype=dtype)[:, 1]
-    backend, kinds = TritonBackend(tiles=tiles), {"window": variant.window, "soft_cap": variant.soft_cap}
-    launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1, **kinds))
-    return {launch.kernel.fn.__name__: launch for launch in launches}
 
 
 def rows() -> Iterator[tuple[int, torch.dtype, int, Variant]]:
@@ -119,34 +80,29 @@ def test_the_rows_below_cover_the_table() -> None:
 def test_attention_compiles_within_its_means(head_size: int, dtype: torch.dtype, shared: int, variant: Variant) -> None:
     tiles = find_tiles(head_size, dtype.itemsize, shared)
     launches = attention_launches(head_size, dtype, tiles, variant)
-    for name in ("decode_kernel", "prefill_kernel"):
-        used = aot.resources(aot.build(launches[name], CAPABILITY[shared]))
-        assert used.spill_bytes == 0, (name, used)
-        assert used.shared_bytes <= shared, (name, used)
-        assert used.wide_loads > 0, (name, used)
-        if dtype.itemsize == 2:
-            assert used.mma + used.wgmma > 0, (name, used)
-            if name == "prefill_kernel" and shared == SM90:
-                assert used.wgmma > 0 and used.mma == 0, used
-            if getattr(tiles, name.removesuffix("_kernel")).stages > 2:
-                assert used.in_flight > 0, (name, used)
+    for name in KERNELS:
+        used = aot.resources(launches[name], CAPABILITY[shared])
+        assert not shortfall(name, tiles, dtype, "", CAPABILITY[shared], used), (name, used)
 
 
-@pytest.mark.parametrize(("head_size", "shared", "kv_dtype"), [(64, SM80, "int8"), (128, SM90, "fp8")])
-def test_attention_over_codes_compiles_within_its_means(head_size: int, shared: int, kv_dtype: str) -> None:
-    launches = attention_launches(head_size, torch.bfloat16, find_tiles(head_size, 2, shared), LLAMA, kv_dtype)
-    for name in ("decode_kernel", "prefill_kernel"):
-        used = aot.resources(aot.build(launches[name], CAPABILITY[shared]))
-        assert used.spill_bytes == 0, (name, used)
-        assert used.shared_bytes <= shared, (name, used)
-        assert used.wide_loads > 0 and used.mma + used.wgmma > 0, (name, used)
+@pytest.mark.parametrize(("row", "kv_dtype"), list(zip(TABLE, cycle(DTYPES), strict=False)), ids=str)
+def test_attention_over_codes_compiles_within_its_means(row: tuple[int, int, int], kv_dtype: str) -> None:
+    """Every row of the table over one of the quantized types, which need about the same: a row's fp8 and the next one's
+    int8. `scripts/bench_attention.py --aot --every-tile` compiles all pairs."""
+    head_size, itemsize, shared = row
+    dtype = torch.bfloat16 if itemsize == 2 else torch.float32
+    tiles = find_tiles(head_size, itemsize, shared, quantized=True)
+    launches = attention_launches(head_size, dtype, tiles, LLAMA, kv_dtype)
+    for name in KERNELS:
+        used = aot.resources(launches[name], CAPABILITY[shared])
+        assert not shortfall(name, tiles, dtype, kv_dtype, CAPABILITY[shared], used), (name, used)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_small_kernels_compile(capability: int) -> None:
     launches = attention_launches(128, torch.bfloat16, TABLE[128, 2, SM80], LLAMA)
     for name in ("cut_kernel", "merge_kernel"):
-        used = aot.resources(aot.build(launches[name], capability))
+        used = aot.resources(launches[name], capability)
         assert used.spill_bytes == 0, (name, used)
 
 
@@ -176,7 +132,7 @@ def test_writing_compiles_to_wide_accesses(capability: int, head_size: int, kv_d
         backend.rotate_and_write_kv(qkv, 32, angles, angles, kv, batch, plan)
 
     for recorded in aot.record(launch):
-        used = aot.resources(aot.build(recorded, capability))
+        used = aot.resources(recorded, capability)
         assert used.spill_bytes == 0
         assert used.wide_loads > 0, (recorded.kernel.fn.__name__, used)
         assert used.wide_stores > 0 or kv_dtype, (recorded.kernel.fn.__name__, used)
@@ -193,14 +149,14 @@ def test_quantizing_compiles_to_wide_loads(capability: int, dtype: torch.dtype) 
         dequantize_blocks(payload, scales, pool, blocks)
 
     for recorded in aot.record(launch):
-        used = aot.resources(aot.build(recorded, capability))
+        used = aot.resources(recorded, capability)
         assert used.spill_bytes == 0
         assert used.wide_loads > 0, (recorded.kernel.fn.__name__, used)
 
 
 def assert_small(launch: aot.Launch, capability: int, *, wide_stores: bool = True) -> None:
     """No spills, and memory is read (and written) 16 bytes at a time."""
-    used = aot.resources(aot.build(launch, capability))
+    used = aot.resources(launch, capability)
     assert used.spill_bytes == 0, (launch.kernel.fn.__name__, used)
     assert used.wide_loads > 0, (launch.kernel.fn.__name__, used)
     assert not wide_stores or used.wide_stores > 0, (launch.kernel.fn.__name__, used)

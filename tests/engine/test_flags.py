@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine import __version__
 from engine.config import Config
-from engine.flags import GROUPS, UsageError, as_dict, flag_name, host_port, parse, rows, show, size
+from engine.flag_values import flag_name, size
+from engine.flags import GROUPS, UsageError, as_dict, host_port, parse, rows, show
 
 
 def complaint(*argv: str) -> str:

@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from attention import choose
+from cache.block import BlockGeometry
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
+from engine.flags import parse
 from engine.inputs import PromptScores
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
 from engine.model.parallel import ProcessRanks, Shard
-from engine.model.rank_processes import bare_row
+from engine.model.rank_processes import RankProcesses, RanksLost, bare_row
 from engine.request import TokenLogprobs
 from engine.runner import Row, Runner
 from tests.engine.test_model import TOLERANCE, blocks_for, tokens
@@ -132,6 +134,23 @@ def test_prompts_are_scored_by_all_ranks_together(tmp_path):
     for one, other in zip(found, expected, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_a_step_behind_an_aborted_collective_has_no_results(tmp_path, monkeypatch):
+    """On GPUs a step has only been queued when its code ends; a rank may be lost while it runs there."""
+    save("qwen3", tmp_path)
+    source, geometry = describe(str(tmp_path)), BlockGeometry(1, 1, 16, 16, "float32")
+    processes = RankProcesses(parse(["--device", "cuda"]), geometry, source, None)  # no other rank
+
+    def synchronize() -> None:
+        processes.lost = "tensor-parallel rank 1 ended with exit code -9"
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    with pytest.raises(RanksLost, match="rank 1 ended"), processes.step([]):
+        pass
+    with pytest.raises(RanksLost, match="rank 1 ended"), processes.step([]):
+        raise AssertionError("no step starts any more")
+    processes.close()
 
 
 def test_shards_are_a_partition():

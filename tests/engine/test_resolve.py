@@ -138,7 +138,7 @@ def test_impossible_wishes_name_the_remedy(argv, remedy):
     ("flags", "machine", "words"),
     [
         (("--tensor-parallel-size", "2"), LAPTOP, "--tensor-parallel-size 2: the model's 9 attention heads do not"),
-        (("--tensor-parallel-size", "3", "--device", "cuda"), H100, "use one GPU, or --device cpu"),
+        (("--tensor-parallel-size", "3", "--device", "cuda"), H100, "torch sees 1 here; give as many or fewer"),
     ],
 )
 def test_a_model_that_cannot_be_spread_is_refused(flags, machine, words):
@@ -146,6 +146,16 @@ def test_a_model_that_cannot_be_spread_is_refused(flags, machine, words):
         settle(*flags, machine=machine)
     assert settle("--tensor-parallel-size", "3").tensor_parallel_size == 3
     assert settle("--tensor-parallel-size", "2", "--role", "store").tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(3, 3), (9, 3)])
+def test_several_gpus_give_the_memory_of_each(ranks, kept):
+    """Three KV heads: three ranks have one each; of nine, three hold the same."""
+    many = replace(LAPTOP, gpu=Gpu("H100", 80 * GiB, 79 * GiB, True, count=9))
+    model = replace(MODEL, intermediate_size=9 * 128)
+    config = settle("--tensor-parallel-size", str(ranks), machine=many, model=model)
+    each = int(0.9 * 80 * GiB) - GiB - model.num_parameters * 2 // ranks - 2 * GiB
+    assert 0 <= each * kept - config.kv_cache_bytes < geometry(config, model, "bfloat16").block_bytes
 
 
 def test_a_full_gpu_is_refused():

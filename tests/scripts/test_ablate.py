@@ -106,6 +106,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     assert kept.made == 1 and kept.taken == 4, "three of them were there; this test asked for one more"
     assert section(again) == section(whole) and orjson.dumps(again.raw) == orjson.dumps(whole.raw)
     assert Runs(file, "another commit", 12).get("overlap", "layer-wise", 0) is None
+    assert Runs(file, "another commit", 12, ["abc"]).get("overlap", "layer-wise", 0) is not None
+    assert Runs(file, "another commit", 13, ["abc"]).get("overlap", "layer-wise", 0) is None
 
 
 def test_hit_rates_by_size_are_held_against_another_program():

@@ -27,6 +27,15 @@ def test_compiles_and_reports_without_a_gpu(tmp_path: Path) -> None:
     assert "prefill_kernel" in done.stdout
 
 
+def test_every_tile_is_for_compiling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from bench_attention import parse
+
+    with pytest.raises(SystemExit):
+        parse(["--every-tile"])
+    assert "--every-tile goes with --aot" in capsys.readouterr().err
+
+
 def test_counts_every_visible_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     from attention_bench.cases import Case, Shape, batch_of

@@ -53,6 +53,9 @@ def test_the_row_is_replaced_and_no_other():
     assert new == "    (128, 2, SM90): Tiles(Tile(64, 32, 8, 2, min_chunk=512), Tile(64, 64, 4, 3)),"
     before, after = source.splitlines(), with_row(source, TARGET, new).splitlines()
     assert [line for line in after if line not in before] == [new] and len(after) == len(before)
+    ampere = Target(128, torch.bfloat16, 80)  # has a row for quantized pools, too
+    new = row_of(ampere, Tiles(Tile(16, 16, 4, 2), Tile(16, 16, 4, 2)))
+    assert sum(a != b for a, b in zip(before, with_row(source, ampere, new).splitlines(), strict=True)) == 1
     extra = Target(64, torch.float32, 90)
     added = with_row(source, extra, row_of(extra, extra.current)).splitlines()
     assert len(added) == len(before) + 1

@@ -59,7 +59,7 @@ ORDERS = Ablation(
 
 
 def mixed_cases(requests: int | None) -> list[Case]:
-    most = min(requests or 6000, 6000)
+    most = min(requests or 3000, 3000)
     base = {"pool_blocks": 6000}
     alone = Workload("conversation", most, change=Filled(0.0))
     filled = Workload("conversation", most, change=Filled(BATCH_PER_S))

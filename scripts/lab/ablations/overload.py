@@ -69,8 +69,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         "Baseline / early / predicted: " + "; ".join(said) + ". Where both stages are scarce prediction changes the "
         f"refusals by {less[PRESENT]} if decode nodes are chosen by their present load (paper: -14 %), because "
-        f"fewer prompts are computed in vain, and by {less[BOTH]} if by what is promised to them. Early rejection "
-        "by the present load does not part from the baseline: the decode node that placement "
+        f"fewer prompts are computed in vain, and by {less[BOTH]} if by what is promised to them. There early "
+        "rejection by the present load does not part from the baseline: the decode node that placement "
         "chose is the emptiest, and it is full only when the prompt comes (in the paper the load is that of the whole "
         f"pool: -10 %). Worth more is to choose the decode node by what is promised to it: by its present load alone "
         f"the baseline refuses {before:.0f} and not {baseline:.0f}. Where only prefill is scarce there is nothing "

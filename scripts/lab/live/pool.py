@@ -13,7 +13,7 @@ RECOMPUTE, CHOSEN = "recompute", "as placement finds it cheaper"
 EVICTIONS = ("lru", "lfu", "fifo", "s3-fifo", "cost-aware")
 TEXTS = of_shape("texts", SHAPE)
 MANY_TEXTS = of_shape(
-    "24 texts", Shape(prompt=(400.0, 0.4), answer=(4.0, 0.3), shared=0.9, documents=24, most=1500, rate=2.0)
+    "10 texts", Shape(prompt=(400.0, 0.4), answer=(4.0, 0.3), shared=0.9, documents=10, most=1000, rate=2.0)
 )
 METRICS = {
     "mean TTFT, s": metric("ttft_s", "mean"),
@@ -104,10 +104,10 @@ def eviction_reading(values: dict[str, dict[str, Estimated]]) -> str:
 EVICTION = LiveAblation(
     "eviction",
     "Which blocks does a real node do best to drop?",
-    "One node, one core, 48 MB of KV (2,100 tokens), no pool; 90 % of the prompts begin with half of their length from "
-    "one of 24 texts, 2 requests/s; --eviction.",
+    "One node, one core, 32 MB of KV (1,400 tokens), no pool; 90 % of the prompts begin with half of their length from "
+    "one of 10 texts, 2 requests/s; --eviction.",
     tuple(
-        LiveCase(name, MANY_TEXTS, "prefill+decode=1", ("--kv-cache-bytes", "48M", "--eviction", name))
+        LiveCase(name, MANY_TEXTS, "prefill+decode=1", ("--kv-cache-bytes", "32M", "--eviction", name))
         for name in EVICTIONS
     ),
     METRICS,

@@ -1,0 +1,50 @@
+"""An arena whose parts are on several GPUs, as one device of transfers (net/staging.py).
+
+Untried on GPUs, see rank_arenas.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from engine.kv.cuda_memory import CudaCopying, CudaMemory, Move
+from engine.kv.split_arena import SplitArena
+from net.memory import Region
+
+
+class SplitMemory(CudaMemory):
+    """A SplitArena over CUDA tensors. See net.device_memory.Device; copies out wait for rank 0's default stream."""
+
+    def __init__(self, split: SplitArena) -> None:
+        super().__init__(split.parts[0], after=torch.cuda.default_stream(split.parts[0].device))
+        self._split = split
+        self.nbytes = split.nbytes
+        self._others = [torch.cuda.Stream(part.device) for part in split.parts[1:]]
+
+    def copy_out(self, host: Region, moves: Sequence[Move]) -> CudaCopying:
+        return self._queued(self._split.copy_out, host, moves, self._after)
+
+    def copy_in(self, host: Region, moves: Sequence[Move]) -> CudaCopying:
+        return self._queued(self._split.copy_in, host, moves, None)
+
+    def _queued(
+        self,
+        copy: Callable[[Tensor, Sequence[Move]], None],
+        host: Region,
+        moves: Sequence[Move],
+        after: torch.cuda.Stream | None,
+    ) -> CudaCopying:
+        """On a stream of each GPU; torch orders copies between two GPUs behind the current streams of both."""
+        with ExitStack() as stack:
+            for stream in (*self._others, self._stream):  # rank 0's last: its GPU is the current one inside
+                if after is not None:
+                    stream.wait_stream(after)
+                stack.enter_context(torch.cuda.stream(stream))
+            copy(torch.frombuffer(host.memory, dtype=torch.uint8), moves)
+            for stream in self._others:
+                self._stream.wait_stream(stream)
+            return CudaCopying(self._stream.record_event())
