@@ -146,7 +146,7 @@ async def test_sealed_with_the_cluster_key(tmp_path):
     secrets = tmp_path / "key"
     secrets.write_text("ab" * 32)
     secrets.chmod(0o600)
-    async with pool(1_500_000, key=ClusterKey(secrets)) as made:
+    async with pool(200_000, key=ClusterKey(secrets)) as made:
         await put(made, range(8))
         damage(made, 5, 9)
         assert (await get(made, range(8))).blocks == 5
