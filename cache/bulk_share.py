@@ -112,7 +112,7 @@ class Arriving:
         self.target: Source = Views(views)
 
     def finish(self, tail: dict[str, Any]) -> Answer:
-        checksums = tail.get("checksums")
+        checksums: Any = tail.get("checksums")
         if not _integers(checksums, len(self._keys)):
             self.drop()
             raise RemoteError(f"not one checksum for each of {len(self._keys)} blocks", "bad_request")
