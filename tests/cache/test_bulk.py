@@ -15,6 +15,7 @@ from cache.ssd import SsdTier
 from cache.store import Store
 from cache.tiers import LocalStore
 from net.channel import Channel
+from net.cluster_key import ClusterKey
 from net.memory import Region
 from net.transfer import TransferEngine
 
@@ -30,7 +31,8 @@ def key_of(i):
 class Pool:
     """A client 'client' and homes over TCP in this process; blocks of `size` bytes, `slots` of them at each home."""
 
-    def __init__(self, size, slots, deadlines):
+    def __init__(self, size, slots, deadlines, key):
+        self.key = key
         self.size, self.slots, self.deadlines = size, slots, deadlines
         self.members, self.closing, self.locals, self.transfers, self.channels = [], [], {}, {}, {}
 
@@ -38,7 +40,7 @@ class Pool:
         return random.Random(1000 + i).randbytes(self.size)
 
     async def add(self, name, directory=None, **options):
-        channel = self.channels[name] = Channel(name, {})
+        channel = self.channels[name] = Channel(name, {}, cluster_key=self.key)
         transfer = self.transfers[name] = TransferEngine(channel, ["tcp"])
         local = None
         if name != "client":
@@ -75,8 +77,8 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool(size, slots=16, names=("client", "a"), deadlines=PATIENT, directory=None, **options):
-    made = Pool(size, slots, deadlines)
+async def pool(size, slots=16, names=("client", "a"), deadlines=PATIENT, directory=None, key=None, **options):
+    made = Pool(size, slots, deadlines, key)
     try:
         for name in names:
             where = directory if name != "client" else None
@@ -139,6 +141,16 @@ async def test_nothing_is_asked_but_for_the_blocks():
         await put(made, [1, 2, 3])
         await get(made, [1, 2, 3])
         assert asked == ["transfer.open"]
+
+
+async def test_sealed_with_the_cluster_key(tmp_path):
+    secrets = tmp_path / "key"
+    secrets.write_text("ab" * 32)
+    secrets.chmod(0o600)
+    async with pool(1_500_000, key=ClusterKey(secrets)) as made:
+        await put(made, range(8))
+        damage(made, 5, 9)
+        assert (await get(made, range(8))).blocks == 5
 
 
 async def test_values_shorter_than_their_slot():
