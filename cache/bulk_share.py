@@ -78,8 +78,8 @@ class BulkShare:
         keys, arena = _keys(body), self._local.arena
         size = arena.slot_bytes if arena is not None else 0
         lengths = body.get("lengths") or [size] * len(keys)
-        if len(lengths) != len(keys) or sum(lengths) != nbytes:
-            raise RemoteError(f"{nbytes} bytes are not {len(keys)} blocks of {lengths[:8]}", "bad_request")
+        if not _integers(lengths, len(keys)) or sum(lengths) != nbytes:
+            raise RemoteError(f"{nbytes} bytes are not {len(keys)} blocks of these lengths", "bad_request")
         if arena is not None and not all(0 < length <= size for length in lengths):
             raise RemoteError(f"blocks of {max(lengths)} bytes, the slots have {size}", "layout")
         slots = self._share.room_now(keys, body)
@@ -112,10 +112,10 @@ class Arriving:
         self.target: Source = Views(views)
 
     def finish(self, tail: dict[str, Any]) -> Answer:
-        checksums = tail["checksums"]
-        if len(checksums) != len(self._keys):
+        checksums: Any = tail.get("checksums")
+        if not _integers(checksums, len(self._keys)):
             self.drop()
-            raise RemoteError(f"{len(checksums)} checksums of {len(self._keys)} blocks", "bad_request")
+            raise RemoteError(f"not one checksum for each of {len(self._keys)} blocks", "bad_request")
         rows = list(zip(self._keys, self._slots, checksums, self._lengths, strict=False))
         for key, slot, block_checksum, length in reversed(rows):  # as in Share: of equals, the last block goes first
             if slot != PRESENT:
@@ -126,6 +126,11 @@ class Arriving:
         for slot in self._slots:
             if slot != PRESENT:
                 self._local.abandon(slot)
+
+
+def _integers(values: Any, count: int) -> bool:
+    """Whether it is a list of `count` of them."""
+    return isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
 
 
 def _keys(body: dict[str, Any]) -> list[BlockKey]:

@@ -127,7 +127,8 @@ class Receiving(Protocol):
     """Where they go."""
 
     def finish(self, tail: Body) -> Answer:
-        """All are there; the answer has no bytes. Raises RemoteError."""
+        """All are there; the answer has no bytes. Raises RemoteError, also on a tail that is not as agreed: then
+        nothing is held any more."""
 
     def drop(self) -> None:
         """The asker has gone or given up; nothing is written to `target` any more."""

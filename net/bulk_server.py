@@ -31,9 +31,8 @@ class BulkServer:
         self._cut_short = cut_short
         self._arriving: dict[int, tuple[Receiving, asyncio.TimerHandle]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
-        self._unsent: deque[tuple[int, Callable[[], None]]] = (
-            deque()
-        )  # bytes to be handed over first, then whom to tell
+        # Bytes to be handed over first, then whom to tell.
+        self._unsent: deque[tuple[int, Callable[[], None]]] = deque()
         self._looking: asyncio.Handle | None = None
         self._ended = False
 
@@ -92,7 +91,8 @@ class BulkServer:
             if arriving.target.left:
                 arriving.drop()
                 raise RemoteError(f"{arriving.target.left} bytes did not come", "bad_request")
-            answer = arriving.finish(header["b"])
+            tail = header.get("b")
+            answer = arriving.finish(tail if isinstance(tail, dict) else {})
             self._connection.send({"op": "answer", "id": number, "b": answer.body, "n": 0})
         except Exception as error:
             self._fail(number, "the end of a bulk call", error)

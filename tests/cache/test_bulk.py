@@ -8,6 +8,7 @@ import pytest
 
 from cache.arena import Arena
 from cache.bulk_get import BulkGet
+from cache.bulk_put import BulkPut
 from cache.homes import equal_members
 from cache.protocol import Deadlines
 from cache.ssd import SsdTier
@@ -225,6 +226,18 @@ async def test_a_put_or_get_that_is_given_up_leaves_nothing():
             await made.client.remove_many([key_of(i) for i in numbers if i >= 100])
         assert (await get(made, range(6))).blocks == 6
         assert made.client.stats()["corrupt"] == 0
+
+
+@pytest.mark.parametrize(
+    "tail", [{}, {"checksums": [1]}, {"checksums": ["1", "2"]}, {"checksums": None}, ["checksums"]]
+)
+async def test_a_put_whose_end_is_not_as_agreed_leaves_nothing(monkeypatch, tail):
+    async with pool(5000) as made:
+        monkeypatch.setattr(BulkPut, "tail", lambda call: tail)
+        assert await put(made, range(2)) == 0
+        assert made.locals["a"].stats()["dram"]["reserved"] == 0
+        monkeypatch.undo()
+        assert await put(made, range(2)) == 2
 
 
 async def test_an_answer_that_broke_off_counts_for_nothing(monkeypatch):
