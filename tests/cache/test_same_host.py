@@ -6,7 +6,7 @@ import pytest
 
 from cache import same_host
 from cache.compiled import Unavailable
-from tests.cache.test_store import until
+from tests.cache.pooled import until
 from tests.cache.test_store_net import BLOCKS, KEYS, OFFSETS, SLOT, Node, fill
 
 SOME = slice(0, 4)  # the home's DRAM holds six

@@ -8,7 +8,7 @@ from cache.homes import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import NoRoom, Unreachable
 from net.errors import RemoteError
-from tests.cache.test_store import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
+from tests.cache.pooled import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
 
 SOON = Deadlines(lookup_s=0.1, control_s=0.2, transfer_s=0.2, room_s=0.05, shun_s=30)
 
