@@ -192,6 +192,11 @@ async def _disturbed(
             if any(work.done() for work in works):
                 break
         victim = FIXED[role] if role in FIXED else await asyncio.to_thread(busiest, cluster, role)
+        # While the busiest was asked for, those streams may have ended: what a cut does to streams is its point.
+        while not any(0 < len(one.tokens) < args.tokens // 2 for one in load.streams):
+            await asyncio.sleep(0.005)
+            if any(work.done() for work in works):
+                break
         network.cut(victim, way)
         cut_at = time.monotonic()
         await asyncio.sleep(args.cut_s)
