@@ -63,8 +63,8 @@ GIL_SWITCH_S = 0.001
 SPIN_COUNT = "3000"
 """How often libgomp's threads look for work before they sleep, some 0.1 ms; read when torch is first imported. Its own
 300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms became 560 ms beside one busy
-process. They take 42 ms there with this, 63 with 10,000, which gains nothing alone; with 1,000 they take 38, but steps of
-32 requests alone 2 ms more."""
+process. They take 42 ms there with this, 63 with 10,000, which gains nothing alone; with 1,000 they take 38, but steps
+of 32 requests alone 2 ms more."""
 
 COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
 """Beside running a node: `mooncake.py NAME ...`."""
@@ -85,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one node until SIGINT or SIGTERM. Returns the exit code; 1 = it could not go on, 2 = something the user must
     change."""
     # The engine thread and the event loop share the interpreter lock; 5 ms, the default, is what one waits for the
-    # other each time it was given up (around every kernel). Much below 1 ms
-    # they spend more on turns than they save.
+    # other each time it was given up (around every kernel). Much below 1 ms they spend more on turns than they save.
     sys.setswitchinterval(GIL_SWITCH_S)
     gc.disable()  # until the node is up
     if "OMP_WAIT_POLICY" not in os.environ:

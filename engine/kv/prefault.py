@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def prefault(engine: Engine | None, share: LocalStore | None) -> Prefault:
-    """Of the arenas in host memory: the engine's, whose every block is written first, then the pool's. Half of the RAM
-    stays free, because arenas are upper bounds: several nodes of one host may have been given more than there is."""
+    """Of the arenas in host memory: the engine's, whose every block is written first, then the pool's. A quarter of
+    the RAM stays free: arenas are upper bounds, and nodes of one host may have been given more than there is."""
     regions = [engine.region] if engine is not None else []
     regions += [share.arena.region] if share is not None and share.arena is not None else []
-    spared = total_bytes() // 2
+    spared = total_bytes() // 4
     return Prefault(
         [region for region in regions if isinstance(region, Region)],
         room=lambda: free_bytes() - spared,

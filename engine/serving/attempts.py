@@ -137,6 +137,8 @@ class Attempts:
                     raise Overloaded(extra["error"], retry_after_s=1.0)
                 if finish == "failed":
                     raise AttemptFailed(extra["error"] if extra else "a node failed")
+                if finish == "landed":
+                    continue
                 if finish == "handed_over":
                     flight.watched.discard(flight.timeline.nodes["prefill"])
                     continue
@@ -160,7 +162,7 @@ class Attempts:
                 self._adoption.keep(attempt_id, item)
             else:
                 flight.items.put_nowait(item)
-                if item[3] is not None:  # ended there, nothing to abort
+                if item[3] not in (None, "landed"):  # ended there, nothing to abort
                     flight.nodes.discard(peer)
 
     async def _on_prompt_logprobs(self, peer: str, body: dict[str, Any], data: memoryview) -> None:

@@ -1,7 +1,8 @@
 """What an engine node tells an acceptor of one request: [id, index, token, logprobs, finish, extra]. Pure.
 
 `index` counts the request's output tokens from 0 and is -1 where there is no token; `extra` comes with the first and
-the last one.
+the last one. From a prefill node two items follow its token: finish is 'landed' when all KV is on the decode node, and
+'handed_over' when that goes on.
 """
 
 from __future__ import annotations

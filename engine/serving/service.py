@@ -156,6 +156,8 @@ class EngineService:
                 "intervals": report.intervals.before(now),
             }
             request.log.append((now, "kv_moved", detail))
+            # Told now: the decode node may have made a short answer before it has answered here.
+            self._send(acceptor, [[request.request_id, -1, None, None, "landed", self._extra(request)]])
             await self._channel.call(
                 transfer.node,
                 messages.HANDOVER,
@@ -169,7 +171,7 @@ class EngineService:
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
             # Only now does the acceptor stop watching this node.
-            self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", self._extra(request)]])
+            self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", None]])
         finally:
             self._leaving.pop(request.request_id, None)
 

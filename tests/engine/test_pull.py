@@ -139,6 +139,9 @@ async def test_the_decode_node_reads_what_was_computed_and_then_both_let_go():
         assert p.pool.references()["transfer"] > 0  # the blocks stay until the decode node has them
         d.transfer.gate.set()
         await until(lambda: any(item[4] == "handed_over" for item in heard.items))
+        landed, _ = heard.items[-2:]
+        assert landed[4] == "landed", "before the decode node may have answered"
+        assert [event["event"] for event in landed[5]["events"]].count("kv_moved") == 1
         (request,) = d.worker.batcher.requests.values()
         assert request.num_computed == 10 and request.token_ids[-1] == 5
         assert [bytes(d.block(b))[:1] for b in request.block_ids] == [bytes([b + 1]) for b in source]
