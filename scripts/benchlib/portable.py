@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+EVERYWHERE = ("dev", "proc", "sys")
+"""Folders that mean the same on every Linux."""
+
+_PATH = re.compile(r"(?<![\w.:/-])/([\w.-]+)(?:/[^\s'\",:;/]+)+/?")
 
 
 def portable(value: Any) -> Any:
@@ -17,7 +18,7 @@ def portable(value: Any) -> Any:
     if isinstance(value, Path):
         return portable(str(value))
     if isinstance(value, str):
-        return _PATH.sub(lambda found: found[0].rpartition("/")[2], value)
+        return _PATH.sub(_last_part, value)
     if isinstance(value, Mapping):
         return {key: portable(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -25,10 +26,6 @@ def portable(value: Any) -> Any:
     return value
 
 
-def _path_of_here() -> re.Pattern[str]:
-    here = {ROOT.parent, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(sys.base_prefix)}
-    roots = sorted((str(root) for root in here if len(root.parts) > 1), key=len, reverse=True)
-    return re.compile(rf"(?:{'|'.join(map(re.escape, roots))})(?:/[^\s'\",:;]+)+")
-
-
-_PATH = _path_of_here()
+def _last_part(found: re.Match[str]) -> str:
+    here = found[1] not in EVERYWHERE and Path("/", found[1]).is_dir()
+    return found[0].rstrip("/").rpartition("/")[2] if here else found[0]
