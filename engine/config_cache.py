@@ -34,7 +34,9 @@ class CacheConfig(ModelConfig):
         auto=-1,
     )
     prefault: bool = flag(
-        True, "cache", "while idle, give the arenas their pages before requests need them; a quarter of the RAM is left free"
+        True,
+        "cache",
+        "while idle, give the arenas their pages before requests need them; a quarter of the RAM is left free",
     )
     gpu_memory_utilization: float = flag(
         0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
