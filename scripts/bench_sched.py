@@ -5,8 +5,8 @@
     python scripts/bench_sched.py --nodes 16,1024       decisions in clusters of these sizes
     python scripts/bench_sched.py --quick --json scripts/results/...
 
-A decision is three parts, with hashes given: match the prompt with the digests, shortlist (score all nodes, draw whom to
-ask), and choose among the answers of those that were asked. Every policy is timed over all three. Times are wall clock
+A decision is three parts, with hashes given: match the prompt with the digests, shortlist (score all nodes, draw some
+to ask), and choose among the answers. Every policy is timed over all three. Times are wall clock
 of one process: run it on a machine that is otherwise idle. Gossip's traffic and CPU are scripts/bench_gossip.py.
 """
 
