@@ -23,6 +23,7 @@ from cache.job import Job
 from cache.shared_index import INDEX_REGION, IndexView, Row
 from net.memory import Region
 from net.path import Path
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class SameHost:
             return
         if loop.time() >= self._rest_until.get(home, 0.0):
             self._rest_until[home] = loop.time() + REST_S
-            self._looking[home] = loop.create_task(self._open(home))
+            self._looking[home] = spawn(self._open(home), "mapping the memory of a home")
 
     async def _open(self, home: str) -> None:
         index, arena = None, None

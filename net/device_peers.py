@@ -8,7 +8,7 @@ device.stop{id}                            ──>  <── {}               not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,11 +16,12 @@ from net.channel import Body, Channel
 from net.errors import PeerLost, RemoteError, TransferError
 from net.path import Completion
 from net.spans import Span, pack_spans, unpack_spans
+from net.tasks import awaited
 from net.transport import Op
 
 STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
 
-Move = Callable[[str, Op, str, str, Sequence[Span], float], Awaitable[Completion]]
+Move = Callable[[str, Op, str, str, Sequence[Span], float], Coroutine[Any, Any, Completion]]
 """(peer id, op, region on a device here, the peer's region, spans, timeout_s)"""
 
 
@@ -86,7 +87,7 @@ class DevicePeers:
 
     async def _stop(self, peer_id: str, number: int) -> None:
         """Return when the peer moves nothing of it any more."""
-        stopping = asyncio.ensure_future(self._channel.call(peer_id, "device.stop", {"id": number}, timeout_s=STOP_S))
+        stopping = awaited(self._channel.call(peer_id, "device.stop", {"id": number}, timeout_s=STOP_S))
         await ended({stopping}, cancel=False)
         if stopping.exception() is not None and not isinstance(stopping.exception(), PeerLost):
             self._channel.drop(peer_id, "it does not confirm the end of a transfer")
@@ -104,7 +105,7 @@ class DevicePeers:
             raise RemoteError(f"region {body['region']!r} is not on a device here", "transfer")
         op = Op.READ if Op(body["op"]) is Op.WRITE else Op.WRITE
         spans = [(here, there, length) for there, here, length in unpack_spans(data)]
-        task = asyncio.ensure_future(self._move(peer, op, body["region"], body["other"], spans, body["timeout_s"]))
+        task = awaited(self._move(peer, op, body["region"], body["other"], spans, body["timeout_s"]))
         self._serving[peer, body["id"]] = task
         try:
             done = await task

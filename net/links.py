@@ -21,6 +21,7 @@ from net.connection import Connection, Receiver
 from net.errors import PeerLost, PeerRefused
 from net.peer import Address, Peer
 from net.sealed_stream import SealedStream
+from net.tasks import spawn
 from net.wire import Header
 
 log = logging.getLogger("mooncake.net")
@@ -125,7 +126,7 @@ class Links:
         if (ready := peer.control()) is not None:
             return ready
         if peer.dialing is None:
-            peer.dialing = asyncio.get_running_loop().create_task(self._dial_control(peer))
+            peer.dialing = spawn(self._dial_control(peer), "dialing a peer")
         waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         peer.waiters.append(waiter)
         return await waiter
@@ -199,6 +200,9 @@ class Links:
             await self.dial(peer.peer_id, "control")
         except (PeerLost, PeerRefused) as error:
             peer.fail(error)
+        except Exception as error:
+            peer.fail(PeerLost(f"cannot reach {peer.peer_id!r}: {error!r}"))
+            raise
         finally:
             peer.dialing = None
 

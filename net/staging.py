@@ -25,6 +25,7 @@ from net.errors import TransferError
 from net.landed import Landed
 from net.memory import Region
 from net.spans import Span, merged
+from net.tasks import awaited
 from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
@@ -171,7 +172,7 @@ class DeviceTransferEngine(TransferEngine):
             for chunk in chunks(moves, self._buffer_bytes):
                 buffer = await self._free[lane].get()
                 unbegun.add(buffer)
-                running.add(asyncio.create_task(self._chunk(region, op, chunk, buffer, unbegun, lane, carry, landed)))
+                running.add(awaited(self._chunk(region, op, chunk, buffer, unbegun, lane, carry, landed)))
                 for done in [one for one in running if one.done()]:
                     running.discard(done)
                     transport = done.result()

@@ -18,6 +18,7 @@ from cache.pool import BlockPool
 from engine.kv.kv_ready import KvReady, Piece
 from engine.serving.intervals import Intervals
 from net.spans import Span
+from net.tasks import awaited
 from net.transfer import Completion
 
 BATCH_BYTES = 32 << 20
@@ -55,7 +56,7 @@ class KvTransfer:
         self._waiting: deque[Piece] = deque()
         self._wake = asyncio.Event()
         self._closed = False
-        self._sender = asyncio.create_task(self._send())
+        self._sender = awaited(self._send())
 
     def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
         """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""

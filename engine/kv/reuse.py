@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from cache.block import BlockGeometry, BlockKey
+from cache.calls import HOME_ERRORS
 from cache.layered import PinnedBlocks
 from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
@@ -25,6 +26,7 @@ from engine.kv.prefetch import Prefetch
 from engine.request import Request
 from engine.serving.intervals import Intervals
 from net.metrics import Metrics
+from net.tasks import awaited, keep
 from sched.cost import TransferModel
 
 log = logging.getLogger("mooncake.engine")
@@ -100,7 +102,7 @@ class PrefixLoader:
         blocks, gate = pool.allocate(len(keys)), LayerGate()
         pool.hold(blocks)
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._read_layers(request, keys, blocks, gate, begun))
+        task = awaited(self._read_layers(request, keys, blocks, gate, begun))
         started = False
         try:
             started = await begun and not request.finished
@@ -225,7 +227,7 @@ class Publisher:
 
     def start(self) -> None:
         if self._pool_blocks is not None:
-            self._task = asyncio.create_task(self._run())
+            self._task = keep(self._run, "publishing blocks")
 
     def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
         """Queue full blocks (key, block id, facts); they are held until written or given up."""
@@ -265,8 +267,8 @@ class Publisher:
                 keys, blocks, facts = zip(*batch, strict=True)
                 stored = await self._pool_blocks.put(keys, blocks, facts)
                 self._metrics.count_store_put(stored)
-            except Exception:  # a lost home costs reuse, never correctness
-                log.warning("publishing %d blocks failed", len(batch), exc_info=True)
+            except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
+                log.info("publishing %d blocks failed: %r", len(batch), error)
             finally:
                 self._in_flight = 0
                 self._pool.unhold([block_id for _, block_id, _ in batch])

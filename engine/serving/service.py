@@ -33,6 +33,7 @@ from engine.serving.rail_news import RailNews
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger("mooncake.engine")
@@ -90,6 +91,7 @@ class EngineService:
     # --- questions
 
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        self._worker.check()
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
         local = {"local_tokens": len(matched) * self._geometry.block_size}
@@ -98,6 +100,7 @@ class EngineService:
     # --- decode side
 
     async def _on_reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        self._worker.check()
         request = unpack_request(body, data, time.monotonic())
         self._incoming.check_room()
         self._acceptors[request.request_id] = peer
@@ -115,6 +118,7 @@ class EngineService:
     # --- prefill side
 
     async def _on_prefill(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        self._worker.check()
         request = unpack_request(body, data, time.monotonic())
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
@@ -277,7 +281,7 @@ class EngineService:
         self._channel.post(acceptor, messages.TOKENS, {"items": items})
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+        task = spawn(coroutine, "ending or handing over a request")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -1,12 +1,16 @@
 """In-memory Channel and TransferEngine: the contract of net/ without sockets, with faults on demand."""
 
 import asyncio
+import logging
+from logging import DEBUG, ERROR
 from types import SimpleNamespace
 
 import orjson
 
 from net.errors import PeerLost, RemoteError, TransferError
 from net.transfer import Op
+
+log = logging.getLogger(__name__)
 
 
 class Hub:
@@ -68,7 +72,7 @@ class FakeChannel:
             raise PeerLost(peer_id)
         work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
         self.tasks.add(work)
-        work.add_done_callback(self.tasks.discard)
+        work.add_done_callback(self._served)
         async with asyncio.timeout(timeout_s):
             if peer_id in self.hub.hanging:
                 await asyncio.Event().wait()
@@ -87,7 +91,13 @@ class FakeChannel:
         if not {peer_id, self.node_id} & self.hub.dead:
             work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
             self.tasks.add(work)
-            work.add_done_callback(self.tasks.discard)
+            work.add_done_callback(self._served)
+
+    def _served(self, work):
+        """A refusal may come when its caller is gone; what else a handler raises is a bug, as in net/channel.py."""
+        self.tasks.discard(work)
+        if not work.cancelled() and isinstance(work.exception(), Exception):
+            log.log(DEBUG if isinstance(work.exception(), RemoteError) else ERROR, "handler", exc_info=work.exception())
 
 
 class FakeTransfer:
