@@ -64,7 +64,7 @@ class Raising:
 
 @pytest.mark.expects_error("background task 'engine loop' failed and is not started again[\\s\\S]*my policy")
 async def test_a_policy_that_raises_ends_the_node_and_no_request_waits_for_ever():
-    worker, runner = make()
+    worker, _ = make()
     got = []
     worker.on_emissions = got.extend
     with supervised() as told:
