@@ -11,6 +11,7 @@ from net.rdma import pump
 from net.rdma.job import ATTEMPTS, SLICE, Job
 from net.rdma.pump import BULK_WINDOW, Pump
 from net.transport import BULK, URGENT, Op
+from tests.net.peers import until
 
 DEPTH = 16
 
@@ -242,8 +243,7 @@ async def test_a_cancelled_write_on_a_stuck_rail_waits_for_the_word_of_the_peer(
     _, task = net.start(4 * SLICE)
     await asyncio.sleep(0)
     task.cancel()
-    while not net.broken:
-        await asyncio.sleep(0.005)
+    await until(lambda: net.broken)
     assert sorted(net.broken) == [0, 1]
     await asyncio.sleep(0.03)
     net.settle(0)
