@@ -30,7 +30,7 @@ from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
-STAGING = "staging"  # name of the region of buffers
+STAGING = "device-staging"  # name of the region of buffers; a node registers others beside it
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per lane
