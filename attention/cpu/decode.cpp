@@ -40,14 +40,15 @@ Plan plan_items(const Attend &a) {
   return plan;
 }
 
-template <class Dot, int GROUP, typename... Rest>
-void attend_heads(int group, int g, Partial *state, const typename Dot::Query *const *q, Rest... rest) {
-  if (group - g >= GROUP) {
-    attend_tile<Dot, GROUP>(state + g, q + g, rest...);
-    g += GROUP;
-    if (g < group) attend_heads<Dot, GROUP>(group, g, state, q, rest...);
+// `group` query heads of one KV head, four at a time; only the first ones ask for the next tile.
+template <class Dot, int GROUP = 4>
+void attend_heads(int group, Partial *state, const typename Dot::Query *const *q, const Keys<typename Dot::Key> &k,
+                  const Keys<typename Dot::Key> &v, int count, int size, float scale, float cap, bool ask) {
+  if (group >= GROUP) {
+    attend_tile<Dot, GROUP>(state, q, k, v, count, size, scale, cap, ask);
+    if (group > GROUP) attend_heads<Dot, GROUP>(group - GROUP, state + GROUP, q + GROUP, k, v, count, size, scale, cap, false);
   } else if constexpr (GROUP > 1) {
-    attend_heads<Dot, GROUP - 1>(group, g, state, q, rest...);
+    attend_heads<Dot, GROUP - 1>(group, state, q, k, v, count, size, scale, cap, ask);
   }
 }
 
@@ -57,7 +58,7 @@ void attend_item(const Attend &a, const Item &item, const typename Dot::Query *c
   using Key = typename Dot::Key;
   const Tokens<Key> keys(a, item.request, 0, 0);
   typename Tokens<Key>::Cursor cursor(keys, item.begin);
-  const Key *tokens[2][TILE], *k[TILE], *v[TILE], *next_k[TILE], *next_v[TILE];
+  const Key *tokens[2][TILE];
   auto gather = [&](int j, const Key **to) {
     const int count = std::min(TILE, item.end - j);
     for (int i = 0; i < count; i++) {
@@ -72,15 +73,11 @@ void attend_item(const Attend &a, const Item &item, const typename Dot::Query *c
     const bool more = j + TILE < item.end;
     if (more) gather(j + TILE, tokens[now ^ 1]);
     for (int head = item.head; head < item.last_head; head++) {
-      for (int i = 0; i < TILE; i++) {
-        k[i] = tokens[now][i] + head * a.kv.head;
-        v[i] = k[i] + a.kv.kind;
-        next_k[i] = tokens[now ^ more][i] + head * a.kv.head;
-        next_v[i] = next_k[i] + a.kv.kind;
-      }
+      const int64_t k_at = head * a.kv.head, v_at = k_at + a.kv.kind;
+      const Keys<Key> k{tokens[now], tokens[now ^ more], k_at, k_at}, v{tokens[now], tokens[now ^ more], v_at, v_at};
       const int at = (head - item.head) * a.group();
-      attend_heads<Dot, 4>(a.group(), 0, state + at, q + at, k, v, next_k, next_v, std::min(TILE, item.end - j),
-                           a.kv.head_size, a.scale * LOG2E, a.soft_cap);
+      attend_heads<Dot>(a.group(), state + at, q + at, k, v, std::min(TILE, item.end - j), a.kv.head_size,
+                        a.scale * LOG2E, a.soft_cap, more);
     }
   }
 }
@@ -94,14 +91,14 @@ template <class Kernel> void finish(const Attend &a, const Item &item, int runs,
       const Partial &other = partials[i * heads + h];
       const float max = std::max(merged.max, other.max);
       const float keep = std::exp2(merged.max - max), add = std::exp2(other.max - max);
-      for (int d = 0; d < padded(size) + 16; d += 16)
+      for (int d = 0; d < padded(size) + 16; d += WIDTH)
         store(merged.o + d, load(merged.o + d) * splat(keep) + load(other.o + d) * splat(add));
       merged.max = max;
     }
     Kernel::in_order(merged.o, size);
     const Vec inverse = splat(1 / sum(load(merged.o + padded(size))));
     const int64_t at = a.out_at(row, item.head * a.group() + h);
-    for (int d = 0; d < size; d += 16) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
+    for (int d = 0; d < size; d += WIDTH) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
   }
 }
 
@@ -113,7 +110,7 @@ template <typename Query> void query_rows(const Attend &a, const Item &item, con
     if constexpr (sizeof(Query) == 2) {
       *q++ = (const Query *)a.q + at;
     } else {
-      for (int d = 0; d < size; d += 16) store(wide + d, load_as(a.dtype, a.q, at + d));
+      for (int d = 0; d < size; d += WIDTH) store(wide + d, load_as(a.dtype, a.q, at + d));
       *q++ = wide;
     }
   }
@@ -145,19 +142,18 @@ class CodesKernel {
 
   void attend(const Item &item, const Item *, Partial *partials) {
     query_rows(a, item, q.data(), queries.data());
-    const float *k[TILE], *v[TILE];
+    const float *rows[TILE];
     for (int j = item.begin; j < item.end; j += TILE) {
       const int count = std::min(TILE, item.end - j);
-      for (int i = 0; i < TILE; i++) {  // beyond the last key: that again, its weight is zero
-        k[i] = wide.data() + std::min(i, count - 1) * size;
-        v[i] = k[i] + TILE * size;
-      }
+      for (int i = 0; i < TILE; i++)  // beyond the last key: that again, its weight is zero
+        rows[i] = wide.data() + std::min(i, count - 1) * size;
       for (int head = item.head; head < item.last_head; head++) {
         for (int kind = 0; kind < 2; kind++)
           widen_tokens(a, item.request, head, kind, j, count, size, wide.data() + kind * TILE * size);
         const int at = (head - item.head) * a.group();
-        attend_heads<FloatDot<float>, 4>(a.group(), 0, partials + at, q.data() + at, k, v, k, v, count, size,
-                                         a.scale * LOG2E, a.soft_cap);
+        const Keys<float> k{rows, rows, 0, 0}, v{rows, rows, TILE * size, 0};
+        attend_heads<FloatDot<float>>(a.group(), partials + at, q.data() + at, k, v, count, size, a.scale * LOG2E,
+                                      a.soft_cap, false);
       }
     }
   }
