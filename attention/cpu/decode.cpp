@@ -52,32 +52,41 @@ void attend_heads(int group, Partial *state, const typename Dot::Query *const *q
   }
 }
 
-// q and state: of the item's query heads.
+// Rows of K of KV head 0 of the tile that begins at `key`; none beyond the item's end. Past its last key stands that one
+// again: its weight is zero, and slots without a token may hold NaN.
+template <typename Key> bool gather(const Attend &a, const Item &item, int key, const Key **to) {
+  const int count = std::min(TILE, item.end - key);
+  if (count <= 0) return false;
+  typename Tokens<Key>::Cursor cursor(Tokens<Key>(a, item.request, 0, 0), key);
+  for (int i = 0; i < count; i++) {
+    to[i] = cursor.at;
+    cursor.advance(i + 1 < count);
+  }
+  std::fill(to + count, to + TILE, to[count - 1]);
+  return true;
+}
+
+// q and state: of the item's query heads. `next`: what this thread will work on afterwards, or null.
 template <class Dot>
-void attend_item(const Attend &a, const Item &item, const typename Dot::Query *const *q, Partial *state) {
+void attend_item(const Attend &a, const Item &item, const Item *next, const typename Dot::Query *const *q, Partial *state) {
   using Key = typename Dot::Key;
-  const Tokens<Key> keys(a, item.request, 0, 0);
-  typename Tokens<Key>::Cursor cursor(keys, item.begin);
-  const Key *tokens[2][TILE];
-  auto gather = [&](int j, const Key **to) {
-    const int count = std::min(TILE, item.end - j);
-    for (int i = 0; i < count; i++) {
-      to[i] = cursor.at;
-      cursor.advance(j + i + 1 < item.end);
+  constexpr int RING = AHEAD + 1;
+  const Key *rows[RING][TILE];
+  for (int t = 0; t < AHEAD; t++) gather(a, item, item.begin + t * TILE, rows[t]);
+  int now = 0, after = next ? next->begin : 0;
+  for (int j = item.begin; j < item.end; j += TILE, now = (now + 1) % RING) {
+    const Key **coming = rows[(now + AHEAD) % RING];
+    bool ask = gather(a, item, j + AHEAD * TILE, coming);
+    if (!ask && next) {
+      ask = gather(a, *next, after, coming);
+      after += TILE;
     }
-    for (int i = count; i < TILE; i++)  // the last key again: its weight is zero; slots without a token may hold NaN
-      to[i] = to[count - 1];
-  };
-  gather(item.begin, tokens[0]);
-  for (int j = item.begin, now = 0; j < item.end; j += TILE, now ^= 1) {
-    const bool more = j + TILE < item.end;
-    if (more) gather(j + TILE, tokens[now ^ 1]);
     for (int head = item.head; head < item.last_head; head++) {
-      const int64_t k_at = head * a.kv.head, v_at = k_at + a.kv.kind;
-      const Keys<Key> k{tokens[now], tokens[now ^ more], k_at, k_at}, v{tokens[now], tokens[now ^ more], v_at, v_at};
+      const int64_t k_at = head * a.kv.head;
+      const Keys<Key> k{rows[now], coming, k_at}, v{rows[now], coming, k_at + a.kv.kind};
       const int at = (head - item.head) * a.group();
       attend_heads<Dot>(a.group(), state + at, q + at, k, v, std::min(TILE, item.end - j), a.kv.head_size,
-                        a.scale * LOG2E, a.soft_cap, more);
+                        a.scale * LOG2E, a.soft_cap, ask);
     }
   }
 }
@@ -122,9 +131,9 @@ template <class Dot> class DotKernel {
   DotKernel(const Attend &attend, int kv_heads)
       : a(attend), q(kv_heads * a.group()), wide(kv_heads * a.group() * a.kv.head_size) {}
 
-  void attend(const Item &item, const Item *, Partial *partials) {
+  void attend(const Item &item, const Item *next, Partial *partials) {
     query_rows(a, item, q.data(), wide.data());
-    attend_item<Dot>(a, item, q.data(), partials);
+    attend_item<Dot>(a, item, next, q.data(), partials);
   }
   static void in_order(float *o, int size) { Dot::in_order(o, size); }
 
@@ -151,7 +160,7 @@ class CodesKernel {
         for (int kind = 0; kind < 2; kind++)
           widen_tokens(a, item.request, head, kind, j, count, size, wide.data() + kind * TILE * size);
         const int at = (head - item.head) * a.group();
-        const Keys<float> k{rows, rows, 0, 0}, v{rows, rows, TILE * size, 0};
+        const Keys<float> k{rows, rows, 0}, v{rows, rows, TILE * size};
         attend_heads<FloatDot<float>>(a.group(), partials + at, q.data() + at, k, v, count, size, a.scale * LOG2E,
                                       a.soft_cap, false);
       }
