@@ -74,7 +74,8 @@ class Leases:
         if not slots or arena is None:
             self.take(peer, number)
             return {"region": "", "slot_bytes": 0}
-        return {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        place: dict[str, Any] = {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        return place | {"epoch": self._transfer.epoch_of(peer)} if writes else place
 
     def take(self, peer: str, number: int) -> Lease | None:
         """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""

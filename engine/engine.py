@@ -201,6 +201,7 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
+            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
         except Exception as error:
             return str(error)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from cache.calls import HOME_ERRORS
 from engine.batcher import Batcher
@@ -65,6 +65,10 @@ class PrefixLoads:
                 self._batcher.abort(time.monotonic(), request.request_id)
                 failed.append(request)
         return failed
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference on a block that is being filled."""
+        return self._loader.held_blocks()
 
     def drop(self, request_id: str) -> None:
         """The request has ended."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -129,6 +129,13 @@ class Worker:
     def take_transfer(self, request_id: str) -> KvTransfer | None:
         """Hand over the transfer of a request that has ended."""
         return self._transfers.pop(request_id, None)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference that is held for what this worker moves."""
+        yield from self._loads.held_blocks()
+        yield from self._publisher.held_blocks()
+        for transfer in self._transfers.values():
+            yield from transfer.held_blocks()
 
     # --- the loop
 

@@ -50,6 +50,8 @@ class Links:
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._vital: set[str] = set()
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether this peer may open connections that are not for control now."""
         self._everyone: set[Connection] = set()  # also those still shaking hands
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -155,7 +157,8 @@ class Links:
         log.info("%s lost %s: %s", self.node_id, peer_id, reason)
         peer.lost_because = reason
         connections, peer.connections = peer.connections, []
-        for connection in connections:
+        greeting = [one for one in self._everyone if one.peer_id == peer_id and not (one.dialed or one.is_open)]
+        for connection in connections + greeting:
             connection.abort()
         self.report_lost(peer_id)
 
@@ -258,6 +261,8 @@ class Links:
             return "a node does not connect to itself" if instance == self.instance else _taken(self.node_id)
         if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
+        if not (connection.dialed or purpose == "control" or self.admits(str(node))):
+            return f"this node has lost {node!r} meanwhile"
         return self._check(body)
 
     def opened(self, connection: Connection) -> Receiver:

@@ -101,6 +101,8 @@ class Bundle:
         here, there = sides(spans)
 
         def work(rail: TcpRail, unsettled: set[int]) -> Coroutine[Any, Any, None]:
+            if local.closed:  # it was waited for a connection
+                raise TransferError(f"region {local.name!r} is not registered here")
             if op is Op.READ:
                 return rail.read(Cursor(local.memory, here), remote, there)
             return rail.write(Cursor(local.memory, here), remote, there, unsettled)

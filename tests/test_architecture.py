@@ -71,6 +71,9 @@ PURE = (
     "net.restarts",
     "net.topology",
     "net.traffic",
+    "net.rdma.completion_shares",
+    "net.rdma.endpoint",
+    "net.rdma.gids",
     "net.rdma.send_queue",
     "sched",
     "sim.caches",
@@ -123,6 +126,8 @@ MAY_PICKLE = ("engine.model.rank_processes", "engine.model.rank_worker")
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
+    "engine.gpu",
+    "engine.layer_reports",
     "attention",
     "engine.kv.cuda_memory",
     "engine.kv.rank_arenas",

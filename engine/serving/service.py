@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockGeometry
@@ -189,15 +189,18 @@ class EngineService:
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
-        transfer = self._worker.take_transfer(request_id) or self._leaving.get(request_id)
-        if transfer is not None:
+        if (transfer := self._worker.take_transfer(request_id)) is not None:
+            await self._stop_transfer(request_id, transfer)
+        elif (transfer := self._leaving.get(request_id)) is not None:
             await transfer.stop()
 
     async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
         """A request ended before its KV was wanted elsewhere."""
         self._leaving[request_id] = transfer
-        await transfer.stop()
-        self._leaving.pop(request_id, None)
+        try:
+            await transfer.stop()
+        finally:
+            self._leaving.pop(request_id, None)
 
     # --- ends
 
@@ -288,6 +291,12 @@ class EngineService:
     def owed(self) -> int:
         """Requests that an acceptor waits for; those whose acceptor was lost are not among them."""
         return sum(acceptor != NOBODY for acceptor in self._acceptors.values()) + len(self._leaving)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference that is held here; those of the worker's transfers are its own."""
+        yield from self._incoming.held_blocks()
+        for transfer in self._leaving.values():
+            yield from transfer.held_blocks()
 
     def held(self) -> dict[str, int]:
         """What is still held for requests; all zero on an idle node."""

@@ -64,7 +64,11 @@ class Revival:
         if not self._pump.rails[index].up and index not in self._reviving and not self._ended:
             task = keep(partial(self._bring_back, index), "reopening an RDMA rail")
             self._reviving[index] = task
-            task.add_done_callback(lambda _: self._reviving.pop(index, None))
+            task.add_done_callback(lambda _: self._over(index))
+
+    def _over(self, index: int) -> None:
+        self._reviving.pop(index, None)
+        self.revive(index)  # it may have broken since it came back, while its task had not ended
 
     async def _bring_back(self, index: int) -> None:
         rail = self._pump.rails[index]
@@ -81,8 +85,9 @@ class Revival:
                 except (VerbsError, ValueError, TimeoutError):
                     rail.postpone(time.monotonic())
         except PeerLost:
-            return  # and with the connection this link
+            self._ended = True  # and with the connection this link
         except TimeoutError:
+            self._ended = True
             self._give_up("it does not answer about a broken rail")
 
     async def _pause(self, index: int) -> None:

@@ -135,7 +135,7 @@ class FakeTransfer:
     async def mapped(self, peer_id, remote):
         return None
 
-    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
+    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0, epoch=None):
         self.started.set()
         await asyncio.sleep(0)
         gate = asyncio.Event() if peer_id in self.hub.stalled else self.gate
@@ -156,6 +156,9 @@ class FakeTransfer:
                 theirs[there : there + length] = ours[at : at + length]
         transport = "local" if peer_id == self.node_id else "fake"
         return SimpleNamespace(nbytes=sum(span[2] for span in spans), seconds=0.0, transport=transport)
+
+    def epoch_of(self, peer_id):
+        return "now"
 
     async def fence(self, peer_id, timeout_s=10.0):
         await asyncio.wait_for(self.fence_gate.wait(), timeout_s)
