@@ -18,6 +18,7 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.connection import Connection, Receiver
+from net.doorstep import Doorstep
 from net.errors import PeerLost, PeerRefused
 from net.peer import Address, Peer
 from net.sealed_stream import SealedStream
@@ -50,6 +51,7 @@ class Links:
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._vital: set[str] = set()
         self._everyone: set[Connection] = set()  # also those still shaking hands
+        self._doorstep: Doorstep[Connection] = Doorstep()
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
         self._server: asyncio.Server | None = None
@@ -255,6 +257,13 @@ class Links:
         if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
         return self._check(body)
+
+    def came(self, connection: Connection) -> None:
+        if (crowded_out := self._doorstep.come(connection, connection.remote_host)) is not None:
+            crowded_out.crowded_out()
+
+    def settled(self, connection: Connection) -> None:
+        self._doorstep.leave(connection)
 
     def opened(self, connection: Connection) -> Receiver:
         peer = self._peer(connection.peer_id)
