@@ -319,7 +319,7 @@ class Node:
 
     def _homes(self) -> dict[str, int]:
         """Members that pooled blocks live on, with the bytes of their shares."""
-        return {member.node_id: member.info["share"] for member in self.gossip.members if member.info["share"] > 0}
+        return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
     async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         return node_report.store_members(self)
