@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Write docs/flags.md, docs/metrics.md and docs/errors.md from the code.
+"""Write docs/flags.md, docs/metrics.md and docs/errors.md from the code, and the tables of figures in README.md and
+docs/performance.md from the result files.
 
 scripts/gendocs.py            write them
-scripts/gendocs.py --check    exit code 1 when one of them is not what the code says
+scripts/gendocs.py --check    exit code 1 when one of them is not what the code or the files say
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ sys.path.insert(0, str(ROOT))  # run from anywhere, without installing
 from engine.flags import GROUPS, rows
 from net.metrics import Metrics
 from net.watched_metrics import of_gossip, of_load_words, of_store, of_tiers, of_traces
+from scripts.benchlib.figure_list import pages
+from scripts.benchlib.figures import filled
 
 ROOMS = ("net", "engine", "cache", "sched")
 ANSWERING = ("net/http/", "engine/")  # whose exceptions reach the API
@@ -123,7 +126,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-PAGES: dict[str, Callable[[], str]] = {"flags": flags, "metrics": metrics, "errors": errors}
+def with_figures(name: str) -> Callable[[], str]:
+    """The page as it is, its marked tables made from the newest results."""
+    return lambda: filled((ROOT / name).read_text(), pages())
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/flags.md": flags,
+    "docs/metrics.md": metrics,
+    "docs/errors.md": errors,
+    "docs/performance.md": with_figures("docs/performance.md"),
+    "README.md": with_figures("README.md"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,13 +146,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     stale = []
     for name, page in PAGES.items():
-        path, text = ROOT / "docs" / f"{name}.md", page()
+        path, text = ROOT / name, page()
         if not args.check:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
             stale.append(str(path.relative_to(ROOT)))
     if stale:
-        print(f"{', '.join(stale)}: not what the code says; run scripts/gendocs.py", file=sys.stderr)
+        print(f"{', '.join(stale)}: not what the code and the results say; run scripts/gendocs.py", file=sys.stderr)
     return 1 if stale else 0
 
 

@@ -17,7 +17,7 @@ from engine.flags import UsageError, parse, rows
 from scripts.up import OWN_FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = "attention|cache|docs|engine|net|sched|scripts|sim|tests|\\.ci"
 OF_OTHERS = ("clients.md",)  # shows command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py

@@ -18,9 +18,10 @@ def test_it_is_short():
     assert len(README.splitlines()) <= LINES
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_it_leads_to_every_page(page):
-    assert f"](docs/{page.name})" in README or f"](docs/{page.name}#" in README
+    name = page.relative_to(ROOT)
+    assert f"]({name})" in README or f"]({name}#" in README
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/map.md"])
