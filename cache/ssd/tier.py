@@ -372,7 +372,7 @@ class SsdTier:
             self._renew_at = time.monotonic() + self._renew_pause_s
             self._renew_pause_s = min(RENEW_AGAIN_MAX_S, 2 * self._renew_pause_s)
             return
-        self.health.worked("renewal")
+        self.health.renewed()
         if self.health.closed:
             log.warning("%s is open again, and empty", self.directory)
             self.health.closed = ""
