@@ -172,6 +172,8 @@ class Keeper:
             job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
             for position, (_, pin) in enumerate(held):
                 job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
+            job.facts = [self._local.facts(key) for key, _ in held]
+            job.kept = [self._local.is_kept(key) for key, _ in held]
             nbytes = sum(pin.nbytes for _, pin in held)
             if self._limit is not None:
                 await asyncio.sleep(self._limit.hold_s(asyncio.get_running_loop().time(), nbytes, urgent=False))

@@ -165,7 +165,7 @@ async def test_a_slow_connection_holds_up_only_what_it_carries():
 async def test_without_any_connection_the_peer_is_lost(monkeypatch):
     monkeypatch.setattr("net.tcp_bundle.REDIAL_S", 0.3)
     lost = []
-    async with two(2) as ((channel, a, _), (other, b, _)):
+    async with two(2) as ((channel, a, _), (_, b, _)):
         channel.on_lost(lost.append)
         await a.open("b")
         await all_up(a)
