@@ -65,6 +65,7 @@ class FrontDoor:
             keys=self._keys,
             max_body_bytes=config.max_body_bytes,
             max_connections=config.max_connections,
+            read_timeout_s=config.read_timeout_ms / 1000,
             rate_limit=config.rate_limit,
             allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
             version=__version__,
