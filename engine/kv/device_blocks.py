@@ -18,6 +18,7 @@ from engine.kv.prefetch import total
 from net.device_peers import ended
 from net.memory import Region
 from net.staging import Copying, DeviceRegion
+from net.tasks import awaited
 
 WINDOW = "kv-window"
 WINDOWS = 4
@@ -68,7 +69,7 @@ class DeviceBlocks:
                 except BaseException:
                     self._free.put_nowait(window)
                     raise
-                copies.append(asyncio.create_task(self._behind(copying, window)))
+                copies.append(awaited(self._behind(copying, window)))
                 parts.append(result)
                 if result.blocks < wanted:
                     break
@@ -100,6 +101,6 @@ class DeviceBlocks:
 
 async def _ended(copying: Copying) -> None:
     """Behind the copies, however often this is cancelled. Raises what the device raised."""
-    waiting = asyncio.ensure_future(asyncio.to_thread(copying.wait))
+    waiting = awaited(asyncio.to_thread(copying.wait))
     await ended({waiting}, cancel=False)
     waiting.result()

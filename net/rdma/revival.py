@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from net.errors import PeerLost
@@ -17,6 +18,7 @@ from net.rdma.device import Device
 from net.rdma.pump import Pump
 from net.rdma.questions import Questions
 from net.rdma.queue_pair import VerbsError
+from net.tasks import keep
 
 
 class Revival:
@@ -60,7 +62,7 @@ class Revival:
     def revive(self, index: int) -> None:
         """The rail has broken, or its port is up again. Idempotent."""
         if not self._pump.rails[index].up and index not in self._reviving and not self._ended:
-            task = asyncio.get_running_loop().create_task(self._bring_back(index))
+            task = keep(partial(self._bring_back, index), "reopening an RDMA rail")
             self._reviving[index] = task
             task.add_done_callback(lambda _: self._over(index))
 
