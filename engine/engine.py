@@ -76,7 +76,7 @@ class Engine:
             loaded.eos_token_ids,
             config.enable_prefix_caching,
             batching_policies[config.batching_policy](tuning),
-            queue_orders[config.queue_order](),
+            queue_orders[config.queue_order](config.classes),
             self.speculator,
         )
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
@@ -119,7 +119,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](), config.slo_scale),
+            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](config.classes), config.slo_scale),
             metrics,
             config.kv_transfer,
             config.kv_overlap,

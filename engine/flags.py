@@ -18,7 +18,7 @@ from cache.policies.shares import parse as parse_shares
 from engine import __version__
 from engine.config import NO_MODEL, ROLES, Config
 from engine.flag_values import flag_name, metavar, reader, spell
-from sched.classes import CLASSES
+from sched.classes import CLASSES, with_objectives
 
 GROUPS = {
     "node": "who this node is and where it listens",
@@ -148,6 +148,10 @@ def _validated(config: Config) -> Config:
         raise UsageError(f"--cache-shares: {error}") from None
     if strange := set(named) - set(CLASSES):
         raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
+    try:
+        with_objectives(config.slo)
+    except ValueError as error:
+        raise UsageError(f"--slo: {error}") from None
     if config.weights_from_store and config.tensor_parallel_size > 1:
         raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
     if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
