@@ -107,7 +107,7 @@ class FrontDoor:
             node.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,
-            rejections[config.rejection](),
+            rejections[config.rejection](config.classes),
             config.slo_scale,
             node.rng,
             config.prefix_intents,
