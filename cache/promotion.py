@@ -11,6 +11,7 @@ from cache.block import BlockKey
 from cache.pool import BlockPool, OutOfBlocks
 from cache.slots import DramSlots
 from cache.ssd import SsdTier
+from net.tasks import awaited
 
 READERS = 2  # threads: more do not read faster from one disk
 
@@ -48,8 +49,7 @@ class Promotions:
             slot = self._pool.allocate_for(self._ssd.facts(key))
         except OutOfBlocks:
             return None
-        task = asyncio.create_task(self._load(self._ssd, key, slot, self._arena.memory(slot)))
-        self._tasks[slot] = task
+        self._tasks[slot] = task = awaited(self._load(self._ssd, key, slot, self._arena.memory(slot)))
         self._underway[key] = promotion = Promotion(slot, task)
         return promotion
 

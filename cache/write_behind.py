@@ -8,14 +8,12 @@ evicted, and as long as it is not it is tried again, one block as a probe and th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 
 from cache.block import BlockKey
-
-log = logging.getLogger(__name__)
+from net.tasks import keep
 
 Row = tuple[BlockKey, int]
 """(key, slot)"""
@@ -65,7 +63,7 @@ class WriteBehind:
         self._owed.pop(key, None)
         self._queue[key] = slot
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = keep(self._run, "write-behind")
 
     def want(self, keys: Iterable[BlockKey]) -> None:
         """To be written soon, if they are in DRAM: again, where the disk did not take them before."""
@@ -89,8 +87,6 @@ class WriteBehind:
             done: Sequence[bool] = [False] * len(batch)
             try:
                 done = await self._write(batch)
-            except Exception:  # a bug: what was not written is owed, and later batches are written
-                log.exception("writing %d blocks to SSD failed", len(batch))
             finally:
                 self._underway = {}
                 for (key, slot), written in zip(batch, done, strict=True):  # one by one: the oldest is evicted first
