@@ -215,6 +215,13 @@ class Config(CacheConfig):
     )
     read_timeout_ms: int = flag(30_000, "api", "longest wait for the head of a request, and for its body", least=100)
     max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
+    max_answer_logprobs: int = flag(
+        250_000,
+        "api",
+        "log probabilities in one whole answer: tokens x choices x (1 + others beside each); more get 400",
+        unit="values",
+        least=1000,
+    )
     max_header_bytes: int = flag(
         16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
     )
