@@ -45,6 +45,7 @@ class Job:
     near_ask: bool = False  # few enough bytes for a bulk call where shared memory would do
     facts: Sequence[Facts] = ()  # of a put: of every block, or none
     repair: bool = False  # of a put: copies of what is elsewhere
+    agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: set[int] = field(default_factory=set)  # of a put: positions that are in the pool because of it
     present: set[int] = field(default_factory=set)  # that were there

@@ -107,10 +107,14 @@ class Objects:
         async for first, count in self._windows(manifest):
             size = manifest.chunk_bytes
             parts = [view[i * size : (i + 1) * size] for i in range(first, first + count)]
-            await self._store.put_many(list(zip(chunk_keys(name, manifest, first, count), parts, strict=True)))
-        if known is None:
-            await self._store.put(manifest_key(name), manifest.pack())
-        return known is None
+            chunks = list(zip(chunk_keys(name, manifest, first, count), parts, strict=True))
+            await self._store.put_many(chunks, named=True)
+        if known is not None or await self._store.put(manifest_key(name), manifest.pack()):
+            return known is None
+        there = await self.info(name)  # somebody else was first
+        if there is not None and there.digest != content:
+            raise Exists(f"{name} was put with other bytes ({there.nbytes} of them) meanwhile")
+        return False
 
     async def get(self, name: str) -> bytearray | None:
         """The whole object; None when it, or a part of it, is missing."""

@@ -56,6 +56,8 @@ class Promotions:
             found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
             if found is None:
                 return False
+            if ssd.content(key) != found:  # replaced meanwhile
+                return False
             self._slots.fill(slot, *found)
             return self._pool.name(slot, key)
         finally:

@@ -18,7 +18,8 @@ class NoSpace(Exception):
 
 
 class Reservations:
-    """In the DRAM of a LocalStore. `tier_of(key)`: where a block is, or None. `counts` gets writes and refused."""
+    """In the DRAM of a LocalStore. `tier_of(key)`: where a block is, or None. `displace(key)`: another content is about
+    to take its place. `counts` gets writes and refused."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class Reservations:
         behind: WriteBehind | None,
         admission: Admission,
         tier_of: Callable[[BlockKey], str | None],
+        displace: Callable[[BlockKey], None],
         counts: dict[str, int],
     ) -> None:
         self._arena = arena
@@ -36,19 +38,24 @@ class Reservations:
         self._behind = behind
         self._admission = admission
         self._tier_of = tier_of
+        self._displace = displace
         self._counts = counts
-        self._reserved: dict[int, tuple[BlockKey, Facts]] = {}
+        self._reserved: dict[int, tuple[BlockKey, Facts, bool]] = {}  # True: something else is there until the commit
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
 
     def __len__(self) -> int:
         return len(self._reserved)
 
-    def reserve(self, key: BlockKey, facts: Facts | None = None) -> int | None:
+    def arriving(self, key: BlockKey) -> bool:
+        """Somebody is writing it now."""
+        return key in self._incoming
+
+    def reserve(self, key: BlockKey, facts: Facts | None = None, *, over: bool = False) -> int | None:
         """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
-        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. Raises
-        NoSpace; `wait_for_room` may help."""
+        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. With `over`
+        what is here stays until the commit, and then goes. Raises NoSpace; `wait_for_room` may help."""
         self._admission.wanted(key)
-        if key in self._incoming or self._tier_of(key) is not None:
+        if key in self._incoming or (not over and self._tier_of(key) is not None):
             return None
         victim = self._pool.next_victim() if facts is not None else None
         if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
@@ -58,20 +65,22 @@ class Reservations:
             (slot,) = self._pool.allocate(1)
         except OutOfBlocks as error:
             raise NoSpace(str(error)) from None
-        self._reserved[slot] = (key, facts or PLAIN)
+        self._reserved[slot] = (key, facts or PLAIN, over)
         self._incoming.add(key)
         return slot
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
         """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
         on. Raises ValueError without reservation or for an impossible length."""
-        reserved, facts = self._reserved.get(slot, (None, PLAIN))
+        reserved, facts, over = self._reserved.get(slot, (None, PLAIN, False))
         if self._arena is None or reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
         length = self._arena.slot_bytes if nbytes == -1 else nbytes
         if not 0 < length <= self._arena.slot_bytes:
             raise ValueError(f"a block of {length} bytes in a slot of {self._arena.slot_bytes}")
         self._slots.fill(slot, block_checksum, length)
+        if over:
+            self._displace(key)
         self._pool.name(slot, key, facts)
         self._counts["writes"] += 1
         if self._behind is not None:

@@ -168,12 +168,14 @@ class Store:
         self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int], facts: Sequence[Facts] = ()
     ) -> int:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A block that no home takes is passed over. With `facts`, one per block, homes may refuse a block for
-        others that they have (--cache-admission). Raises ValueError for offsets outside the region."""
+        before. A block that no home takes is passed over. With `facts`, one per block, they are KV, whose keys name
+        their content: homes need not agree on it, and may refuse a block for others that they have
+        (--cache-admission). Raises ValueError for offsets outside the region."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
         job.facts = facts
+        job.agree = not facts
         return len((await self._put(job)).stored)
 
     # --- values as bytes
@@ -196,9 +198,10 @@ class Store:
         Raises ValueError for another length, NoRoom, Unreachable."""
         return (await self.put_many([(key, value)]))[0]
 
-    async def put_many(self, items: Sequence[tuple[BlockKey, Buffer]]) -> list[bool]:
-        """Per item whether it is new. When this raises, some of the items may have been stored."""
-        return await self._values.put_many(items)
+    async def put_many(self, items: Sequence[tuple[BlockKey, Buffer]], *, named: bool = False) -> list[bool]:
+        """Per item whether it is new. When this raises, some of the items may have been stored. `named`: the keys name
+        their content, so any two copies are the same and the homes need not agree."""
+        return await self._values.put_many(items, named=named)
 
     async def remove(self, key: BlockKey) -> bool:
         """False when nobody had it."""
@@ -228,6 +231,8 @@ class Store:
         return self._accounts.got(job)
 
     async def _put(self, job: Job) -> Job:
+        if job.agree and not self.router.single():
+            job.present |= await self._reader.which(job.keys, leading=False)
         await self._writer.publish(job, self._window)
         return self._accounts.put(job)
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cache.admission import Admission, Always
+from cache.agreement import Content
 from cache.arena import UNCHECKED, Arena, checksum
 from cache.block import BlockKey
 from cache.pinning import Pinning
@@ -64,7 +65,9 @@ class LocalStore:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
         self._pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
-        self._reservations = Reservations(arena, self._pool, self._slots, self._behind, chosen, self.contains, counts)
+        self._reservations = Reservations(
+            arena, self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
+        )
 
     # --- what is here
 
@@ -75,6 +78,13 @@ class LocalStore:
         if key in self._promotions or (self.ssd is not None and self.ssd.contains(key)):
             return "ssd"
         return None
+
+    def content(self, key: BlockKey) -> Content | None:
+        """(checksum, bytes) of what is here under `key`, in any tier."""
+        slot = self._pool.lookup(key)
+        if slot is not None:
+            return self._slots.checksum(slot), self._slots.length(slot)
+        return self.ssd.content(key) if self.ssd is not None else None
 
     def count_leading(self, keys: Sequence[BlockKey]) -> int:
         """Length of the leading run of `keys` that is here."""
@@ -149,11 +159,15 @@ class LocalStore:
 
     # --- writing
 
-    def reserve(self, key: BlockKey, facts: Facts | None = None) -> int | None:
+    def reserve(self, key: BlockKey, facts: Facts | None = None, *, over: bool = False) -> int | None:
         """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
-        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. Raises
-        NoSpace; `wait_for_room` may help."""
-        return self._reservations.reserve(key, facts)
+        admission refuses it, which it may only when `facts` say that it is KV and could be computed again. With `over`
+        what is here is found until the commit, which replaces it. Raises NoSpace; `wait_for_room` may help."""
+        return self._reservations.reserve(key, facts, over=over)
+
+    def arriving(self, key: BlockKey) -> bool:
+        """A slot is reserved for it now."""
+        return self._reservations.arriving(key)
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
         """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
@@ -163,6 +177,15 @@ class LocalStore:
     def abandon(self, slot: int) -> None:
         """Give the reservation of `slot` back. Raises KeyError without one."""
         self._reservations.abandon(slot)
+
+    def _displace(self, key: BlockKey) -> None:
+        """Another content is about to be named so. On SSD, where one thread works in order, the old one goes ahead of
+        the new one's write."""
+        self._pool.forget(key)
+        if self._behind is not None:
+            self._behind.drop(key)
+        if self.ssd is not None:
+            asyncio.get_running_loop().run_in_executor(self._executor, self.ssd.delete, key)
 
     async def _write(self, ssd: SsdTier, rows: Sequence[Row]) -> None:
         blocks = [(key, self._slots.memory(slot), self._slots.checksum(slot)) for key, slot in rows]

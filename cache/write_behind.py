@@ -36,6 +36,13 @@ class WriteBehind:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
+    def drop(self, key: BlockKey) -> None:
+        """It is not to be written any more, unless that has begun."""
+        dropped = [slot for queued, slot in self._queue if queued == key]
+        self._queue = [row for row in self._queue if row[0] != key]
+        for slot in dropped:
+            self._written(slot)
+
     async def _run(self) -> None:
         while self._queue:
             batch, self._queue = self._queue[: self._most], self._queue[self._most :]

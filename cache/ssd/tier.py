@@ -75,6 +75,11 @@ class SsdTier:
     def contains(self, key: BlockKey) -> bool:
         return key in self._entries
 
+    def content(self, key: BlockKey) -> tuple[int, int] | None:
+        """(checksum, bytes) of a block here."""
+        entry = self._entries.get(key)
+        return None if entry is None else (entry.checksum, entry.length)
+
     def all_keys(self) -> list[BlockKey]:
         """All blocks here, in no order."""
         with self._lock:

@@ -37,6 +37,11 @@ class Cluster:
         self.stores = {}
         self.regions = []
         self.members = []
+        self.unseen = {}  # node -> members that it takes for gone
+
+    def view(self, node_id):
+        """The members as this node sees them."""
+        return equal_members([name for name in self.members if name not in self.unseen.get(node_id, ())])
 
     async def add(self, node_id, slots=64, directory=None, backend="lmdb", deadlines=PATIENT, kv_blocks=64, **options):
         """`slots` 0: a node without a share."""
@@ -52,7 +57,7 @@ class Cluster:
             self.members.append(node_id)
         kv = Region.private("kv", kv_blocks * SLOT)
         self.regions.append(kv)
-        store = Store(node_id, channel, transfer, local, lambda: equal_members(self.members), **options)
+        store = Store(node_id, channel, transfer, local, lambda: self.view(node_id), **options)
         store.attach(kv)
         store.kv = kv
         self.stores[node_id] = store
