@@ -22,6 +22,7 @@ from cache.share import Share
 from cache.slots import Pin
 from cache.tiers import LocalStore
 from cache.writer import Writer
+from net.tasks import keep
 from net.traffic import RailLimit
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Keeper:
     def start(self) -> None:
         """From now on. What was found on SSD is offered to its homes first."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = keep(self._run, "repair")
 
     async def leave(self, timeout_s: float) -> None:
         """Before this node goes: give the others what they will be the homes of, as far as the time allows."""
@@ -92,17 +93,13 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
-            try:
-                members = dict(self._members())
-                if members != self._before:
-                    await self._plan(self._before, members)
-                    self._before = members
-                self._collect(members)
-                if not await self._pay():
-                    await asyncio.sleep(PERIOD_S)
-            except Exception:  # a bug, or a region that is closing: repair goes on with what is next
-                log.exception("repair failed")
-                await asyncio.sleep(RETRY_S)
+            members = dict(self._members())
+            if members != self._before:
+                await self._plan(self._before, members)
+                self._before = members
+            self._collect(members)
+            if not await self._pay():
+                await asyncio.sleep(PERIOD_S)
 
     async def _plan(self, before: Members, after: Members) -> None:
         """Look at everything here, a part at a time."""

@@ -13,6 +13,7 @@ and is evicted when room is needed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -215,6 +216,17 @@ class BlockPool:
     def references(self) -> dict[str, int]:
         """Sums of both counts, for leak checks: a node without work has zero and zero."""
         return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
+
+    def check_owners(self, owned: Iterable[int]) -> None:
+        """`owned` has each block once for every transfer reference that somebody answers for. Raises IntegrityError
+        when those are not the references there are."""
+        refs, counts = Counter(owned), self._transfer_refs
+        lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
+        false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
+        if lost:
+            raise IntegrityError(f"{len(lost)} blocks are held for transfers that nobody knows: {lost[:16]}")
+        if false:
+            raise IntegrityError(f"{len(false)} blocks are not held for transfers that go on: {false[:16]}")
 
     def check_integrity(self) -> None:
         """Counts every block anew. Raises IntegrityError unless free + cached + held = total and all maps agree."""

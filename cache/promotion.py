@@ -11,6 +11,7 @@ from cache.block import BlockKey
 from cache.pool import BlockPool, OutOfBlocks
 from cache.slots import DramSlots
 from cache.ssd import SsdTier
+from net.tasks import awaited
 
 READERS = 2  # threads: more do not read faster from one disk
 
@@ -47,7 +48,7 @@ class Promotions:
             (slot,) = self._pool.allocate(1)
         except OutOfBlocks:
             return None
-        task = asyncio.create_task(self._load(self._ssd, key, slot, self._arena.memory(slot)))
+        task = awaited(self._load(self._ssd, key, slot, self._arena.memory(slot)))
         self._underway[key] = promotion = Promotion(slot, task)
         return promotion
 

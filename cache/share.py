@@ -38,6 +38,7 @@ from cache.repair import Hints
 from cache.tiers import LocalStore, Pin
 from net.channel import Channel
 from net.errors import RemoteError
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class Share:
             return
         self._leases.give_back(lease.slots, writes=lease.writes)
         if bad := [lease.keys[position] for position in body.get("bad", ())]:
-            task = asyncio.create_task(self._inspect(bad))
+            task = spawn(self._inspect(bad), "looking at damaged blocks")
             self._inspections.add(task)
             task.add_done_callback(self._inspections.discard)
 

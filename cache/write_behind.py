@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from cache.block import BlockKey
+from net.tasks import keep
 
 Row = tuple[BlockKey, int]
 """(key, slot)"""
@@ -34,7 +35,7 @@ class WriteBehind:
         """To be written soon."""
         self._queue.append((key, slot))
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = keep(self._run, "write-behind")
 
     def drop(self, key: BlockKey) -> None:
         """It is not to be written any more, unless that has begun."""

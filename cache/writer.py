@@ -198,6 +198,7 @@ class Writer:
                 spans,
                 timeout_s=self._deadlines.transfer_s,
                 priority=BULK,
+                epoch=reply["epoch"],
             )
 
         await in_pieces(len(positions), job.block_bytes, move)

@@ -176,7 +176,7 @@ class Engine:
     @property
     def lost(self) -> str | None:
         """Why this engine cannot compute any more; None while it can."""
-        return None if self._processes is None else self._processes.lost
+        return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
@@ -201,6 +201,7 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
+            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
         except Exception as error:
             return str(error)
         return None

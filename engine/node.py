@@ -46,6 +46,8 @@ from net.prefault import Prefault
 from net.rdma.verbs import prepare as rdma_prepare
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
+from net.supervisor import Supervisor
+from net.tasks import spawn
 from sched.member import Member, presets
 from sched.role_change import BOTH
 from sched.state import NodeRecord
@@ -114,6 +116,9 @@ class Node:
         self.door = FrontDoor(self)
         watch(self)
         self.unready: str | None = "starting"
+        self.supervisor = Supervisor(self.metrics.count_background_failure, self.give_up)
+        self.given_up = asyncio.Event()
+        self._gave_up: str | None = None
         self._publishing: asyncio.Task[None] | None = None  # of weights
         self._prefault: Prefault | None = None
 
@@ -122,6 +127,7 @@ class Node:
     async def start(self) -> None:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
+        self.supervisor.install()
         self.stalls.start()
         if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
@@ -152,7 +158,7 @@ class Node:
             self.engine.load.beside = self.use.onto
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
-                self._publishing = asyncio.create_task(self._publish_weights())
+                self._publishing = spawn(self._publish_weights(), "giving weights to the pool")
             if self.engine.load.does < BOTH <= set(config.roles):
                 hold_s = config.role_change_hold_ms / 1000
                 self._role_changes = RoleChanges(self.gossip, self.engine.load, hold_s)
@@ -161,7 +167,7 @@ class Node:
         if config.prefault:
             self._prefault = prefault(self.engine, self.share)
             self._prefault.start()
-        self.unready = None
+        self.unready = self._gave_up
         log.info("ready after %s", self._phases.line())
 
     async def drain(self) -> None:
@@ -190,6 +196,19 @@ class Node:
         await self.channel.close()
         await self.store.close()
         await self.stalls.close()
+        self.supervisor.remove()
+
+    def give_up(self, reason: str) -> None:
+        """This node cannot go on: it says why, leaves the cluster, and ends with exit code 1."""
+        if self._gave_up is None:
+            self._gave_up = self.unready = reason
+            log.critical("%s; this node leaves", reason)
+            self.given_up.set()
+
+    @property
+    def lost(self) -> str | None:
+        """Why this node cannot go on; None while it can."""
+        return self._gave_up or (None if self.engine is None else self.engine.lost)
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])

@@ -21,6 +21,7 @@ from net.connection import Connection, Receiver
 from net.errors import PeerLost, PeerRefused
 from net.peer import Address, Peer
 from net.sealed_stream import SealedStream
+from net.tasks import spawn
 from net.wire import Header
 
 log = logging.getLogger("mooncake.net")
@@ -49,6 +50,8 @@ class Links:
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._vital: set[str] = set()
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether this peer may open connections that are not for control now."""
         self._everyone: set[Connection] = set()  # also those still shaking hands
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -125,7 +128,7 @@ class Links:
         if (ready := peer.control()) is not None:
             return ready
         if peer.dialing is None:
-            peer.dialing = asyncio.get_running_loop().create_task(self._dial_control(peer))
+            peer.dialing = spawn(self._dial_control(peer), "dialing a peer")
         waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         peer.waiters.append(waiter)
         return await waiter
@@ -154,7 +157,8 @@ class Links:
         log.info("%s lost %s: %s", self.node_id, peer_id, reason)
         peer.lost_because = reason
         connections, peer.connections = peer.connections, []
-        for connection in connections:
+        greeting = [one for one in self._everyone if one.peer_id == peer_id and not (one.dialed or one.is_open)]
+        for connection in connections + greeting:
             connection.abort()
         self.report_lost(peer_id)
 
@@ -199,6 +203,9 @@ class Links:
             await self.dial(peer.peer_id, "control")
         except (PeerLost, PeerRefused) as error:
             peer.fail(error)
+        except Exception as error:
+            peer.fail(PeerLost(f"cannot reach {peer.peer_id!r}: {error!r}"))
+            raise
         finally:
             peer.dialing = None
 
@@ -254,6 +261,8 @@ class Links:
             return "a node does not connect to itself" if instance == self.instance else _taken(self.node_id)
         if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
+        if not (connection.dialed or purpose == "control" or self.admits(str(node))):
+            return f"this node has lost {node!r} meanwhile"
         return self._check(body)
 
     def opened(self, connection: Connection) -> Receiver:

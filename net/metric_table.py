@@ -127,6 +127,12 @@ CLUSTER = (
         ("estimate",),
         ERROR_BUCKETS,
     ),
+    Declared(
+        Counter,
+        "mooncake:background_failures",
+        "Background tasks, callbacks and threads that raised, by name; each has an error line in the log",
+        ("task",),
+    ),
     Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
     Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),
 )

@@ -1,11 +1,12 @@
 """The compiled kernels and their arguments, mirroring paged.h and rotary.cpp field by field.
 
-Levels, best first. All hold the same kernels; what differs is how bfloat16 is multiplied:
+Levels, best first. All hold the same kernels; what differs is the width of a vector and how bfloat16 is multiplied:
 
     amx           by 16 x 16 tile products; decode of other head sizes than 32, 64, 96, 128, or of blocks that are no
                   multiple of 16, by vdpbf16ps
-    avx512_bf16   both by vdpbf16ps
-    avx2          both in float32
+    avx512_bf16   by vdpbf16ps
+    avx512        in float32, 16 numbers at a time
+    avx2          in float32, 8 numbers at a time
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from pathlib import Path
 
 import torch
 
-from attention.cpu_build import AMX_BF16, AVX512_BF16, Unavailable, load, require
+from attention.cpu_build import AMX_BF16, AVX512, AVX512_BF16, Unavailable, load, require
 
 log = logging.getLogger(__name__)
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
     "avx512_bf16": (*AVX512_BF16, "f16c"),
+    "avx512": (*AVX512, "f16c"),
     "avx2": ("avx2", "fma", "f16c"),
 }
 """Name -> the CPU features it needs."""

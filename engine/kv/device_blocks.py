@@ -17,6 +17,7 @@ from cache.store import Store
 from engine.kv.prefetch import total
 from net.memory import Region
 from net.staging import Copying, DeviceRegion
+from net.tasks import awaited
 
 WINDOW = "kv-window"
 WINDOWS = 4
@@ -67,7 +68,7 @@ class DeviceBlocks:
                 except BaseException:
                     self._free.put_nowait(window)
                     raise
-                copies.append(asyncio.create_task(self._behind(copying, window)))
+                copies.append(awaited(self._behind(copying, window)))
                 parts.append(result)
                 if result.blocks < wanted:
                     break
@@ -100,7 +101,7 @@ class DeviceBlocks:
 
 async def _ended(copying: Copying) -> None:
     """Behind the copies, also when cancelled. Raises what the device raised."""
-    waiting = asyncio.ensure_future(asyncio.to_thread(copying.wait))
+    waiting = awaited(asyncio.to_thread(copying.wait))
     try:
         await asyncio.shield(waiting)
     except asyncio.CancelledError:

@@ -102,6 +102,7 @@ class Attempts:
                     "region": reply["region"],
                     "block_ids": reply["blocks"],
                     "first_missing": reply["first_missing"],
+                    "epoch": reply["epoch"],
                 }
                 self._log.reserved(flight, placement.decode)
             body |= {"target": target, "promise": promise}

@@ -70,7 +70,7 @@ class Peers(Wires):
         self.called.append((peer, kind))
         if peer in self.hanging:
             await asyncio.sleep(3600)
-        return {"region": "kv", "blocks": [0], "first_missing": 0}, memoryview(b"")
+        return {"region": "kv", "blocks": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
 
     @property
     def aborted(self) -> list[tuple[str, str]]:

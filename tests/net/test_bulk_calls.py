@@ -123,7 +123,8 @@ async def test_a_question_has_its_bytes_before_its_tail(nodes, nbytes):
     assert home.ends == ["finished"] * 3
 
 
-async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes, caplog):
+@pytest.mark.expects_error("'broken' asked by")
+async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes):
     a, ours, home = nodes
 
     def none(peer, body, nbytes):
@@ -134,7 +135,6 @@ async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes, caplog)
         await ask(a, BulkCall("nothing", {}, 0))
     with pytest.raises(RemoteError, match="internal error in broken"):
         await ask(a, BulkCall("broken", {}, 0))
-    caplog.clear()
     with pytest.raises(RemoteError, match="where none were asked for"):
         await ask(a, BulkCall("get", {"first": 0, "last": 9}, 9))
     ours.memory[:] = bytes([7]) * len(ours.memory)
