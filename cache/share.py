@@ -86,7 +86,8 @@ class Share:
         now, have = _now(), []
         leading = self.leading(now, body)
         keys = split_keys(data)
-        for key, content in zip(keys, contents_of(body) or [None] * len(keys), strict=True):
+        contents: Sequence[Content | None] = contents_of(body) or [None] * len(keys)
+        for key, content in zip(keys, contents, strict=True):
             have.append(0 if self._granting.has(key, content) else self.where(now, key))
             if leading and have[-1]:
                 break

@@ -2,8 +2,8 @@
 
     MOONCAKE_API_KEY=... python scripts/faultbench/put_client.py ADDRESS NAME SEED
 
-It opens the store and says `open`. Then it reads lines, [puts, gets], two lists of numbers of keys each: it puts and gets
-each once, some at a time in an order of its own, and prints its operations as one line of JSON.
+It opens the store and says `open`. Then it reads lines, [puts, gets], two lists of numbers of keys each: it puts and
+gets each once, some at a time in an order of its own, and prints its operations as one line of JSON.
 """
 
 from __future__ import annotations
