@@ -206,6 +206,13 @@ class Config(CacheConfig):
         16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
     )
     request_timeout_ms: int = flag(600_000, "api", "longest life of a request before it is aborted", least=1)
+    role_wait_ms: int = flag(
+        5000,
+        "api",
+        "how long a new request waits while no node of a role that it needs is there, before 503; one that has begun "
+        "waits until --request-timeout-ms",
+        least=0,
+    )
     drain_timeout_ms: int = flag(
         5000,
         "api",

@@ -119,6 +119,7 @@ class FrontDoor:
             node.root,
             config.max_model_len,
             config.request_timeout_ms / 1000,
+            config.role_wait_ms / 1000,
             node.metrics,
             self._recorder,
             self._export,

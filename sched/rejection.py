@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from sched.admission import MAX_RETRY_S, MIN_RETRY_S
 from sched.classes import CLASSES
@@ -41,6 +41,14 @@ class Refusal:
 
     reason: str
     retry_after_s: float
+    service_class: str
+    objective: str  # "ttft" or "tbt"
+    estimated_s: float
+    limit_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
 
 
 class Rejection(Protocol):
@@ -53,9 +61,15 @@ class Rejection(Protocol):
         """Before the prefill."""
 
     def after_prefill(
-        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+        self,
+        service_class: str,
+        step_s: float,
+        step_alone_s: float,
+        decode_s: float,
+        scale: float,
+        tbt_scale: float | None = None,
     ) -> Refusal | None:
-        """When the prompt has come to its decode node."""
+        """When the prompt has come to its decode node; `decode_s`: a typical decode there."""
 
 
 class NoRejection:
@@ -67,7 +81,13 @@ class NoRejection:
         return None
 
     def after_prefill(
-        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+        self,
+        service_class: str,
+        step_s: float,
+        step_alone_s: float,
+        decode_s: float,
+        scale: float,
+        tbt_scale: float | None = None,
     ) -> Refusal | None:
         return None
 
@@ -79,9 +99,15 @@ class StageLoad(NoRejection):
         return _late(estimate, scale)
 
     def after_prefill(
-        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+        self,
+        service_class: str,
+        step_s: float,
+        step_alone_s: float,
+        decode_s: float,
+        scale: float,
+        tbt_scale: float | None = None,
     ) -> Refusal | None:
-        return _slow(service_class, step_s, step_alone_s, 0.0, tbt_scale or scale)
+        return _slow(service_class, step_s, step_alone_s, decode_s, tbt_scale or scale)
 
 
 class Early(NoRejection):
@@ -118,7 +144,8 @@ def _late(estimate: Estimate, scale: float) -> Refusal | None:
     if excess <= 0 or estimate.wait_s <= 0:
         return None
     text = f"estimated time to first token {estimate.ttft_s:.2f} s, the objective of {estimate.service_class} is"
-    return Refusal(f"{text} {limit:.2f} s", bounded_s(min(excess, estimate.wait_s)))
+    retry_s = bounded_s(min(excess, estimate.wait_s))
+    return Refusal(f"{text} {limit:.2f} s", retry_s, estimate.service_class, "ttft", estimate.ttft_s, limit)
 
 
 def _slow(service_class: str, step_s: float, alone_s: float, decode_s: float, scale: float) -> Refusal | None:
@@ -128,7 +155,7 @@ def _slow(service_class: str, step_s: float, alone_s: float, decode_s: float, sc
         return None
     text = f"estimated time per token {step_s:.3f} s, the objective of {service_class} is {limit:.3f} s"
     share = min(1.0, (step_s - limit) / max(step_s - alone_s, 1e-9))
-    return Refusal(text, bounded_s(share * decode_s))
+    return Refusal(text, bounded_s(share * decode_s), service_class, "tbt", step_s, limit)
 
 
 def bounded_s(seconds: float) -> float:

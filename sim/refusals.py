@@ -50,7 +50,8 @@ class Refusals:
             return None
         alone_s = self._cluster.model.decode_s(1, job.input_tokens)
         step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
-        return self._again.after_prefill(job.service_class, step_s, alone_s, self._scale, self._tbt_scale)
+        decode_s = self._lengths.mean * step_s
+        return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s, self._scale, self._tbt_scale)
 
     def ended(self, job: Job) -> None:
         self._lengths.ended(job.resumed + job.output_tokens)

@@ -41,6 +41,7 @@ PURE = (
     "engine.serving.recent",
     "engine.serving.clocks",
     "engine.serving.intervals",
+    "engine.serving.persistence",
     "engine.kv.kv_ready",
     "engine.speculation.ngram",
     "engine.resolve",

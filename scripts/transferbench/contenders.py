@@ -79,7 +79,7 @@ class Contenders:
             if name not in self._pairs:
                 return None
             try:
-                return self._pairs[name].cell(*case, seconds)
+                return dict(self._pairs[name].cell(*case, seconds))
             except (Missing, OSError) as error:
                 op, size, batch = case
                 self.failures.append(f"{name}, {op} {size_text(size)} x{batch}: {error}")
