@@ -13,8 +13,9 @@ from typing import Any
 from cache.agreement import Content, Removals, Uneven, differ, stays
 from cache.block import BlockKey
 from cache.policy import Facts
-from cache.protocol import GONE, KEPT, PRESENT, WRITING
+from cache.protocol import GONE, OTHER, PRESENT, WRITING
 from cache.tiers import LocalStore, NoSpace
+from net.errors import RemoteError
 
 
 class Granting:
@@ -29,16 +30,17 @@ class Granting:
     def grant(self, now: float, keys: list[BlockKey], body: Mapping[str, Any]) -> list[int]:
         """Slots, or what is said instead, for a leading part of `keys`; `body` as of store.reserve. Raises ValueError
         when it does not fit the keys."""
-        facts: Iterable[Facts | None] = [Facts(*values) for values in body.get("facts", ())] or [None] * len(keys)
+        facts = facts_in(body, len(keys))
+        kept: Iterable[bool] = body.get("kept") or [False] * len(keys)
         offered: Iterable[Content | None] = contents_of(body) or [None] * len(keys)
         decide, repair = body.get("decide", False), body.get("repair", False)
         answers: list[int] = []
-        for key, about, content in zip(keys, facts, offered, strict=True):
+        for key, about, content, keep in zip(keys, facts, offered, kept, strict=True):
             if decide and body.get("divert", False) and self._passed_on(key):
                 break  # who has it instead of this node knows whether there is a value already
             try:
                 if content is not None:
-                    answers.append(self._copy(now, key, about, content, repair))
+                    answers.append(self._copy(now, key, about, content, repair, keep))
                 else:
                     answers.append(self._first(key, about, decide))
             except NoSpace:
@@ -51,7 +53,7 @@ class Granting:
             return WRITING if decide and self._local.arriving(key) else PRESENT
         return slot
 
-    def _copy(self, now: float, key: BlockKey, about: Facts | None, offered: Content, repair: bool) -> int:
+    def _copy(self, now: float, key: BlockKey, about: Facts | None, offered: Content, repair: bool, keep: bool) -> int:
         here = self._local.contains(key) is not None
         if repair and self.removals.gone(now, key, offered):
             self.uneven.add([key] if here else ())  # it was put again: who drops the old value lacks the new one
@@ -61,7 +63,7 @@ class Granting:
         if not here:
             if repair and self.removals.lately(now, key):
                 return PRESENT
-            slot = self._local.reserve(key, about)
+            slot = self._local.reserve(key, about, copy=True, keep=keep)
             return PRESENT if slot is None else slot
         if self.has(key, offered):
             return PRESENT
@@ -69,9 +71,9 @@ class Granting:
         self.uneven.add([key])
         ours = self._local.content(key)
         if ours is not None and stays(ours, offered):
-            return KEPT
+            return OTHER
         try:
-            slot = self._local.reserve(key, about, over=True)
+            slot = self._local.reserve(key, about, copy=True, keep=keep, over=True)
         except NoSpace:
             return WRITING
         return WRITING if slot is None else slot
@@ -92,3 +94,13 @@ class Granting:
 def contents_of(body: Mapping[str, Any]) -> list[Content]:
     """As they travel."""
     return [(block_checksum, length) for block_checksum, length in body.get("contents", ())]
+
+
+def facts_in(body: Mapping[str, Any], count: int) -> list[Facts | None]:
+    """Of `count` blocks, as a writer sent them. Raises RemoteError."""
+    rows = body.get("facts")
+    if not rows:
+        return [None] * count
+    if len(rows) not in (1, count):
+        raise RemoteError(f"facts of {len(rows)} blocks for {count}", "bad_request")
+    return [Facts(*row) for row in (rows if len(rows) == count else rows * count)]

@@ -15,7 +15,7 @@ from cache.block import BlockKey
 from cache.calls import HOME_ERRORS
 from cache.homes import Members, ranking
 from cache.job import Job
-from cache.protocol import GONE, KEPT, WRITING
+from cache.protocol import GONE, OTHER, WRITING
 from cache.repair import owed
 from cache.routing import Router
 from cache.share import Share
@@ -179,6 +179,8 @@ class Keeper:
             job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
             for position, (_, pin) in enumerate(held):
                 job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
+            job.facts = [self._local.facts(key) for key, _ in held]
+            job.kept = [self._local.is_kept(key) for key, _ in held]
             nbytes = sum(pin.nbytes for _, pin in held)
             if self._limit is not None:
                 await asyncio.sleep(self._limit.hold_s(asyncio.get_running_loop().time(), nbytes, urgent=False))
@@ -213,7 +215,7 @@ class Keeper:
                 later.append(key)
                 continue
             self._share.hints.settled([key])
-            lost = answer == GONE or (answer == KEPT and self._me not in ranking(key, members, replicas))
+            lost = answer == GONE or (answer == OTHER and self._me not in ranking(key, members, replicas))
             if lost and self._local.content(key) == (pin.checksum, pin.nbytes):
                 if answer == GONE:
                     self._share.removed(now, key, (pin.checksum, pin.nbytes))

@@ -13,7 +13,8 @@ transfer engine reads or writes them. What a peer may touch is a lease, numbered
     store.used     keys of blocks that a process of this host read without asking (cache/same_host.py)
     store.remove   keys -> nobody finds them here any more
     store.uneven   keys that other homes may lack: offer them what is here
-    store.flush    what was committed here so far is on SSD, and synced, when the answer comes
+
+cache/lasting.py answers store.durable, store.keep and store.flush.
 
 A home without room passes writers on to the next member of the ranking (bounded load) and remembers for which keys, so
 that it can pass on readers, too. Blocks that came here in place of another home are in `hints` until it has them.
@@ -29,9 +30,11 @@ from typing import Any
 from cache.agreement import Content
 from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
-from cache.granting import Granting, contents_of
+from cache.granting import Granting, contents_of, facts_in
 from cache.heat import HotBlocks
+from cache.lasting import Lasting
 from cache.leases import Leases
+from cache.policy import PLAIN
 from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
 from cache.recent import Recent
 from cache.repair import Hints
@@ -74,9 +77,9 @@ class Share:
             ("store.used", self._used),
             ("store.remove", self._remove),
             ("store.uneven", self._uneven),
-            ("store.flush", self._flush),
         ):
             channel.handle(kind, handler)
+        Lasting(channel, local, deadlines)
 
     # --- messages
 
@@ -128,7 +131,9 @@ class Share:
     async def pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
         """LocalStore.pin_each, waiting a moment for room to promote the first one into."""
         pins = await self._local.pin_each(keys, leading)
-        if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
+        if pins or not self._local.count_leading(keys[:1]):
+            return pins
+        if await self._local.wait_for_room(self._deadlines.room_s, self._local.facts(keys[0])):
             pins = await self._local.pin_each(keys, leading)
         return pins
 
@@ -178,7 +183,7 @@ class Share:
             start += length
         for key, slot, block_checksum, length in reversed(rows):  # as in _commit
             self.stored(key, slot, block_checksum, length, body.get("owner", ""), body.get("repair", False))
-        return {"slots": [min(0, answer) for answer in answers]}
+        return self.answers([min(0, answer) for answer in answers], len(keys))
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         """`bad`: positions in the lease whose bytes did not match; they are looked at here before they are dropped."""
@@ -198,23 +203,31 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot, or instead of one what is said in cache/protocol.py; fewer entries than keys when
         room ends, and the others should go to the next member when the writer can (`divert`). `owner`: the home that
-        this node stands in for. `facts`: of every block, or none. `decide`: no other home has been asked to take it.
-        `repair`: it is a copy of a block that is elsewhere. `contents`, of such and other copies: [checksum, bytes]
-        of every block."""
+        this node stands in for. `facts`: of every block, or one row for all, or none. `decide`: no other home has been
+        asked to take it. `repair`: it is a copy of a block that is elsewhere, and `kept` says which of them are never
+        evicted there. `contents`, of such and other copies: [checksum, bytes] of every block."""
         keys = split_keys(data)
         repair = body.get("repair", False)
         self._leases.open(peer, body["lease"], writes=True, owner=body.get("owner", ""), repair=repair)
         answers = await self._room(keys, body)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot >= 0]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
-        return self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
+        granted_as = self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True)
+        return granted_as | self.answers(answers, len(keys))
+
+    def answers(self, slots: list[int], count: int) -> dict[str, Any]:
+        """To a request for `count` slots. Where room has ended because of the disk, `trouble` says so."""
+        if len(slots) < count and (trouble := self._local.trouble):
+            return {"slots": slots, "trouble": trouble}
+        return {"slots": slots}
 
     async def _room(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
         """`room_now`, or where the writer cannot go elsewhere, once there is some."""
         answers = self.room_now(keys, body)
         if answers or body.get("divert", False) or not keys:
             return answers
-        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s) else answers
+        first = facts_in(body, len(keys))[0] or PLAIN
+        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s, first) else answers
 
     def room_now(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
         """Slots, or what is said instead, for a leading part of `keys` (cache/granting.py). With `divert` the writer of
@@ -275,9 +288,6 @@ class Share:
         keys = split_keys(data)
         self._local.used(keys)
         self.warm(_now(), keys)
-
-    async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        await self._local.flush()
 
     # --- accounts and life
 

@@ -16,7 +16,7 @@ from cache.bulk_put import BulkPut
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.deciding import DecidingWalk
 from cache.job import MESSAGE_BYTES, PIECE_BYTES, Job, at_each, in_pieces
-from cache.protocol import KEPT, PRESENT, STORED, WRITING, Deadlines
+from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Deadlines
 from cache.routing import Router, Target, WriteWalk
 from net.transfer import BULK, Op, TransferEngine
 
@@ -43,8 +43,9 @@ class Writer:
         self._checksums = checksums
 
     async def publish(self, job: Job, window: int) -> None:
-        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused.
-        Where the homes have to agree (`job.agree`) what is `present` already is left alone."""
+        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused, and
+        what the job asked for beyond that: on_disk, pinned. Where the homes have to agree (`job.agree`) what is
+        `present` already is left alone."""
         if not job.agree:
             await self._go(job, window, self._router.write(job.keys))
             return
@@ -54,6 +55,31 @@ class Writer:
         await self._go(job, window, walk)
         for home, positions in walk.owed.items():
             self._calls.uneven(home, [job.keys[position] for position in positions])
+        if job.keep or job.durable:
+            await self._last_there(job)
+
+    async def _last_there(self, job: Job) -> None:
+        """Of what homes had already: wherever it is."""
+        groups: dict[str, list[int]] = {}
+        for position in sorted(job.present):
+            for home in self._router.homes(job.keys[position]):
+                groups.setdefault(home, []).append(position)
+
+        async def last(home: str, positions: list[int]) -> None:
+            try:
+                self._calls.check(home)
+                await self._last(job, home, positions)
+            except HOME_ERRORS as error:
+                self._failed(home, error)
+
+        await at_each(groups, last)
+
+    async def _last(self, job: Job, home: str, positions: list[int]) -> None:
+        """What the job asks for beyond a copy in memory."""
+        if job.keep and positions:
+            await self._keep(job, home, positions)
+        if job.durable and positions:
+            await self._make_durable(job, home, positions)
 
     async def _go(self, job: Job, window: int, walk: WriteWalk | DecidingWalk) -> None:
         patient_until, pause_s, busy = _now() + self._deadlines.control_s, BUSY_S, False
@@ -65,6 +91,8 @@ class Writer:
                 self._calls.check(target.home)
                 await self._place(job, target, positions, window, ends)
                 full = True
+                good = (STORED,) if job.agree else (STORED, PRESENT)
+                await self._last(job, target.home, sorted(p for p, answer in ends.items() if answer in good))
             except HOME_ERRORS as error:
                 self._failed(target.home, error)
                 full = False
@@ -74,10 +102,10 @@ class Writer:
                     walk.again(position, target)
                     busy = True
                 elif answer is None or answer == WRITING:
-                    full = full and answer is None
-                    if full and target.wait:
+                    no_room = full and answer is None
+                    if no_room and target.wait:
                         job.refused.add(position)
-                    walk.failed(position, target, full=full)
+                    walk.failed(position, target, full=no_room)
                 else:
                     _note(job, position, answer, target)
                     walk.settled(position, target, answer)
@@ -120,6 +148,7 @@ class Writer:
             with self._calls.ticket(target.home) as ticket:
                 reply = await self._calls.reserve(target.home, keys, ticket, _options(job, target, batch))
                 answers = reply["slots"]
+                note_trouble(job, reply)
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot >= 0]
                 ends.update((p, answer) for p, answer in zip(batch, answers, strict=False) if answer < 0)
                 if granted:
@@ -141,6 +170,7 @@ class Writer:
             call = BulkPut(job, some, _options(job, target, some), self._checksums)
             await self._calls.ask(target.home, call)
             answers = call.answer["slots"]
+            note_trouble(job, call.answer)
             ends.update(zip(some, answers, strict=False))
             left.extend(some[len(answers) :])
 
@@ -169,7 +199,9 @@ class Writer:
             starts = [job.offsets[position] for position in batch]
             blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
             options = _options(job, target, batch)
-            answers = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body | options)
+            reply = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body | options)
+            answers = list(reply["slots"])
+            note_trouble(job, reply)
             ends.update(zip(batch, answers, strict=False))
             if target.wait and not answers:
                 return
@@ -205,6 +237,18 @@ class Writer:
         lengths = [job.length(position) for position in positions] if job.lengths else None
         await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
 
+    async def _keep(self, job: Job, home: str, positions: list[int]) -> None:
+        answers = await self._calls.keep(home, [job.keys[position] for position in positions])
+        job.pinned |= {position for position, answer in zip(positions, answers, strict=True) if answer == KEPT}
+        if PINS_FULL in answers:
+            job.trouble.add(f"{home} keeps as many pinned values as it may: raise its --pin-share, or unpin some")
+
+    async def _make_durable(self, job: Job, home: str, positions: list[int]) -> None:
+        durable, why = await self._calls.durable(home, [job.keys[position] for position in positions])
+        job.on_disk |= {position for position, good in zip(positions, durable, strict=True) if good}
+        if why:
+            job.trouble.add(f"{home}: {why}")
+
     async def _sum(self, job: Job, positions: Sequence[int]) -> None:
         """Once per block, however many homes it has."""
         missing = [position for position in positions if position not in job.sums]
@@ -222,9 +266,8 @@ def _options(job: Job, target: Target, positions: Sequence[int]) -> dict[str, An
         "repair": job.repair,
         "decide": job.agree and not target.copy,
         "contents": _contents(job, target, positions),
-        "facts": facts_of(job, positions) if job.facts else (),
     }
-    return {name: value for name, value in options.items() if value}
+    return {name: value for name, value in options.items() if value} | about(job, positions)
 
 
 def _contents(job: Job, target: Target, positions: Sequence[int]) -> list[Content]:
@@ -238,16 +281,28 @@ def _note(job: Job, position: int, answer: int, target: Target) -> None:
     """One home's answer into the job. Of values the home that decides says whether they are new, unless another one has
     a value that stays instead."""
     if answer != STORED:
-        if not target.copy or answer == KEPT:
+        if not target.copy or answer == OTHER:
             job.present.add(position)
     elif not target.copy:
         job.stored.add(position)
 
 
-def facts_of(job: Job, positions: Sequence[int]) -> list[tuple[int, float, str]]:
-    """As they travel."""
-    rows = (job.facts[position] for position in positions)
-    return [(about.position, about.cost_s, about.service_class) for about in rows]
+def about(job: Job, positions: Sequence[int]) -> dict[str, Any]:
+    """What homes are told of blocks: facts, one row where it is the same for all, and which are kept."""
+    if not job.facts:
+        return {}
+    chosen = job.facts if len(job.facts) == 1 else [job.facts[position] for position in positions]
+    if len(set(chosen)) == 1:
+        chosen = chosen[:1]
+    options: dict[str, Any] = {"facts": [(one.position, one.cost_s, one.service_class) for one in chosen]}
+    if any(job.kept):
+        options["kept"] = [job.kept[position] for position in positions]
+    return options
+
+
+def note_trouble(job: Job, reply: Mapping[str, Any]) -> None:
+    if trouble := reply.get("trouble"):
+        job.trouble.add(trouble)
 
 
 def _now() -> float:

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from cache.policies.shares import parse as parse_shares
+from cache.policy import OBJECTS
 from engine import __version__
 from engine.config import NO_MODEL, ROLES, Config
 from engine.flag_values import flag_name, metavar, reader, spell
@@ -146,8 +147,9 @@ def _validated(config: Config) -> Config:
         named = parse_shares(config.cache_shares)
     except ValueError as error:
         raise UsageError(f"--cache-shares: {error}") from None
-    if strange := set(named) - set(CLASSES):
-        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
+    known = (*CLASSES, OBJECTS.service_class)
+    if strange := set(named) - set(known):
+        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(known)}")
     if config.weights_from_store and config.tensor_parallel_size > 1:
         raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
     if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:

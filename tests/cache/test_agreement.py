@@ -253,4 +253,4 @@ async def test_a_node_that_comes_back_with_other_values_on_its_disk_agrees(tmp_p
             into = bytearray(SLOT)
             for i, value in enumerate(winners):
                 found = cluster.stores[name].local.ssd.get(key_of(i), into)
-                assert found is not None and into[: found[1]] == value
+                assert found is not None and into[: found.length] == value
