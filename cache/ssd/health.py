@@ -55,6 +55,10 @@ class Health:
     def failed(self, what: str, error: Exception) -> None:
         self._failing[what] = str(error)
 
+    def renewed(self) -> None:
+        """What failed before is over: there are other files now."""
+        self._failing.clear()
+
     @property
     def failing(self) -> bool:
         """The last try of some operation failed."""
