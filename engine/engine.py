@@ -78,7 +78,7 @@ class Engine:
             BoundedSteps(
                 batching_policies[config.batching_policy](tuning), config.max_step_ms / 1000, self.costs.mixed
             ),
-            queue_orders[config.queue_order](),
+            queue_orders[config.queue_order](config.classes),
             self.speculator,
         )
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
@@ -122,7 +122,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](), config.slo_scale),
+            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](config.classes), config.slo_scale),
             metrics,
             config.kv_transfer,
             config.kv_overlap,

@@ -19,7 +19,7 @@ from cache.policy import OBJECTS
 from engine import __version__
 from engine.config import NO_MODEL, ROLES, Config
 from engine.flag_values import flag_name, metavar, reader, spell
-from sched.classes import CLASSES
+from sched.classes import CLASSES, with_objectives
 
 GROUPS = {
     "node": "who this node is and where it listens",
@@ -150,6 +150,10 @@ def _validated(config: Config) -> Config:
     known = (*CLASSES, OBJECTS.service_class)
     if strange := set(named) - set(known):
         raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(known)}")
+    try:
+        with_objectives(config.slo)
+    except ValueError as error:
+        raise UsageError(f"--slo: {error}") from None
     if config.weights_from_store and config.tensor_parallel_size > 1:
         raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
     if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
