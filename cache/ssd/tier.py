@@ -92,6 +92,11 @@ class SsdTier:
     def contains(self, key: BlockKey) -> bool:
         return key in self._entries
 
+    def content(self, key: BlockKey) -> tuple[int, int] | None:
+        """(checksum, bytes) of a block here."""
+        entry = self._entries.get(key)
+        return None if entry is None else (entry.checksum, entry.length)
+
     def facts(self, key: BlockKey) -> Facts:
         """What was known of the block when it was written."""
         entry = self._entries.get(key)
