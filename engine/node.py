@@ -44,6 +44,7 @@ from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.prefault import Prefault
 from net.rdma.verbs import prepare as rdma_prepare
+from net.sockets import control_port
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
 from net.supervisor import Supervisor
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
     from engine.loading import LoadedModel
 
 log = logging.getLogger("mooncake.node")
+
+JOIN_S = 10.0
+"""For a member of the cluster to answer on its control port."""
 
 
 class Node:
@@ -131,7 +135,10 @@ class Node:
         self.stalls.start()
         if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
-        host, port = await self.channel.start(config.host, config.control_port)
+            if config.transport == "rdma" or config.rdma_devices != "auto":
+                self._check_rdma()
+        wanted = config.control_port or control_port(config.host, config.port)
+        host, port = await self.channel.start(config.host, wanted)
         self.gossip.on_up(self._member_up)
         self.gossip.on_down(self._member_down)
         self.channel.on_lost(self.gossip.suspect)
@@ -169,6 +176,13 @@ class Node:
             self._prefault.start()
         self.unready = self._gave_up
         log.info("ready after %s", self._phases.line())
+
+    def _check_rdma(self) -> None:
+        """What was asked for by name has to be here: a node that finds out from its first peer serves nothing."""
+        if (reason := self.transfer.refusal("rdma")) is not None:
+            by_name = self.config.transport != "rdma"
+            asked = f"--rdma-devices {self.config.rdma_devices}" if by_name else "--transport rdma"
+            raise UsageError(f"{asked}: {reason}; give --transport auto or tcp (mooncake.py doctor shows what is here)")
 
     async def drain(self) -> None:
         """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""
@@ -214,7 +228,7 @@ class Node:
         address = tuple(cluster["control"])
         try:
             await self.channel.connect(address)
-            await self.gossip.join(address)
+            await self.gossip.join(address, self._join_s(cluster))
         except (PeerRefused, JoinRefused) as error:
             raise UsageError(f"--join {self.config.join}: {error}") from None
         except (OSError, TimeoutError) as error:
@@ -222,6 +236,15 @@ class Node:
                 f"--join {self.config.join}: the node answers HTTP, but not on its control port {address[1]} "
                 f"({error or type(error).__name__}); open that port for TCP and UDP, or fix it by --control-port"
             ) from None
+
+    def _join_s(self, cluster: dict[str, Any]) -> float:
+        """How long to ask. A node that is started again under its name is let in when its old self is known to be dead
+        or, at an address of its own, at once."""
+        members = cluster["members"]
+        if not any(m["node_id"] == self.config.node_id and m["status"] in ("alive", "suspect") for m in members):
+            return JOIN_S
+        log.info("this name is still that of a member: waiting until that has proved to live, or is given up")
+        return JOIN_S + presets[self.config.net].suspicion_max_s(len(members))
 
     async def _load_engine(self) -> Engine:
         """In a thread: importing torch takes a second, and a store node never pays for it."""
@@ -305,7 +328,7 @@ class Node:
 
     def _homes(self) -> dict[str, int]:
         """Members that pooled blocks live on, with the bytes of their shares."""
-        return {member.node_id: member.info["share"] for member in self.gossip.members if member.info["share"] > 0}
+        return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
     async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         return node_report.store_members(self)

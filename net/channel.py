@@ -175,7 +175,7 @@ class Channel:
                     answer.set_result(frame)
             case "error":
                 if (answer := self._answer(connection, header["i"])) is not None:
-                    answer.set_exception(RemoteError(header["reason"], header["code"]))
+                    answer.set_exception(RemoteError(header["reason"], header["code"], header.get("f")))
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self._fail_calls(connection.peer_id)
@@ -219,12 +219,13 @@ class Channel:
                 _reply(line, {"t": "reply", "i": call_id, "b": body}, payload)
             return
         except RemoteError as error:
-            reason, code = error.reason, error.code
+            reason, code, facts = error.reason, error.code, error.facts
         except Exception:  # a body without a JSON form is the handler's mistake, too
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
-            reason, code = f"internal error in {kind}", "internal"
+            reason, code, facts = f"internal error in {kind}", "internal", {}
         if call_id is not None:
-            _reply(line, {"t": "error", "i": call_id, "reason": reason, "code": code})
+            told = {"t": "error", "i": call_id, "reason": reason, "code": code}
+            _reply(line, told | {"f": facts} if facts else told)
         else:
             log.warning("a %r posted by %s was refused: %s", kind, line.peer_id, reason)
 

@@ -82,11 +82,13 @@ class Incoming:
         for reservation in [*self._reservations.values(), *self._ending.values()]:
             yield from reservation.held
 
-    def check_room(self) -> None:
-        """Raises RemoteError when as many wait as may."""
+    def check_room(self, retry_after_s: Callable[[], float]) -> None:
+        """Raises RemoteError when as many wait as may; `retry_after_s`: until one of them has its blocks."""
         if self._num_waiting >= self._max_waiting:
             raise RemoteError(
-                f"{self._max_waiting} requests wait for KV blocks of {self._channel.node_id}", code="overloaded"
+                f"{self._max_waiting} requests wait for KV blocks of {self._channel.node_id}",
+                "overloaded",
+                {"retry_after_s": retry_after_s()},
             )
 
     async def reserve(self, request: Request, prefill_node: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class EngineService:
     async def _on_reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         self._worker.check()
         request = unpack_request(body, data, time.monotonic())
-        self._incoming.check_room()
+        self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
         return await self._incoming.reserve(request, body["prefill_node"])
 
@@ -124,7 +124,11 @@ class EngineService:
             raise RemoteError("the request was cancelled before it started", code="gone")
         self._own_load.keep(body["promise"], request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
-            raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
+            raise RemoteError(
+                f"{self._max_waiting} requests wait on {self._node_id} already",
+                "overloaded",
+                {"retry_after_s": self._own_load.room_in_s()},
+            )
         transfer = None
         if body["target"] is not None:
             target = KvTarget(**body["target"])
@@ -170,7 +174,10 @@ class EngineService:
         except Exception as error:
             await transfer.stop()
             end = "refused" if isinstance(error, RemoteError) and error.code == "refused" else "failed"
-            self._send(acceptor, [[request.request_id, -1, None, None, end, self._extra(request, str(error))]])
+            told = self._extra(request, str(error))
+            if end == "refused":
+                told["refused"] = error.facts  # type: ignore[attr-defined]
+            self._send(acceptor, [[request.request_id, -1, None, None, end, told]])
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
