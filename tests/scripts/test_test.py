@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,7 +32,7 @@ def test_what_passed_only_alone_is_named_at_the_end(tmp_path, again):
         ".venv/bin/python": PYTHON.format(again=again, python=shutil.which("python3")),
     }.items():
         (tmp_path / name).write_text(text)
-        os.chmod(tmp_path / name, 0o755)
+        (tmp_path / name).chmod(0o755)
     done = subprocess.run([tmp_path / "scripts" / "test"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == again, done.stderr
     last = done.stdout.splitlines()[-3:]
