@@ -81,7 +81,7 @@ def cpu_features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    sets = [set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
+    sets = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
     return frozenset(set.intersection(*sets)) if sets else frozenset()
 
 

@@ -206,8 +206,22 @@ class Config(CacheConfig):
     rate_limit: float = flag(
         0.0, "api", "POST requests per second and key (without keys: and address) before 429; 0 = no limit", least=0
     )
-    max_connections: int = flag(4096, "api", "open HTTP connections before requests on new ones get 503", least=1)
+    max_connections: int = flag(
+        4096,
+        "api",
+        "open HTTP connections; a new one takes the place of one that waits, and gets 503 when all are at work, but to "
+        "/health",
+        least=1,
+    )
+    read_timeout_ms: int = flag(30_000, "api", "longest wait for the head of a request, and for its body", least=100)
     max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
+    max_answer_logprobs: int = flag(
+        250_000,
+        "api",
+        "log probabilities in one whole answer: tokens x choices x (1 + others beside each); more get 400",
+        unit="values",
+        least=1000,
+    )
     max_header_bytes: int = flag(
         16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
     )

@@ -33,7 +33,7 @@ from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
 from net.staging import DeviceRegion, DeviceTransferEngine
-from sched.batching import Tuning, batching_policies
+from sched.batching import BoundedSteps, Tuning, batching_policies
 from sched.cost import TransferModel
 from sched.queueing import queue_orders
 from sched.rejection import rejections
@@ -75,7 +75,9 @@ class Engine:
             config.max_model_len,
             loaded.eos_token_ids,
             config.enable_prefix_caching,
-            batching_policies[config.batching_policy](tuning),
+            BoundedSteps(
+                batching_policies[config.batching_policy](tuning), config.max_step_ms / 1000, self.costs.mixed
+            ),
             queue_orders[config.queue_order](config.classes),
             self.speculator,
         )
@@ -99,6 +101,7 @@ class Engine:
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
             least_s=rails.fetch_s,
+            used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
         )
         self.worker = Worker(
             self.batcher,

@@ -56,7 +56,8 @@ def seen(member: Member, record: NodeRecord) -> Seen:
     """A node as the rules look at it."""
     roles = BOTH & set(member.roles)
     does = frozenset(role for role in roles if record.flags & ROLE_BITS[role])
-    home = frozenset(member.info.get("first_role", ()))
+    first = member.info.get("first_role")
+    home = BOTH & set(map(str, first)) if isinstance(first, list) else frozenset[str]()
     return Seen(
         node_id=member.node_id,
         can=roles if home else does,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
@@ -94,7 +95,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (nice,))
         self._loop_task: asyncio.Task[None] | None = None
-        self._running: asyncio.Future[list[list[Sampled]]] | None = None
+        self._in_flight: tuple[Step, asyncio.Future[list[list[Sampled]]]] | None = None
         self.lost: str | None = None  # why no step runs any more
 
     # --- requests
@@ -111,7 +112,7 @@ class Worker:
     def check(self) -> None:
         """Raises RemoteError when no step runs any more."""
         if self.lost is not None:
-            raise RemoteError(f"this node cannot compute any more: {self.lost}", "lost")
+            raise RemoteError(self._farewell, "lost")
 
     def wake(self) -> None:
         """Something changed that may make a request runnable."""
@@ -166,19 +167,28 @@ class Worker:
             await self._steps()
         except Exception as error:
             self.lost = f"{type(error).__name__}: {error}"
-            if self._running is not None:
-                await asyncio.wait([self._running])  # it writes into the blocks of its requests
-            self._end_all(self.lost)
+            if self._in_flight is not None:
+                step, running = self._in_flight
+                await asyncio.wait([running])  # it writes into the blocks of its requests
+                self._try(partial(self._fail, step, self._farewell))
+            for request in list(self.batcher.requests.values()):
+                self._try(partial(self._end, request))
             raise
 
-    def _end_all(self, reason: str) -> None:
+    @property
+    def _farewell(self) -> str:
+        return f"the node cannot compute any more: {self.lost}"
+
+    def _end(self, request: Request) -> None:
+        self.batcher.abort(time.monotonic(), request.request_id)
+        self.on_emissions([Emission(request, None, error=self._farewell)])
+
+    def _try(self, end: Callable[[], None]) -> None:
         """As far as that is possible with the books as they are."""
-        for request in list(self.batcher.requests.values()):
-            try:
-                self.batcher.abort(time.monotonic(), request.request_id)
-                self.on_emissions([Emission(request, None, error=f"the node cannot compute any more: {reason}")])
-            except Exception:
-                log.exception("request %s could not be ended", request.request_id)
+        try:
+            end()
+        except Exception:
+            log.exception("a request could not be ended")
 
     async def _steps(self) -> None:
         """What the engine thread waits for comes first: commit, schedule, submit. What a step produced is handed out
@@ -189,7 +199,7 @@ class Worker:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
             running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
-            self._running = running
+            self._in_flight = None if step is None or running is None else (step, running)
             if produced is not None:
                 self._hand_out(produced)
                 produced = None
@@ -202,9 +212,11 @@ class Worker:
             try:
                 sampled = await running
             except Exception as error:
+                self._in_flight = None
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
+            self._in_flight = None
             produced = self._commit(step, sampled, await self._settle(step))
 
     async def _sleep(self) -> None:

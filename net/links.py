@@ -18,6 +18,7 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.connection import Connection, Receiver
+from net.doorstep import Doorstep
 from net.errors import PeerLost, PeerRefused
 from net.peer import Address, Peer
 from net.sealed_stream import SealedStream
@@ -53,6 +54,7 @@ class Links:
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether this peer may open connections that are not for control now."""
         self._everyone: set[Connection] = set()  # also those still shaking hands
+        self._doorstep: Doorstep[Connection] = Doorstep()
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
         self._server: asyncio.Server | None = None
@@ -264,6 +266,13 @@ class Links:
         if not (connection.dialed or purpose == "control" or self.admits(str(node))):
             return f"this node has lost {node!r} meanwhile"
         return self._check(body)
+
+    def came(self, connection: Connection) -> None:
+        if (crowded_out := self._doorstep.come(connection, connection.remote_host)) is not None:
+            crowded_out.crowded_out()
+
+    def settled(self, connection: Connection) -> None:
+        self._doorstep.leave(connection)
 
     def opened(self, connection: Connection) -> Receiver:
         peer = self._peer(connection.peer_id)

@@ -28,6 +28,7 @@ from net.transfer import URGENT, Op, TransferEngine
 from net.transport import Unusable
 from sched.load_word import (
     BY_MESSAGE_AT,
+    CLAIM_MAX,
     CLAIMED_AT,
     COUNTERS,
     PAGE_BYTES,
@@ -177,8 +178,8 @@ class LoadWords:
         """Announce work of `amount` > 0. Compare `previous` with the probe's `claimed`: the difference came in between.
         Raises PeerLost, PeerRefused, RemoteError, TransferError, TimeoutError; the claim may stand then, until its time
         is over."""
-        if not 0 < amount < 2**62:
-            raise ValueError(f"a claim is between 1 and 2**62, got {amount}")
+        if not 0 < amount <= CLAIM_MAX:
+            raise ValueError(f"a claim is between 1 and {CLAIM_MAX}, got {amount}")
         expires_at = self._clock() + self._ledger.ttl_s
         if peer == self._channel.node_id:
             previous = self._claimed()
@@ -262,12 +263,12 @@ class LoadWords:
     async def _on_claim(self, peer: str, body: Body, data: memoryview) -> Body:
         self._check_open()
         previous = self._claimed()
-        self._count(_amount(body), 0)
+        self._count(amount_of(body), 0)
         return {"previous": previous}
 
     async def _on_release(self, peer: str, body: Body, data: memoryview) -> None:
         self._check_open()
-        self._count(0, _amount(body))
+        self._count(0, amount_of(body))
 
     async def close(self) -> None:
         """Before the transfer engine. Idempotent."""
@@ -284,8 +285,9 @@ class LoadWords:
                 region.close()
 
 
-def _amount(body: Body) -> int:
+def amount_of(body: Body) -> int:
+    """Of a claim, or of its release. Raises RemoteError."""
     amount = body.get("amount")
-    if not isinstance(amount, int) or not 0 < amount < 2**62:
-        raise RemoteError(f"a claim needs an amount between 1 and 2**62, got {amount!r}", "bad_request")
+    if type(amount) is not int or not 0 < amount <= CLAIM_MAX:
+        raise RemoteError(f"a claim needs an amount between 1 and {CLAIM_MAX}, got {amount!r:.40}", "bad_request")
     return amount

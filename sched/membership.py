@@ -34,10 +34,11 @@ from sched.events import (
     Tick,
 )
 from sched.joining import Entrance, Successions, contested, obstacle, taken
-from sched.member import Address, Member, Preset, Rng, Status, Verdict
+from sched.member import Address, Member, Preset, Rng, Status, Verdict, supersedes
 from sched.outbox import Outbox
 from sched.packet import UPDATE_BYTES, Kind, Message, PacketError, decode_message, encode_update, tag_of, unseal
 from sched.roster import Change, Roster, fingerprint_of
+from sched.serial import newer, outbidding
 
 BURST = 64
 """Most nodes told directly when this node refutes a suspicion or leaves; rumours reach the rest."""
@@ -186,20 +187,30 @@ class Membership:
         """Someone holds something else than the truth about this node: outbid it."""
         mine = isinstance(statement, Member) and statement.life == self.me.life and statement.status is Status.ALIVE
         known = (statement.incarnation, statement.status)
-        if not self.me.here or known < self.me.order or (mine and known == self.me.order):
+        if not self.me.here or supersedes(self.me.order, known) or (mine and known == self.me.order):
             return
         self._counters["refutations"] += 1
         self._detector.health.bad()
-        self.me = replace(self.me, incarnation=min(statement.incarnation + 1, 2**32 - 1))
+        self._outbid(statement.incarnation)
+
+    def outbid(self, incarnation: int) -> None:
+        """A load record of this node says that it is of this incarnation, and is not from this process."""
+        if self.me.here and not newer(self.me.incarnation, incarnation):
+            self._outbid(incarnation)
+            self._out.tell(self.me)
+            self._wake_at = self._next_wake()
+
+    def _outbid(self, incarnation: int) -> None:
+        self.me = replace(self.me, incarnation=outbidding(incarnation, self.me.incarnation, self._rng))
         self._sign()
         self._out.tell(self.me)
         for member in self._some(BURST):
             self._out.send(member.address, "gossip", updates=(self.me,))
 
-    def _outbid(self, statement: Member | Verdict) -> bool:
+    def _refuted(self, statement: Member | Verdict) -> bool:
         """It doubts this node, which has refuted that."""
         doubted = statement.node_id == self.me.node_id and statement.status in (Status.SUSPECT, Status.DEAD)
-        return doubted and (statement.incarnation, statement.status) < self.me.order
+        return doubted and supersedes(self.me.order, (statement.incarnation, statement.status))
 
     def _leave(self, now: float) -> None:
         self.me = replace(self.me, status=Status.LEFT)
@@ -234,7 +245,7 @@ class Membership:
             self._correct(now, source, message)
             for update in message.updates:
                 self._learn(now, update)
-            if message.kind == "ping" and any(self._outbid(update) for update in message.updates):
+            if message.kind == "ping" and any(self._refuted(update) for update in message.updates):
                 self._out.send(source, "gossip", updates=(self.me,))  # it missed the refutation
             self._answer(now, source, message)
 
@@ -261,7 +272,7 @@ class Membership:
         elif (
             message.kind != "gossip"  # two nodes that hold each other for dead must not answer answers
             and held.status in (Status.SUSPECT, Status.DEAD)
-            and held.incarnation >= message.incarnation
+            and not newer(message.incarnation, held.incarnation)
         ):
             verdict = Verdict(held.node_id, held.incarnation, held.status, self.me.node_id)
             self._out.send(source, "gossip", updates=(verdict,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from net.load_words import UNREACHABLE, Claim, LoadWords
-from sched.load_word import CLAIM_UNIT_S
+from sched.load_word import CLAIM_MAX, CLAIM_UNIT_S
 from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
 
@@ -39,7 +39,7 @@ class Claims:
             if work_s < LEAST_S or decision.prefill not in claimed:
                 return decision, None, given_up
             try:
-                claim = await self._words.reserve(decision.prefill, max(1, int(work_s / CLAIM_UNIT_S)))
+                claim = await self._words.reserve(decision.prefill, max(1, int(min(work_s / CLAIM_UNIT_S, CLAIM_MAX))))
             except UNREACHABLE:
                 return decision, None, given_up  # sending the prompt will tell
             between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S

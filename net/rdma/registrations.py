@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from net.memory import Region
+from net.tasks import awaited
 from net.transport import Unusable
 
 AT_ONCE_BYTES = 1 << 20  # pinned in less time than a thread takes to wake
@@ -54,7 +55,7 @@ class Registrations:
             return self.at_once(region)
         if (task := self._pinning.get(region)) is None:
             self.withdraw(region.name)  # another region had this name
-            task = self._pinning[region] = asyncio.get_running_loop().create_task(self._in_thread(region))
+            task = self._pinning[region] = awaited(self._in_thread(region))
             self._tasks.add(task)
             task.add_done_callback(self._over)
         return await asyncio.shield(task)

@@ -18,6 +18,7 @@ from net.rdma.device import Device, registered
 from net.rdma.endpoint import Endpoint
 from net.rdma.places import far_rails
 from net.rdma.queue_pair import QueuePair, VerbsError
+from net.tasks import spawn
 from net.topology import Topology
 from net.transport import Unusable
 from net.wire import Frame, Header, nowhere
@@ -76,7 +77,7 @@ class Target:
 
     def _tell(self, name: str) -> None:
         """Address and keys of a region, once its memory is pinned."""
-        task = asyncio.get_running_loop().create_task(self._told(name))
+        task = spawn(self._told(name), "telling the keys of a region")
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 

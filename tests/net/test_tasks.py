@@ -7,6 +7,7 @@ import asyncio
 import gc
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -124,7 +125,7 @@ async def test_a_loop_that_fails_too_often_makes_the_node_leave():
 
 @pytest.mark.expects_error("background task 'telling the load' failed")
 async def test_a_load_that_cannot_be_told_is_told_again(monkeypatch):
-    monkeypatch.setattr("net.restarts.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("net.tasks.Restarts", partial(Restarts, first_pause_s=0.001))
     async with channels("a", "b") as (a, b):
         a.introduce("b", (b.links.address or ("", 0)))
         engine = TransferEngine(a, ("tcp",))
