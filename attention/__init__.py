@@ -6,15 +6,20 @@ import logging
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
 from attention import custom
 from attention.codes import DTYPES
 from attention.cpu_build import Unavailable
+from attention.cpu_choice import Heads, fastest_of
 from attention.interface import AttentionBackend, RaggedBatch, reads_codes
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
+
+if TYPE_CHECKING:
+    from attention.cpu import CpuBackend
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +35,13 @@ def triton_backend() -> AttentionBackend:
     return TritonBackend()
 
 
-def cpu_backend() -> AttentionBackend:
-    """The C++ kernels, compiled when they are asked for. Raises ValueError where they cannot be had."""
+def cpu_backend(level: str = "auto") -> CpuBackend:
+    """The C++ kernels of a level of attention.cpu_level, compiled when they are asked for. Raises ValueError where they
+    cannot be had."""
     from attention.cpu import CpuBackend
 
     try:
-        return CpuBackend()
+        return CpuBackend(level)
     except Unavailable as error:
         raise ValueError(
             f"attention backend 'cpu' is not available: {error}; choose --attention-backend torch"
@@ -52,11 +58,22 @@ backends: dict[str, Callable[[], AttentionBackend]] = {
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
-def choose(name: str, device: str, head_size: int = 64, kv_dtype: str = "") -> AttentionBackend:
+def choose(
+    name: str,
+    device: str,
+    head_size: int = 64,
+    kv_dtype: str = "",
+    *,
+    num_heads: int = 9,
+    num_kv_heads: int = 3,
+    dtype: torch.dtype = torch.bfloat16,
+    cpu_level: str = "auto",
+) -> AttentionBackend:
     """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
     ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in attention.codes.DTYPES,
-    anything else is a float type. Raises ValueError."""
-    backend = named(name, device, head_size)
+    anything else is a float type. On a CPU 'auto' measures, with the model's heads in its `dtype`, on one rank; its
+    kernels are those of `cpu_level` (attention/cpu_level.py). Raises ValueError."""
+    backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype), cpu_level)
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
             raise ValueError(
@@ -68,34 +85,39 @@ def choose(name: str, device: str, head_size: int = 64, kv_dtype: str = "") -> A
     return backend
 
 
-def named(name: str, device: str, head_size: int) -> AttentionBackend:
+def named(name: str, device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
     """See choose."""
     if custom.is_file(name):
         return custom.load(name)
     if name == "auto":
-        return fastest(device, head_size)
+        return fastest(device, heads, cpu_level)
     if name not in backends:
         raise ValueError(f"no attention backend {name!r} for {device}; choose auto, {', '.join(sorted(backends))}")
     if name == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("attention backend 'triton' needs a GPU (or TRITON_INTERPRET=1, for tests); choose torch")
     if name == "cpu" and device != "cpu":
         raise ValueError(f"attention backend 'cpu' does not run on {device}; choose torch")
-    return backends[name]()
+    return cpu_backend(cpu_level) if name == "cpu" else backends[name]()
 
 
-def fastest(device: str, head_size: int) -> AttentionBackend:
-    """cpu or, on a GPU, triton where it can be had, else torch; the log says why there is no cpu."""
+def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
+    """On a GPU triton where it can be had, else torch. On a CPU what a short measurement says of our kernels and torch;
+    the log says what was measured, or why there are no kernels. Raises ValueError for a level that this CPU lacks."""
+    size = heads.head_size
     if device != "cpu":
-        takes = head_size % 16 == 0 and head_size <= 256  # attention/tiles.py
+        takes = size % 16 == 0 and size <= 256  # attention/tiles.py
         return triton_backend() if takes and runs_triton() else TorchBackend()
     from attention.cpu.backend import check_head_size
 
     try:
-        check_head_size(head_size)
-        return cpu_backend()
+        check_head_size(size)
+        ours = cpu_backend(cpu_level)
     except ValueError as error:
+        if cpu_level != "auto":
+            raise
         log.warning("%s. Going on with torch, which is slower.", str(error).partition("; choose")[0])
         return TorchBackend()
+    return fastest_of([(f"our kernels of level {ours.level}", ours), ("torch", TorchBackend())], heads)
 
 
 def runs_triton() -> bool:

@@ -49,7 +49,8 @@ MACHINE_FLAGS = {
 }
 """Feature as /proc/cpuinfo spells it -> the flag of g++ and clang++ that lets code use it."""
 
-AVX512_BF16 = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
+AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+AVX512_BF16 = (*AVX512, "avx512_bf16")
 AMX_BF16 = ("amx_tile", "amx_bf16")
 
 COMPILERS = ("g++", "c++", "clang++")
@@ -80,7 +81,7 @@ def cpu_features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    sets = [set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
+    sets = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
     return frozenset(set.intersection(*sets)) if sets else frozenset()
 
 

@@ -120,7 +120,7 @@ class Arriving:
         for key, slot, block_checksum, length in reversed(rows):  # as in Share: of equals, the last block goes first
             if slot != PRESENT:
                 self._share.stored(key, slot, block_checksum, length, self._owner)
-        return Answer({"slots": [min(0, slot) for slot in self._slots]})
+        return Answer(self._share.answers([min(0, slot) for slot in self._slots], len(self._keys)))
 
     def drop(self) -> None:
         for slot in self._slots:

@@ -81,8 +81,24 @@ class Calls:
         reply = await self._call(home, "store.remove", {}, join_keys(keys), self._deadlines.control_s)
         return int(reply["removed"])
 
+    async def durable(self, home: str, keys: Sequence[BlockKey]) -> tuple[list[bool], str]:
+        """Which of `keys` are on the home's SSD and synced there, as soon as all are or the time is up; why not."""
+        wait_s = self._deadlines.durable_s
+        reply = await self._call(home, "store.durable", {"wait_s": wait_s}, join_keys(keys), wait_s)
+        return list(reply["durable"]), reply.get("why", "")
+
+    async def keep(self, home: str, keys: Sequence[BlockKey]) -> list[int]:
+        """Never evict these there: KEPT, PINS_FULL or ABSENT for each."""
+        reply = await self._call(home, "store.keep", {"keep": True}, join_keys(keys), self._deadlines.control_s)
+        return list(reply["answers"])
+
+    async def give_up(self, home: str, keys: Sequence[BlockKey]) -> int:
+        """They may be evicted again; how many could not before."""
+        reply = await self._call(home, "store.keep", {"keep": False}, join_keys(keys), self._deadlines.control_s)
+        return int(reply["given_up"])
+
     async def flush(self, home: str) -> None:
-        """Until what the home has now is on its SSD, if it has one."""
+        """Until what the home has now is on its SSD, if it has one. RemoteError: the disk does not take it."""
         await self._call(home, "store.flush", {}, b"", self._deadlines.flush_s)
 
     async def stats(self, home: str) -> dict[str, Any]:
@@ -125,12 +141,12 @@ class Calls:
         divert: bool = False,
         owner: str = "",
         repair: bool = False,
-        facts: Sequence[tuple[int, float, str]] = (),
+        facts: Sequence[tuple[Any, ...]] = (),
+        kept: Sequence[bool] = (),
     ) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes. `facts`: of all or none."""
-        body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair}
-        if facts:
-            body["facts"] = facts
+        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes; trouble of the home's disk, if
+        there is any. `facts`: of all, or one row for all, or none."""
+        body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair, "facts": facts, "kept": kept}
         return await self._lease(home, "store.reserve", keys, ticket, body)
 
     async def read(
@@ -152,12 +168,12 @@ class Calls:
 
     async def write(
         self, home: str, keys: Sequence[BlockKey], blocks: Sequence[Buffer], body: dict[str, Any]
-    ) -> list[int]:
+    ) -> dict[str, Any]:
         """Store small blocks in one message; `body` has their checksums and lengths, and the options of `reserve`.
-        Returns 0 or PRESENT for a leading part."""
+        Returns slots, which are 0 or PRESENT, for a leading part, and trouble as `reserve` does."""
         data = [join_keys(keys), *blocks]
         reply, _ = await self._exchange(home, "store.write", body, data, self._deadlines.control_s)
-        return list(reply["slots"])
+        return reply
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
         """All that was reserved is written; returns how many blocks that are."""

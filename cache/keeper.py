@@ -20,6 +20,7 @@ from cache.routing import Router
 from cache.share import Share
 from cache.tiers import LocalStore
 from cache.writer import Writer
+from net.tasks import keep
 from net.traffic import RailLimit
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Keeper:
     def start(self) -> None:
         """From now on. What was found on SSD is offered to its homes first."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = keep(self._run, "repair")
 
     async def leave(self, timeout_s: float) -> None:
         """Before this node goes: give the others what they will be the homes of, as far as the time allows."""
@@ -90,17 +91,13 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
-            try:
-                members = dict(self._members())
-                if members != self._before:
-                    await self._plan(self._before, members)
-                    self._before = members
-                self._collect(members)
-                if not await self._pay():
-                    await asyncio.sleep(PERIOD_S)
-            except Exception:  # a bug, or a region that is closing: repair goes on with what is next
-                log.exception("repair failed")
-                await asyncio.sleep(RETRY_S)
+            members = dict(self._members())
+            if members != self._before:
+                await self._plan(self._before, members)
+                self._before = members
+            self._collect(members)
+            if not await self._pay():
+                await asyncio.sleep(PERIOD_S)
 
     async def _plan(self, before: Members, after: Members) -> None:
         """Look at everything here, a part at a time."""
@@ -175,6 +172,8 @@ class Keeper:
             job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
             for position, (_, pin) in enumerate(held):
                 job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
+            job.facts = [self._local.facts(key) for key, _ in held]
+            job.kept = [self._local.is_kept(key) for key, _ in held]
             nbytes = sum(pin.nbytes for _, pin in held)
             if self._limit is not None:
                 await asyncio.sleep(self._limit.hold_s(asyncio.get_running_loop().time(), nbytes, urgent=False))

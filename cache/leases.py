@@ -19,6 +19,7 @@ from cache.protocol import Deadlines
 from cache.tiers import LocalStore
 from net.channel import Channel
 from net.errors import RemoteError
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ class Leases:
         if not slots or arena is None:
             self.take(peer, number)
             return {"region": "", "slot_bytes": 0}
-        return {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        place: dict[str, Any] = {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        return place | {"epoch": self._transfer.epoch_of(peer)} if writes else place
 
     def take(self, peer: str, number: int) -> Lease | None:
         """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""
@@ -109,7 +111,7 @@ class Leases:
         if not lease.writes or not lease.slots or peer == self._node_id:
             self.give_back(lease.slots, writes=lease.writes)
             return
-        task = asyncio.create_task(self._behind_fence(peer, lease))
+        task = spawn(self._behind_fence(peer, lease), "fencing reserved slots")
         self._fenced[task] = lease
         task.add_done_callback(lambda done: self._fenced.pop(done, None))
 

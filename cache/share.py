@@ -12,7 +12,8 @@ transfer engine reads or writes them. What a peer may touch is a lease, numbered
     store.bad      keys of blocks that arrived damaged by store.read
     store.used     keys of blocks that a process of this host read without asking (cache/same_host.py)
     store.remove   keys -> nobody finds them here any more
-    store.flush    what was committed here so far is on SSD, and synced, when the answer comes
+
+cache/lasting.py answers store.durable, store.keep and store.flush.
 
 A home without room passes writers on to the next member of the ranking (bounded load) and remembers for which keys, so
 that it can pass on readers, too. Blocks that came here in place of another home are in `hints` until it has them.
@@ -28,14 +29,16 @@ from typing import Any
 from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
 from cache.heat import HotBlocks
+from cache.lasting import Lasting
 from cache.leases import Leases
-from cache.policy import Facts
+from cache.policy import PLAIN, Facts
 from cache.protocol import ABSENT, ELSEWHERE, PRESENT, Deadlines, split_keys
 from cache.recent import Recent
 from cache.repair import Hints
 from cache.tiers import LocalStore, NoSpace, Pin
 from net.channel import Channel
 from net.errors import RemoteError
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -70,9 +73,9 @@ class Share:
             ("store.bad", self._bad),
             ("store.used", self._used),
             ("store.remove", self._remove),
-            ("store.flush", self._flush),
         ):
             channel.handle(kind, handler)
+        Lasting(channel, local, deadlines)
 
     # --- messages
 
@@ -121,7 +124,9 @@ class Share:
     async def pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
         """LocalStore.pin_each, waiting a moment for room to promote the first one into."""
         pins = await self._local.pin_each(keys, leading)
-        if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
+        if pins or not self._local.count_leading(keys[:1]):
+            return pins
+        if await self._local.wait_for_room(self._deadlines.room_s, self._local.facts(keys[0])):
             pins = await self._local.pin_each(keys, leading)
         return pins
 
@@ -171,7 +176,7 @@ class Share:
             start += length
         for key, slot, block_checksum, length in reversed(rows):  # as in _commit
             self.stored(key, slot, block_checksum, length, body.get("owner", ""))
-        return {"slots": [min(0, answer) for answer in answers]}
+        return self.answers([min(0, answer) for answer in answers], len(keys))
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         """`bad`: positions in the lease whose bytes did not match; they are looked at here before they are dropped."""
@@ -180,7 +185,7 @@ class Share:
             return
         self._leases.give_back(lease.slots, writes=lease.writes)
         if bad := [lease.keys[position] for position in body.get("bad", ())]:
-            task = asyncio.create_task(self._inspect(bad))
+            task = spawn(self._inspect(bad), "looking at damaged blocks")
             self._inspections.add(task)
             task.add_done_callback(self._inspections.discard)
 
@@ -191,40 +196,51 @@ class Share:
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """One entry per key: a slot or PRESENT; fewer entries than keys when room ends, and the others should go to
         the next member when the writer can (`divert`). `owner`: the home that this node stands in for. `repair`: it
-        is a copy of a block that is elsewhere. `facts`: of every block, or none."""
+        is a copy of a block that is elsewhere, and `kept` says which of them are never evicted there. `facts`: of every
+        block, or one row for all, or none."""
         keys = split_keys(data)
         self._leases.open(peer, body["lease"], writes=True, owner=body.get("owner", ""))
         answers = await self._room(keys, body)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
-        return self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
+        granted_as = self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True)
+        return granted_as | self.answers(answers, len(keys))
+
+    def answers(self, slots: list[int], count: int) -> dict[str, Any]:
+        """To a request for `count` slots. Where room has ended because of the disk, `trouble` says so."""
+        if len(slots) < count and (trouble := self._local.trouble):
+            return {"slots": slots, "trouble": trouble}
+        return {"slots": slots}
 
     async def _room(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
         """`room_now`, or where the writer cannot go elsewhere, once there is some."""
         answers = self.room_now(keys, body)
         if answers or body.get("divert", False) or not keys:
             return answers
-        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s) else answers
+        first = facts_in(body, len(keys))[0] or PLAIN
+        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s, first) else answers
 
     def room_now(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
         """Slots, or PRESENT, for a leading part of `keys`. With `divert` the writer of the others is passed on."""
-        facts: list[Facts | None] = [Facts(*values) for values in body.get("facts", ())]
-        answers = self._reserve_leading(keys, facts or [None] * len(keys), body.get("repair", False))
+        kept = body.get("kept") or [False] * len(keys)
+        answers = self._reserve_leading(keys, facts_in(body, len(keys)), kept, body.get("repair", False))
         if body.get("divert", False):
             now = _now()
             for key in keys[len(answers) :]:
                 self._passed_on.add(now, key)
         return answers
 
-    def _reserve_leading(self, keys: list[BlockKey], facts: Sequence[Facts | None], repair: bool) -> list[int]:
+    def _reserve_leading(
+        self, keys: list[BlockKey], facts: Sequence[Facts | None], kept: Sequence[bool], repair: bool
+    ) -> list[int]:
         answers: list[int] = []
         now = _now()
-        for key, about in zip(keys, facts, strict=True):
+        for key, about, keep in zip(keys, facts, kept, strict=True):
             if repair and self._removed.has(now, key):
                 answers.append(PRESENT)
                 continue
             try:
-                slot = self._local.reserve(key, about)
+                slot = self._local.reserve(key, about, copy=repair, keep=keep)
             except NoSpace:
                 break
             answers.append(PRESENT if slot is None else slot)
@@ -272,9 +288,6 @@ class Share:
         self._local.used(keys)
         self.warm(_now(), keys)
 
-    async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        await self._local.flush()
-
     # --- accounts and life
 
     def stats(self) -> dict[str, int]:
@@ -291,6 +304,16 @@ class Share:
         if self._inspections:
             await asyncio.wait(list(self._inspections))
         await self._leases.close()
+
+
+def facts_in(body: dict[str, Any], count: int) -> list[Facts | None]:
+    """Of `count` blocks, as a writer sent them. Raises RemoteError."""
+    rows = body.get("facts")
+    if not rows:
+        return [None] * count
+    if len(rows) not in (1, count):
+        raise RemoteError(f"facts of {len(rows)} blocks for {count}", "bad_request")
+    return [Facts(*row) for row in (rows if len(rows) == count else rows * count)]
 
 
 def _now() -> float:

@@ -5,14 +5,14 @@ The members that stand in for a home are told whose place they take, and give th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cache.arena import UNCHECKED
 from cache.bulk_put import BulkPut
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.job import MESSAGE_BYTES, PIECE_BYTES, Job, at_each, in_pieces
-from cache.protocol import PRESENT, Deadlines
+from cache.protocol import KEPT, PINS_FULL, PRESENT, Deadlines
 from cache.routing import Router, Target
 from net.transfer import BULK, Op, TransferEngine
 
@@ -37,7 +37,8 @@ class Writer:
         self._checksums = checksums
 
     async def publish(self, job: Job, window: int) -> None:
-        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused."""
+        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused, and
+        what the job asked for beyond that: on_disk, pinned."""
         walk = self._router.write(job.keys)
 
         async def place(target: Target, positions: list[int]) -> None:
@@ -46,6 +47,10 @@ class Writer:
                 self._calls.check(target.home)
                 await self._place(job, target, positions, window, settled)
                 full = True
+                if job.keep and settled:
+                    await self._keep(job, target.home, sorted(settled))
+                if job.durable and settled:
+                    await self._make_durable(job, target.home, sorted(settled))
             except HOME_ERRORS as error:
                 self._failed(target.home, error)
                 full = False
@@ -87,9 +92,10 @@ class Writer:
                     divert=not target.wait,
                     owner=target.owner,
                     repair=job.repair,
-                    facts=facts_of(job, batch) if job.facts else (),
+                    **about(job, batch),
                 )
                 answers = reply["slots"]
+                note_trouble(job, reply)
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot != PRESENT]
                 new = {position for position, _ in granted}
                 there = set(batch[: len(answers)]) - new
@@ -115,10 +121,10 @@ class Writer:
             if left:  # nor will there be for these
                 left.extend(some)
                 return
-            facts = {"facts": facts_of(job, some)} if job.facts else {}
-            call = BulkPut(job, some, options | facts, self._checksums)
+            call = BulkPut(job, some, options | about(job, some), self._checksums)
             await self._calls.ask(target.home, call)
             answers = call.answer["slots"]
+            note_trouble(job, call.answer)
             for position, answer in zip(some, answers, strict=False):
                 (job.present if answer == PRESENT else job.stored).add(position)
                 settled.add(position)
@@ -152,11 +158,12 @@ class Writer:
                 "owner": target.owner,
                 "repair": job.repair,
             }
-            if job.facts:
-                body["facts"] = facts_of(job, batch)
+            body |= about(job, batch)
             starts = [job.offsets[position] for position in batch]
             blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-            answers = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body)
+            reply = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body)
+            answers = list(reply["slots"])
+            note_trouble(job, reply)
             for position, answer in zip(batch, answers, strict=False):
                 (job.present if answer == PRESENT else job.stored).add(position)
                 settled.add(position)
@@ -187,11 +194,24 @@ class Writer:
                 spans,
                 timeout_s=self._deadlines.transfer_s,
                 priority=BULK,
+                epoch=reply["epoch"],
             )
 
         await in_pieces(len(positions), job.block_bytes, move)
         lengths = [job.length(position) for position in positions] if job.lengths else None
         await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
+
+    async def _keep(self, job: Job, home: str, positions: list[int]) -> None:
+        answers = await self._calls.keep(home, [job.keys[position] for position in positions])
+        job.pinned |= {position for position, answer in zip(positions, answers, strict=True) if answer == KEPT}
+        if PINS_FULL in answers:
+            job.trouble.add(f"{home} keeps as many pinned values as it may: raise its --pin-share, or unpin some")
+
+    async def _make_durable(self, job: Job, home: str, positions: list[int]) -> None:
+        durable, why = await self._calls.durable(home, [job.keys[position] for position in positions])
+        job.on_disk |= {position for position, good in zip(positions, durable, strict=True) if good}
+        if why:
+            job.trouble.add(f"{home}: {why}")
 
     async def _sum(self, job: Job, positions: Sequence[int]) -> None:
         """Once per block, however many homes it has."""
@@ -202,7 +222,19 @@ class Writer:
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
 
 
-def facts_of(job: Job, positions: Sequence[int]) -> list[tuple[int, float, str]]:
-    """As they travel."""
-    rows = (job.facts[position] for position in positions)
-    return [(about.position, about.cost_s, about.service_class) for about in rows]
+def about(job: Job, positions: Sequence[int]) -> dict[str, Any]:
+    """What homes are told of blocks: facts, one row where it is the same for all, and which are kept."""
+    if not job.facts:
+        return {}
+    chosen = job.facts if len(job.facts) == 1 else [job.facts[position] for position in positions]
+    if len(set(chosen)) == 1:
+        chosen = chosen[:1]
+    options: dict[str, Any] = {"facts": [(one.position, one.cost_s, one.service_class) for one in chosen]}
+    if any(job.kept):
+        options["kept"] = [job.kept[position] for position in positions]
+    return options
+
+
+def note_trouble(job: Job, reply: Mapping[str, Any]) -> None:
+    if trouble := reply.get("trouble"):
+        job.trouble.add(trouble)

@@ -88,9 +88,9 @@ class BlockBook:
         request.num_named = len(matched)
         return len(matched)
 
-    def fits(self, request: Request) -> bool:
-        """Can all known tokens of the request have blocks now?"""
-        return self.blocks_for(request.num_tokens) - len(request.block_ids) <= self.pool.num_free
+    def lacks(self, request: Request) -> int:
+        """Blocks that the known tokens of the request still need."""
+        return self.blocks_for(request.num_tokens) - len(request.block_ids)
 
     def extend(self, request: Request, count: int) -> None:
         """Blocks for `count` more computed tokens. Raises OutOfBlocks, and then nothing has changed."""

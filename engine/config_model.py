@@ -23,7 +23,8 @@ class ModelConfig:
     control_port: int = flag(
         0,
         "node",
-        "port for node-to-node traffic (TCP: control and KV; UDP: gossip); 0 = any free port",
+        "port for node-to-node traffic (TCP: control and KV; UDP: gossip); 0 = that of --port + 10000 if it is free, "
+        "so that a node started again is found by those that knew it; else any free port",
         unit="port",
         least=0,
         most=65535,
@@ -107,6 +108,12 @@ class ModelConfig:
     tbt_budget_ms: float = flag(
         100.0, "engine", "step time that --batching-policy dynamic aims at while requests decode", least=1.0
     )
+    max_step_ms: float = flag(
+        1000.0,
+        "engine",
+        "longest step with prefill, by measured step times: aborted prompts and other requests wait no longer for it",
+        least=1.0,
+    )
     max_waiting_requests: int = flag(
         256, "engine", "queued requests per node before new ones get 429", unit="requests", least=1
     )
@@ -154,6 +161,12 @@ class ModelConfig:
         "attention implementation, or your own: FILE.py:NAME",
         ("auto", "cpu", "reference", "torch", "triton"),
         file=True,
+    )
+    cpu_level: str = flag(
+        "auto",
+        "engine",
+        "instruction set of the CPU's kernels, attention and products; auto = the best one this CPU has",
+        ("auto", "amx", "avx512_bf16", "avx512", "avx2", "neon"),
     )
     speculative_method: str = flag(
         "none",

@@ -33,7 +33,7 @@ from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
 from net.staging import DeviceRegion, DeviceTransferEngine
-from sched.batching import Tuning, batching_policies
+from sched.batching import BoundedSteps, Tuning, batching_policies
 from sched.cost import TransferModel
 from sched.queueing import queue_orders
 from sched.rejection import rejections
@@ -75,8 +75,10 @@ class Engine:
             config.max_model_len,
             loaded.eos_token_ids,
             config.enable_prefix_caching,
-            batching_policies[config.batching_policy](tuning),
-            queue_orders[config.queue_order](),
+            BoundedSteps(
+                batching_policies[config.batching_policy](tuning), config.max_step_ms / 1000, self.costs.mixed
+            ),
+            queue_orders[config.queue_order](config.classes),
             self.speculator,
         )
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
@@ -119,7 +121,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](), config.slo_scale),
+            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](config.classes), config.slo_scale),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -176,7 +178,7 @@ class Engine:
     @property
     def lost(self) -> str | None:
         """Why this engine cannot compute any more; None while it can."""
-        return None if self._processes is None else self._processes.lost
+        return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
@@ -201,6 +203,7 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
+            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
         except Exception as error:
             return str(error)
         return None

@@ -15,11 +15,12 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from cache.policies.shares import parse as parse_shares
+from cache.policy import OBJECTS
 from engine import __version__
 from engine.config import ROLES, Config
 from engine.contradictions import contradictions
 from engine.flag_values import flag_name, metavar, reader, spell
-from sched.classes import CLASSES
+from sched.classes import CLASSES, with_objectives
 
 GROUPS = {
     "node": "who this node is and where it listens",
@@ -138,8 +139,13 @@ def _validated(config: Config) -> Config:
         named = parse_shares(config.cache_shares)
     except ValueError as error:
         raise UsageError(f"--cache-shares: {error}") from None
-    if strange := set(named) - set(CLASSES):
-        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
+    known = (*CLASSES, OBJECTS.service_class)
+    if strange := set(named) - set(known):
+        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(known)}")
+    try:
+        with_objectives(config.slo)
+    except ValueError as error:
+        raise UsageError(f"--slo: {error}") from None
     if config.join is None:
         return config
     host, port = host_port(config.join)

@@ -26,6 +26,7 @@ from engine.kv.cuda_memory import CudaMemory
 from engine.kv.incoming import KV_REGION
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
+from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 from engine.model.ops import choose_ops
 from engine.model.parallel import Ranks, Shard
@@ -124,9 +125,7 @@ def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegio
         return region, blocks_in(region, geometry)
     num_blocks = config.kv_cache_bytes // geometry.block_bytes
     memory = torch.zeros(num_blocks * geometry.block_bytes, dtype=torch.uint8, device=config.device)
-    # Steps run on the default stream: what they have queued when a layer is reported is copied out behind it.
-    device = CudaMemory(memory, after=torch.cuda.default_stream(memory.device))
-    return DeviceRegion(KV_REGION, device), pool_in(memory, geometry.shape, geometry.dtype)
+    return DeviceRegion(KV_REGION, CudaMemory(memory)), pool_in(memory, geometry.shape, geometry.dtype)
 
 
 def blocks_in(region: Region, geometry: BlockGeometry) -> Tensor:
@@ -162,7 +161,7 @@ def load_rank(
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
     weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
-    backend = _backend(config, source.config.head_size, geometry.dtype)
+    backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
     model = Model(
         source.config if shard is None else shard.config,
         weights,
@@ -178,7 +177,7 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
     dtype = getattr(torch, config.dtype)
     weights = load(source, dtype, config.device, cache=weight_cache(config))
-    backend = _backend(config, source.config.head_size, config.dtype)
+    backend = _backend(config, source.config, config.dtype)
     ops = choose_ops(backend.name, config.device, dtype)
     model = Model(source.config, weights, backend, config.device, ops)
     shape = geometry_of(config, source.config, config.dtype)
@@ -187,9 +186,19 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
 
 
-def _backend(config: Config, head_size: int, kv_dtype: str) -> AttentionBackend:
+def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBackend:
+    """For one rank, whose heads `model` has."""
     try:
-        return choose(config.attention_backend, config.device, head_size, kv_dtype)
+        return choose(
+            config.attention_backend,
+            config.device,
+            model.head_size,
+            kv_dtype,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            dtype=getattr(torch, config.dtype),
+            cpu_level=config.cpu_level,
+        )
     except ValueError as error:  # not on this device, not installed, or no such file
         raise UsageError(str(error)) from error
 

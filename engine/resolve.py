@@ -1,8 +1,9 @@
 """'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
 
-Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Nine fields may stay
+Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Ten fields may stay
 'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
-`weight_cache` (the user's), `attention_backend` (attention.choose), `transport` (chosen anew for every peer),
+`weight_cache` (the user's), `attention_backend` and `cpu_level` (measured when the
+model is loaded: attention.choose), `transport` (chosen anew for every peer),
 `prefix_fetch` (for every prefix), `rdma_devices` (those there are when a peer first asks), `speculative_length` (for
 every step), `tcp_congestion` (for every peer).
 """

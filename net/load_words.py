@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from net.channel import Body, Channel
 from net.errors import PeerLost, PeerRefused, RemoteError, TransferError
 from net.memory import Region
+from net.tasks import keep, spawn
 from net.transfer import URGENT, Op, TransferEngine
 from net.transport import Unusable
 from sched.load_word import (
@@ -111,12 +113,12 @@ class LoadWords:
         """Publish `source()` every `period_s` while others are known, and before each answer to a probe that comes as a
         call."""
         self._source = source
-        self._publisher = asyncio.get_running_loop().create_task(self._publish(period_s))
+        self._publisher = keep(partial(self._publish, period_s), "telling the load")
 
     async def _publish(self, period_s: float) -> None:
         while True:
-            if not self._channel.links.alone:
-                self._refresh()
+            if not self._channel.links.alone and self._source is not None:
+                self.publish(self._source())
             await asyncio.sleep(period_s)
 
     def _refresh(self) -> None:
@@ -236,7 +238,7 @@ class LoadWords:
     def open_soon(self, peer: str) -> None:
         """So that the next probe of this peer can be one-sided."""
         if self._transfer.may_be_one_sided(peer) and peer not in self._opening:
-            task = asyncio.get_running_loop().create_task(self._open(peer))
+            task = spawn(self._open(peer), "opening the path to a load word")
             self._opening[peer] = task
             task.add_done_callback(lambda _: self._opening.pop(peer, None))
 

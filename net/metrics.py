@@ -135,6 +135,10 @@ class Metrics:
             per_token = decode_s / (output_tokens - 1)
             self._child("vllm:request_time_per_output_token_seconds").observe(per_token)
 
+    def count_background_failure(self, task: str) -> None:
+        """A background task of this name failed (net/supervisor.py)."""
+        self._child("mooncake:background_failures", task=task).inc()
+
     # --- the cluster, transfers, the pooled store
 
     def set_members(self, alive: Mapping[str, int]) -> None:

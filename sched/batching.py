@@ -6,6 +6,9 @@
     dynamic        every decode, then the largest chunk with which the step is predicted to stay within a time, or to
                    take four times as long as its decodes
 
+Whatever the policy, a step with prefill is kept within a time (BoundedSteps): until it ends nobody is aborted, admitted
+or answered.
+
 They are budget policies of one scheduler (engine/batcher.py), not schedulers: a step has a token budget, a policy says
 how much of it prefill may take. On a node that only prefills, all but `mixed` are the same.
 """
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LEAST_CHUNK_TOKENS = 32
-"""`dynamic` lets prefill have so many tokens whatever is predicted: prompts must not starve."""
+"""`dynamic` and BoundedSteps let prefill have so many tokens whatever is predicted: prompts must not starve."""
 
 SLOWDOWN = 4.0
 """`dynamic` lets a step take this many times its decodes, even beyond the wanted time: where decoding alone nearly
@@ -100,6 +103,28 @@ class DynamicChunks:
         seconds = max(self.tbt_s, SLOWDOWN * alone)
         chunk = self._predictor.largest_chunk(seconds, load.decodes, load.decode_context, load.prefill_context)
         return max(LEAST_CHUNK_TOKENS, chunk)
+
+
+class StepPredictor(ChunkPredictor, Protocol):
+    """The same for steps without decodes."""
+
+    def largest_prefill(self, seconds: float, context: int) -> int:
+        """Most prefill tokens behind `context` known ones that take at most `seconds`; may be negative."""
+
+
+class BoundedSteps:
+    """Another policy's answer, cut to what is predicted to fit into a time: a prompt goes on in the next step."""
+
+    def __init__(self, policy: BatchingPolicy, max_s: float, predictor: StepPredictor) -> None:
+        self.decodes_wait = policy.decodes_wait
+        self._policy, self._max_s, self._predictor = policy, max_s, predictor
+
+    def prefill_tokens(self, load: StepLoad) -> int:
+        if load.decodes:
+            most = self._predictor.largest_chunk(self._max_s, load.decodes, load.decode_context, load.prefill_context)
+        else:
+            most = self._predictor.largest_prefill(self._max_s, load.prefill_context)
+        return min(self._policy.prefill_tokens(load), max(LEAST_CHUNK_TOKENS, most))
 
 
 @dataclass(frozen=True, slots=True)

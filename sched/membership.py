@@ -33,7 +33,7 @@ from sched.events import (
     Suspect,
     Tick,
 )
-from sched.joining import Entrance, obstacle
+from sched.joining import Entrance, Successions, contested, obstacle, taken
 from sched.member import Address, Member, Preset, Rng, Status, Verdict, supersedes
 from sched.outbox import Outbox
 from sched.packet import UPDATE_BYTES, Kind, Message, PacketError, decode_message, encode_update, tag_of, unseal
@@ -61,6 +61,7 @@ class Membership:
         self._out = Outbox(tag_of(me), preset)
         self._detector = Detector(now, me.node_id, preset, rng, self._roster, self._out, self._learn)
         self._entrance = Entrance(preset, self._out)
+        self._successions = Successions()
         self._last = now
         self._gossip_at = now + rng.random() * preset.gossip_period_s
         self._sync_at = now + rng.random() * preset.sync_period_s
@@ -284,7 +285,15 @@ class Membership:
         if not isinstance(joiner, Member) or joiner.node_id != message.sender:
             self._counters["dropped_malformed"] += 1
             return
-        reason = obstacle(self.me, self.get(joiner.node_id), joiner)
+        holder = self.get(joiner.node_id)
+        reason = obstacle(self.me, holder, joiner)
+        if reason is None and holder is not None and contested(holder, joiner):
+            if self._successions.waits(holder, joiner):
+                self._counters["waiting_joins"] += 1
+                self._detector.suspect(now, joiner.node_id)
+                return
+            reason = taken(holder)
+        self._successions.over(joiner.node_id)
         if reason is not None:
             self._counters["refused_joins"] += 1
             self._out.effect(Refused(joiner.node_id, reason))

@@ -59,12 +59,23 @@ class StepModel:
         c3, c4 = self.coefficients[3:]
         _, a1, a2 = self.prefill.coefficients
         left = seconds - self.estimate(decodes, decode_context, 0, prefill_context)
-        if left < 0:
-            return -1
         slope = max(c3 + 2 * c4 * prefill_context, LEAST_SLOPE * (a1 + 2 * a2 * prefill_context))
-        if c4 * left <= 1e-12 * slope * slope:  # as good as linear
-            return int(min(left / slope, 1 << 30)) if slope > 0 else 1 << 30
-        return int((math.sqrt(slope * slope + 4 * c4 * left) - slope) / (2 * c4))
+        return _tokens(left, slope, c4)
+
+    def largest_prefill(self, seconds: float, context: int) -> int:
+        """Most tokens behind `context` known ones that a step of prefill alone computes in `seconds`; negative when its
+        fixed cost takes longer."""
+        a0, a1, a2 = self.prefill.coefficients
+        return _tokens(seconds - a0, a1 + 2 * a2 * context, a2)
+
+
+def _tokens(seconds: float, slope: float, square: float) -> int:
+    """The largest n with slope n + square n^2 <= seconds; -1 for less than no time."""
+    if seconds < 0:
+        return -1
+    if square * seconds <= 1e-12 * slope * slope:  # as good as linear
+        return int(min(seconds / slope, 1 << 30)) if slope > 0 else 1 << 30
+    return int((math.sqrt(slope * slope + 4 * square * seconds) - slope) / (2 * square))
 
 
 def _features(

@@ -1,4 +1,4 @@
-"""Attention on x86 CPUs in C++, on the paged pool itself: no gather, no copy of the context."""
+"""Attention on CPUs in C++, on the paged pool itself: no gather, no copy of the context."""
 
 from __future__ import annotations
 

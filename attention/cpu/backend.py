@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from attention.codes import is_quantized, scales_of
-from attention.cpu.library import DTYPES, POOL_DTYPES, Attend, Pool, Write, best_level, library
+from attention.cpu.library import DTYPES, POOL_DTYPES, Attend, Pool, Write, library
+from attention.cpu_level import best
 from attention.interface import RaggedBatch
 
 MAX_HEAD_SIZE = 1024
@@ -44,14 +45,14 @@ class Plan:
 
 
 class CpuBackend:
-    """float32, bfloat16, float16 on x86 with AVX2 or better; head sizes that are multiples of 16."""
+    """float32, bfloat16, float16 on x86 with AVX2 or better, or aarch64; head sizes that are multiples of 16."""
 
     name = "cpu"
     reads_codes = True
 
-    def __init__(self, level: str | None = None) -> None:
-        """level: see attention.cpu.library.LEVELS; None = the best one. Raises Unavailable."""
-        self.level = level or best_level()
+    def __init__(self, level: str = "auto") -> None:
+        """level: a name in attention.cpu_level.LEVELS; auto = the best one. Raises Unavailable."""
+        self.level = best(library, level)
         self.library = library(self.level)
 
     def plan(self, batch: RaggedBatch) -> Plan:

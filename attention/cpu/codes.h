@@ -7,8 +7,6 @@
 #include <cfloat>
 #include <cmath>
 
-typedef uint8_t ByteVec __attribute__((vector_size(16)));
-
 constexpr float LARGEST_INT8 = 127, LARGEST_FP8 = 448;  // the largest code
 
 // The scale of the row of codes at `row`, the `offset`th of its block.
@@ -16,42 +14,11 @@ static inline float *scale_of(const Pool &kv, const uint8_t *row, int offset) {
   return (float *)(row + (kv.block_size - offset) * (int64_t)kv.head_size) + offset;
 }
 
-// Intrinsics: GCC 12 converts vectors of such different widths element by element, and a decode step took 2.6 times as
-// long.
-static inline Vec from_int8(const uint8_t *p) {
-#ifdef __AVX512F__
-  return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-#else
-  Vec v;
-  for (int i = 0; i < 2; i++) {
-    const __m256 part = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8 * i))));
-    memcpy((char *)&v + 32 * i, &part, 32);
-  }
-  return v;
-#endif
-}
-
-static inline void put_bytes(IntVec codes, uint8_t *p) {
-#ifdef __AVX512F__
-  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)codes));
-#else
-  const ByteVec bytes = __builtin_convertvector(codes, ByteVec);
-  memcpy(p, &bytes, 16);
-#endif
-}
-
-// 2^-8 of the values: the exponents of float16 have a bias of 15, those of e4m3 one of 7.
-static inline Vec from_e4m3(const uint8_t *p) {
-  const HalfVec wide = (HalfVec)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
-  const HalfVec bits = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
-  return load((const Fp16 *)&bits);
-}
-
 template <typename To> static inline void widen(const Pool &kv, const uint8_t *row, float scale, To *to) {
   if (kv.dtype == FP8) {
-    for (int d = 0; d < kv.head_size; d += 16) store(to + d, from_e4m3(row + d) * splat(256 * scale));
+    for (int d = 0; d < kv.head_size; d += WIDTH) store(to + d, load_e4m3(row + d) * splat(256 * scale));
   } else {
-    for (int d = 0; d < kv.head_size; d += 16) store(to + d, from_int8(row + d) * splat(scale));
+    for (int d = 0; d < kv.head_size; d += WIDTH) store(to + d, load_int8(row + d) * splat(scale));
   }
 }
 
@@ -67,7 +34,7 @@ static void widen_tokens(const Attend &a, int request, int head, int kind, int f
 
 // |x| <= 127 -> codes: 1.5 * 2^23 is the float32 whose unit is 1, so the addition rounds to nearest even.
 static inline void to_int8(Vec x, uint8_t *p) {
-  put_bytes((IntVec)(x + splat(12582912)) - 0x4b400000, p);
+  store_bytes(p, (IntVec)(x + splat(12582912)) - 0x4b400000);
 }
 
 // |x| <= 448 -> codes, rounded to nearest even.
@@ -78,14 +45,14 @@ static inline void to_e4m3(Vec x, uint8_t *p) {
   // Below 2^-6 the codes are multiples of 2^-9: the unit of float32 at 2^14, so one addition rounds.
   const IntVec subnormal = (IntVec)((Vec)bits + splat(16384)) - 0x46800000;
   const IntVec code = (IntVec)choose((Vec)bits < splat(0.015625f), (Vec)subnormal, (Vec)normal) | ((IntVec)x >> 24 & 0x80);
-  put_bytes(code, p);
+  store_bytes(p, code);
 }
 
 // x [head_size] into the row of codes at `row`, the `offset`th of its block. NaN in x makes the scale NaN.
 static inline void narrow(const Pool &kv, const float *x, uint8_t *row, int offset) {
   Vec top{};
   IntVec unordered{};
-  for (int d = 0; d < kv.head_size; d += 16) {
+  for (int d = 0; d < kv.head_size; d += WIDTH) {
     const Vec part = load(x + d);
     top = maximum(top, (Vec)((IntVec)part & INT32_MAX));
     unordered |= part != part;
@@ -93,7 +60,7 @@ static inline void narrow(const Pool &kv, const float *x, uint8_t *row, int offs
   const float largest = kv.dtype == FP8 ? LARGEST_FP8 : LARGEST_INT8;
   const float scale = std::max(maximum(top) / largest, FLT_MIN);  // never so small that 1 / scale overflows
   const Vec inverse = splat(1 / scale);
-  for (int d = 0; d < kv.head_size; d += 16)
+  for (int d = 0; d < kv.head_size; d += WIDTH)
     if (kv.dtype == FP8) to_e4m3(load(x + d) * inverse, row + d);
     else to_int8(load(x + d) * inverse, row + d);
   *scale_of(kv, row, offset) = any(unordered) ? NAN : scale;

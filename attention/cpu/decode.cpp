@@ -40,47 +40,53 @@ Plan plan_items(const Attend &a) {
   return plan;
 }
 
-template <class Dot, int GROUP, typename... Rest>
-void attend_heads(int group, int g, Partial *state, const typename Dot::Query *const *q, Rest... rest) {
-  if (group - g >= GROUP) {
-    attend_tile<Dot, GROUP>(state + g, q + g, rest...);
-    g += GROUP;
-    if (g < group) attend_heads<Dot, GROUP>(group, g, state, q, rest...);
+// `group` query heads of one KV head, four at a time; only the first ones ask for the next tile.
+template <class Dot, int GROUP = 4>
+void attend_heads(int group, Partial *state, const typename Dot::Query *const *q, const Keys<typename Dot::Key> &k,
+                  const Keys<typename Dot::Key> &v, int count, int size, float scale, float cap, bool ask) {
+  if (group >= GROUP) {
+    attend_tile<Dot, GROUP>(state, q, k, v, count, size, scale, cap, ask);
+    if (group > GROUP) attend_heads<Dot, GROUP>(group - GROUP, state + GROUP, q + GROUP, k, v, count, size, scale, cap, false);
   } else if constexpr (GROUP > 1) {
-    attend_heads<Dot, GROUP - 1>(group, g, state, q, rest...);
+    attend_heads<Dot, GROUP - 1>(group, state, q, k, v, count, size, scale, cap, ask);
   }
 }
 
-// q and state: of the item's query heads.
+// Rows of K of KV head 0 of the tile that begins at `key`; none beyond the item's end. Past its last key stands that one
+// again: its weight is zero, and slots without a token may hold NaN.
+template <typename Key> bool gather(const Attend &a, const Item &item, int key, const Key **to) {
+  const int count = std::min(TILE, item.end - key);
+  if (count <= 0) return false;
+  typename Tokens<Key>::Cursor cursor(Tokens<Key>(a, item.request, 0, 0), key);
+  for (int i = 0; i < count; i++) {
+    to[i] = cursor.at;
+    cursor.advance(i + 1 < count);
+  }
+  std::fill(to + count, to + TILE, to[count - 1]);
+  return true;
+}
+
+// q and state: of the item's query heads. `next`: what this thread will work on afterwards, or null.
 template <class Dot>
-void attend_item(const Attend &a, const Item &item, const typename Dot::Query *const *q, Partial *state) {
+void attend_item(const Attend &a, const Item &item, const Item *next, const typename Dot::Query *const *q, Partial *state) {
   using Key = typename Dot::Key;
-  const Tokens<Key> keys(a, item.request, 0, 0);
-  typename Tokens<Key>::Cursor cursor(keys, item.begin);
-  const Key *tokens[2][TILE], *k[TILE], *v[TILE], *next_k[TILE], *next_v[TILE];
-  auto gather = [&](int j, const Key **to) {
-    const int count = std::min(TILE, item.end - j);
-    for (int i = 0; i < count; i++) {
-      to[i] = cursor.at;
-      cursor.advance(j + i + 1 < item.end);
+  constexpr int RING = AHEAD + 1;
+  const Key *rows[RING][TILE];
+  for (int t = 0; t < AHEAD; t++) gather(a, item, item.begin + t * TILE, rows[t]);
+  int now = 0, after = next ? next->begin : 0;
+  for (int j = item.begin; j < item.end; j += TILE, now = (now + 1) % RING) {
+    const Key **coming = rows[(now + AHEAD) % RING];
+    bool ask = gather(a, item, j + AHEAD * TILE, coming);
+    if (!ask && next) {
+      ask = gather(a, *next, after, coming);
+      after += TILE;
     }
-    for (int i = count; i < TILE; i++)  // the last key again: its weight is zero; slots without a token may hold NaN
-      to[i] = to[count - 1];
-  };
-  gather(item.begin, tokens[0]);
-  for (int j = item.begin, now = 0; j < item.end; j += TILE, now ^= 1) {
-    const bool more = j + TILE < item.end;
-    if (more) gather(j + TILE, tokens[now ^ 1]);
     for (int head = item.head; head < item.last_head; head++) {
-      for (int i = 0; i < TILE; i++) {
-        k[i] = tokens[now][i] + head * a.kv.head;
-        v[i] = k[i] + a.kv.kind;
-        next_k[i] = tokens[now ^ more][i] + head * a.kv.head;
-        next_v[i] = next_k[i] + a.kv.kind;
-      }
+      const int64_t k_at = head * a.kv.head;
+      const Keys<Key> k{rows[now], coming, k_at}, v{rows[now], coming, k_at + a.kv.kind};
       const int at = (head - item.head) * a.group();
-      attend_heads<Dot, 4>(a.group(), 0, state + at, q + at, k, v, next_k, next_v, std::min(TILE, item.end - j),
-                           a.kv.head_size, a.scale * LOG2E, a.soft_cap);
+      attend_heads<Dot>(a.group(), state + at, q + at, k, v, std::min(TILE, item.end - j), a.kv.head_size,
+                        a.scale * LOG2E, a.soft_cap, ask);
     }
   }
 }
@@ -94,14 +100,14 @@ template <class Kernel> void finish(const Attend &a, const Item &item, int runs,
       const Partial &other = partials[i * heads + h];
       const float max = std::max(merged.max, other.max);
       const float keep = std::exp2(merged.max - max), add = std::exp2(other.max - max);
-      for (int d = 0; d < padded(size) + 16; d += 16)
+      for (int d = 0; d < padded(size) + 16; d += WIDTH)
         store(merged.o + d, load(merged.o + d) * splat(keep) + load(other.o + d) * splat(add));
       merged.max = max;
     }
     Kernel::in_order(merged.o, size);
     const Vec inverse = splat(1 / sum(load(merged.o + padded(size))));
     const int64_t at = a.out_at(row, item.head * a.group() + h);
-    for (int d = 0; d < size; d += 16) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
+    for (int d = 0; d < size; d += WIDTH) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
   }
 }
 
@@ -113,7 +119,7 @@ template <typename Query> void query_rows(const Attend &a, const Item &item, con
     if constexpr (sizeof(Query) == 2) {
       *q++ = (const Query *)a.q + at;
     } else {
-      for (int d = 0; d < size; d += 16) store(wide + d, load_as(a.dtype, a.q, at + d));
+      for (int d = 0; d < size; d += WIDTH) store(wide + d, load_as(a.dtype, a.q, at + d));
       *q++ = wide;
     }
   }
@@ -125,9 +131,9 @@ template <class Dot> class DotKernel {
   DotKernel(const Attend &attend, int kv_heads)
       : a(attend), q(kv_heads * a.group()), wide(kv_heads * a.group() * a.kv.head_size) {}
 
-  void attend(const Item &item, const Item *, Partial *partials) {
+  void attend(const Item &item, const Item *next, Partial *partials) {
     query_rows(a, item, q.data(), wide.data());
-    attend_item<Dot>(a, item, q.data(), partials);
+    attend_item<Dot>(a, item, next, q.data(), partials);
   }
   static void in_order(float *o, int size) { Dot::in_order(o, size); }
 
@@ -145,19 +151,18 @@ class CodesKernel {
 
   void attend(const Item &item, const Item *, Partial *partials) {
     query_rows(a, item, q.data(), queries.data());
-    const float *k[TILE], *v[TILE];
+    const float *rows[TILE];
     for (int j = item.begin; j < item.end; j += TILE) {
       const int count = std::min(TILE, item.end - j);
-      for (int i = 0; i < TILE; i++) {  // beyond the last key: that again, its weight is zero
-        k[i] = wide.data() + std::min(i, count - 1) * size;
-        v[i] = k[i] + TILE * size;
-      }
+      for (int i = 0; i < TILE; i++)  // beyond the last key: that again, its weight is zero
+        rows[i] = wide.data() + std::min(i, count - 1) * size;
       for (int head = item.head; head < item.last_head; head++) {
         for (int kind = 0; kind < 2; kind++)
           widen_tokens(a, item.request, head, kind, j, count, size, wide.data() + kind * TILE * size);
         const int at = (head - item.head) * a.group();
-        attend_heads<FloatDot<float>, 4>(a.group(), 0, partials + at, q.data() + at, k, v, k, v, count, size,
-                                         a.scale * LOG2E, a.soft_cap);
+        const Keys<float> k{rows, rows, 0}, v{rows, rows, TILE * size};
+        attend_heads<FloatDot<float>>(a.group(), partials + at, q.data() + at, k, v, count, size, a.scale * LOG2E,
+                                      a.soft_cap, false);
       }
     }
   }

@@ -15,8 +15,19 @@
 #include <cmath>
 
 constexpr int KEYS = 64;     // keys per pass: K, V^T, P^T and two STEPs of S^T stay in the first-level cache
-constexpr int COLUMNS = 32;  // columns per pass, two vectors
 constexpr int STEP = 32;     // keys whose scores are computed together; passes are multiples of this
+
+// The micro-kernel of products in float32: ROWS x VECTORS sums, VECTORS operands and a broadcast one stay in registers.
+// Enough sums to hide the latency of multiply-adds (two a cycle, four cycles each), and ROWS divides STEP and 16.
+#if defined(__AVX512F__)
+constexpr int ROWS = 8, VECTORS = 2;  // 19 of 32 registers; VECTORS is what AMX tiles want, too
+#elif defined(__AVX2__)
+constexpr int ROWS = 4, VECTORS = 3;  // 16 of 16
+#else
+constexpr int ROWS = 8, VECTORS = 3;  // 28 of 32
+#endif
+constexpr int COLUMNS = VECTORS * WIDTH;  // columns per pass
+
 constexpr float RAISE = 8;    // log2
 constexpr float LOG2E = 1.44269504f, LOWEST = -1e30f;
 
@@ -31,9 +42,9 @@ struct Columns {
 
 // Hides keys first_key + j that column c must not see, and those from `count` on.
 static inline void hide(float *s, const int32_t *position, int first_key, int count, int window) {
-  for (int h = 0; h < COLUMNS; h += 16) {
+  for (int h = 0; h < COLUMNS; h += WIDTH) {
     IntVec last;
-    memcpy(&last, position + h, 64);
+    memcpy(&last, position + h, sizeof last);
     for (int j = 0; j < STEP; j++) {
       const int key = first_key + j;
       IntVec seen = last >= key;
@@ -44,7 +55,7 @@ static inline void hide(float *s, const int32_t *position, int first_key, int co
   }
 }
 
-// Raises the running maximum of 16 columns if any of STEP scores asks for it. Whether it did; `shrink` = 2^(old - new).
+// Raises the running maximum of WIDTH columns if any of STEP scores asks for it. Whether it did; `shrink` = 2^(old - new).
 static inline bool raise(const float *s, float scale, float *max, Vec *shrink) {
   Vec a = load(s), b = load(s + COLUMNS), c = load(s + 2 * COLUMNS), d = load(s + 3 * COLUMNS);
 #pragma GCC unroll 7
@@ -78,10 +89,10 @@ static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &
   const int count = std::min(STEP, now.seen - now.step * STEP);
   float *s = path.scored(now.step), *o = c.o + (int64_t)now.tile * path.size * COLUMNS;
   if (a.soft_cap > 0)
-    for (int i = 0; i < count * COLUMNS; i += 16)
+    for (int i = 0; i < count * COLUMNS; i += WIDTH)
       store(s + i, soft_cap(load(s + i) * splat(a.scale), a.soft_cap) * splat(LOG2E));
   if (key + STEP - 1 > low || (a.window && key <= high - a.window)) hide(s, position, key, count, a.window);
-  for (int h = 0; h < COLUMNS; h += 16) {
+  for (int h = 0; h < COLUMNS; h += WIDTH) {
     float *max = c.max + now.tile * COLUMNS + h, *total = c.total + now.tile * COLUMNS + h;
     Vec shrink;
     if (!raise(s + h, scale, max, &shrink)) continue;
@@ -93,7 +104,7 @@ static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &
   return first;
 }
 
-// S^T -> P^T by Path::put for 16 columns.
+// S^T -> P^T by Path::put for WIDTH columns.
 template <class Path>
 static inline void softmax(Path &path, const Columns &c, const Scores &now, int h, float scale) {
   float *total = c.total + now.tile * COLUMNS + h;
@@ -122,7 +133,7 @@ template <class Path> static void attend_keys(const Attend &a, Path &path, const
       first = prepare(a, path, c, now, scale, first);
       for (int half = 0; half < 2; half++) {
         if (now.step + 1 < now.steps()) path.scores(tile, now.step + 1, half);
-        softmax(path, c, now, 16 * half, scale);
+        for (int h = half * VECTORS / 2; h < (half + 1) * VECTORS / 2; h++) softmax(path, c, now, WIDTH * h, scale);
       }
     }
     path.accumulate(c.o + (int64_t)tile * path.size * COLUMNS, first, now.steps());
@@ -132,14 +143,14 @@ template <class Path> static void attend_keys(const Attend &a, Path &path, const
 // O^T / total, transposed back, into the item's rows.
 static inline void write_rows(const Attend &a, const Item &item, const Columns &c) {
   const int group = a.group(), size = a.kv.head_size, count = item.end - item.begin;
-  for (int first = 0; first < count; first += 16) {
+  for (int first = 0; first < count; first += WIDTH) {
     const float *o = c.o + (int64_t)first / COLUMNS * size * COLUMNS + first % COLUMNS;
     const Vec inverse = 1 / load(c.total + first);
-    for (int d = 0; d < size; d += 16) {
-      IntVec block[16];
-      for (int i = 0; i < 16; i++) block[i] = (IntVec)(load(o + (d + i) * COLUMNS) * inverse);
+    for (int d = 0; d < size; d += WIDTH) {
+      IntVec block[WIDTH];
+      for (int i = 0; i < WIDTH; i++) block[i] = (IntVec)(load(o + (d + i) * COLUMNS) * inverse);
       transpose(block);
-      for (int i = 0; i < std::min(16, count - first); i++) {
+      for (int i = 0; i < std::min(WIDTH, count - first); i++) {
         const int column = item.begin + first + i;
         const int64_t at = a.out_at(a.cu_q[item.request] + column / group, item.head * group + column % group);
         store_as(a.dtype, a.out, at + d, (Vec)block[i]);

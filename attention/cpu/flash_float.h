@@ -5,11 +5,6 @@
 
 template <typename T> struct FloatPath {
   static constexpr int DEGREE = 5;
-#ifdef __AVX512F__
-  static constexpr int ROWS = 8;  // x COLUMNS sums held in registers: 16 of 32
-#else
-  static constexpr int ROWS = 2;  // 8 of 16
-#endif
   int size;
   float *s;            // [2, STEP, COLUMNS]
   float *p;            // [KEYS, COLUMNS]
@@ -31,16 +26,16 @@ template <typename T> struct FloatPath {
     a = &attend;
     item = of;
     const int group = a->group(), row0 = a->cu_q[item.request], count = item.end - item.begin;
-    for (int i = 0; i < tiles * COLUMNS; i += 16)
-      for (int d = 0; d < size; d += 16) {
-        IntVec block[16];
-        for (int lane = 0; lane < 16; lane++) {
+    for (int i = 0; i < tiles * COLUMNS; i += WIDTH)
+      for (int d = 0; d < size; d += WIDTH) {
+        IntVec block[WIDTH];
+        for (int lane = 0; lane < WIDTH; lane++) {
           const int column = item.begin + std::min(i + lane, count - 1);
           const int64_t head = item.head * group + column % group;
           block[lane] = (IntVec)load_as(a->dtype, a->q, (row0 + column / group) * a->q_row + head * a->q_head + d);
         }
         transpose(block);
-        for (int lane = 0; lane < 16; lane++)
+        for (int lane = 0; lane < WIDTH; lane++)
           store(q + ((int64_t)i / COLUMNS * size + d + lane) * COLUMNS + i % COLUMNS, (Vec)block[lane]);
       }
   }
@@ -59,26 +54,26 @@ template <typename T> struct FloatPath {
   void copy_tokens(int kind, int key, int count, float *to) {
     typename Tokens<T>::Cursor cursor(Tokens<T>(*a, item.request, item.head, kind), key);
     for (int j = 0; j < count; j++, to += size) {
-      for (int d = 0; d < size; d += 16) store(to + d, load(cursor.at + d));
+      for (int d = 0; d < size; d += WIDTH) store(to + d, load(cursor.at + d));
       cursor.advance(j + 1 < count);
     }
   }
 
   // c [ROWS, COLUMNS] += sum over i of left(r, i) right[i, :], left at left + r row + i step
   static void product(float *c, const float *left, int row, int step, const float *right, int depth, bool add) {
-    Vec sum[ROWS][2];
+    Vec sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
-      for (int h = 0; h < 2; h++) sum[r][h] = add ? load(c + r * COLUMNS + 16 * h) : Vec{};
+      for (int h = 0; h < VECTORS; h++) sum[r][h] = add ? load(c + r * COLUMNS + WIDTH * h) : Vec{};
     for (int i = 0; i < depth; i++) {
-      const Vec x = load(right + i * COLUMNS), y = load(right + i * COLUMNS + 16);
+      Vec part[VECTORS];
+      for (int h = 0; h < VECTORS; h++) part[h] = load(right + i * COLUMNS + WIDTH * h);
       for (int r = 0; r < ROWS; r++) {
         const Vec factor = splat(left[r * row + i * step]);
-        sum[r][0] += factor * x;
-        sum[r][1] += factor * y;
+        for (int h = 0; h < VECTORS; h++) sum[r][h] += factor * part[h];
       }
     }
     for (int r = 0; r < ROWS; r++)
-      for (int h = 0; h < 2; h++) store(c + r * COLUMNS + 16 * h, sum[r][h]);
+      for (int h = 0; h < VECTORS; h++) store(c + r * COLUMNS + WIDTH * h, sum[r][h]);
   }
 
   float *scored(int step) const { return s + step % 2 * STEP * COLUMNS; }

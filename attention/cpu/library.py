@@ -1,32 +1,19 @@
-"""The compiled kernels and their arguments, mirroring paged.h and rotary.cpp field by field.
+"""The compiled kernels and their arguments, mirroring paged.h field by field.
 
-Levels, best first. All hold the same kernels; what differs is how bfloat16 is multiplied:
-
-    amx           by 16 x 16 tile products; decode of other head sizes than 32, 64, 96, 128, or of blocks that are no
-                  multiple of 16, by vdpbf16ps
-    avx512_bf16   both by vdpbf16ps
-    avx2          both in float32
+Every level (attention/cpu_level.py) holds the same kernels; what differs is the width of a vector and how bfloat16 is
+multiplied. Tiles (amx) decode head sizes of 32, 64, 96 and 128 in blocks of a multiple of 16; others take vdpbf16ps.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 from pathlib import Path
 
 import torch
 
-from attention.cpu_build import AMX_BF16, AVX512_BF16, Unavailable, load, require
-
-log = logging.getLogger(__name__)
-
-LEVELS: dict[str, tuple[str, ...]] = {
-    "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
-    "avx512_bf16": (*AVX512_BF16, "f16c"),
-    "avx2": ("avx2", "fma", "f16c"),
-}
-"""Name -> the CPU features it needs."""
+from attention.cpu_build import Unavailable, load, require
+from attention.cpu_level import LEVELS
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 POOL_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4}
@@ -62,22 +49,6 @@ class Write(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "threads", "dtype")),
     ]
-
-
-@functools.cache
-def best_level() -> str:
-    """The first level that this machine can run, compiled and loaded. Raises Unavailable with the last one's reason."""
-    reason = ""
-    for level in LEVELS:
-        try:
-            library(level)
-        except Unavailable as error:
-            reason = str(error)
-            log.info("no attention kernels of level %s: %s", level, reason)
-        else:
-            log.info("attention kernels of level %s", level)
-            return level
-    raise Unavailable(reason)
 
 
 @functools.cache

@@ -6,23 +6,12 @@
 #include <algorithm>
 #include <type_traits>
 
-struct Write {
-  Pool kv;
-  void *q;               // [T, num_heads, head_size], rotated in place
-  const void *k, *v;     // [T, num_kv_heads, head_size]
-  const float *cos, *sin;  // [T, head_size / 2] contiguous; null = only write
-  const int64_t *slots;  // [T]; -1 = skip
-  int64_t q_row, q_head, k_row, k_head, v_row, v_head;  // strides in elements
-  int32_t num_tokens, num_heads, threads;
-  Dtype dtype;
-};
-
 namespace {
 
 constexpr int MAX_SIZE = 1024;        // elements of a head
 constexpr int ELEMENTS_PER_THREAD = 1 << 14;  // below this, waking a thread costs more than it does
 
-// A head of 16 elements, in one vector.
+// A head of 16 elements, in one vector of 16.
 template <typename In, typename Out> void rotate_eights(const In *x, const float *cos, const float *sin, Out *out) {
   alignas(64) float c[16], s[16];
   for (int i = 0; i < 16; i++) {
@@ -33,12 +22,13 @@ template <typename In, typename Out> void rotate_eights(const In *x, const float
   store(out, a * load(c) + exchange<8>(a) * load(s));
 }
 
-// The two halves of a head, 16 elements of each at a time; the last ones may reach over its end by being computed twice.
+// The two halves of a head, WIDTH elements of each at a time; the last ones may reach over its end by being computed twice.
 template <typename In, typename Out> void rotate(const In *x, const float *cos, const float *sin, Out *out, int half) {
-  if (half == 8) return rotate_eights(x, cos, sin, out);
-  Vec first[MAX_SIZE / 32], second[MAX_SIZE / 32];  // all read before any is written: x may be out
+  if constexpr (WIDTH == 16)
+    if (half == 8) return rotate_eights(x, cos, sin, out);
+  Vec first[MAX_SIZE / 2 / WIDTH], second[MAX_SIZE / 2 / WIDTH];  // all read before any is written: x may be out
   const auto each = [&](auto body) {
-    for (int i = 0, j = 0; i < half; i += 16, j++) body(j, std::min(i, half - 16));
+    for (int i = 0, j = 0; i < half; i += WIDTH, j++) body(j, std::min(i, half - WIDTH));
   };
   each([&](int j, int i) {
     const Vec a = load(x + i), b = load(x + i + half), c = load(cos + i), s = load(sin + i);
@@ -55,7 +45,7 @@ template <typename In, typename Out> void copy(const In *x, Out *out, int size) 
   if constexpr (std::is_same_v<In, Out>) {
     memcpy(out, x, size * sizeof(In));
   } else {
-    for (int i = 0; i < size; i += 16) store(out + i, load(x + i));
+    for (int i = 0; i < size; i += WIDTH) store(out + i, load(x + i));
   }
 }
 

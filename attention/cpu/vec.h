@@ -1,98 +1,69 @@
-// Vectors of 16 floats in the compiler's own vector types: one AVX-512 register, two of AVX2.
+// Vectors of WIDTH floats, one register of the CPU's widest kind, in the compiler's own vector types.
+//
+//   WIDTH  16 AVX-512   8 AVX2   4 NEON
+//
+// Wider types than a register would read simpler, but g++ keeps them in memory: AVX2 kernels written for 16 floats ran
+// at a tenth of their speed. What an instruction set names itself is in vec_avx512.h, vec_avx2.h and vec_neon.h.
 #pragma once
 #include "paged.h"
 #include <cstring>
-#include <immintrin.h>
+#include <utility>
 
-typedef float Vec __attribute__((vector_size(64)));
-typedef int32_t IntVec __attribute__((vector_size(64)));
-typedef uint16_t HalfVec __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t IntVec __attribute__((vector_size(4 * WIDTH)));
 
 struct Bf16 { uint16_t bits; };
 struct Fp16 { uint16_t bits; };
 
 static inline Vec splat(float x) { return x - Vec{}; }
-static inline Vec load(const float *p) { Vec v; memcpy(&v, p, 64); return v; }
-static inline void store(float *p, Vec v) { memcpy(p, &v, 64); }
+static inline Vec load(const float *p) { Vec v; memcpy(&v, p, sizeof v); return v; }
+static inline void store(float *p, Vec v) { memcpy(p, &v, sizeof v); }
 static inline Vec choose(IntVec mask, Vec a, Vec b) { return (Vec)(((IntVec)a & mask) | ((IntVec)b & ~mask)); }
 
-static inline Vec maximum(Vec a, Vec b) {
-#ifdef __AVX512F__
-  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+// Each instruction set defines:
+static inline Vec maximum(Vec a, Vec b);
+static inline bool any(IntVec mask);                      // whether a lane of a comparison is true
+static inline Vec load(const Bf16 *p);
+static inline Vec load(const Fp16 *p);
+static inline void store(Bf16 *p, Vec v);                 // to nearest, ties to even, as torch rounds; NaN stays NaN
+static inline void store(Fp16 *p, Vec v);
+static inline Vec load_int8(const uint8_t *p);            // signed bytes
+static inline Vec load_e4m3(const uint8_t *p);            // 2^-8 of the values: the exponents of float16 have a bias of
+                                                          // 15, those of e4m3 one of 7
+static inline void store_bytes(uint8_t *p, IntVec v);     // the low byte of each lane
+static inline Vec split(Vec t, Vec *whole);               // t - floor(t), 0 for -inf; `whole` is for raise_to
+static inline Vec raise_to(Vec p, Vec whole, Vec t);      // p 2^floor(t), 0 for t below -126
+
+#if defined(__AVX512F__)
+#include "vec_avx512.h"
+#elif defined(__AVX2__)
+#include "vec_avx2.h"
 #else
-  return choose(a > b, a, b);
+#include "vec_neon.h"
 #endif
-}
+
+template <int... I> static inline IntVec counted(std::integer_sequence<int, I...>) { return IntVec{I...}; }
+static inline IntVec lanes() { return counted(std::make_integer_sequence<int, WIDTH>()); }  // 0, 1, 2, ...
 
 // v with its lanes i and i ^ DISTANCE exchanged
-template <int DISTANCE> static inline Vec exchange(Vec v) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return __builtin_shuffle(v, lane ^ DISTANCE);
+template <int DISTANCE> static inline Vec exchange(Vec v) { return __builtin_shuffle(v, lanes() ^ DISTANCE); }
+
+template <int DISTANCE = WIDTH / 2> static inline float sum(Vec v) {
+  if constexpr (DISTANCE == 0) return v[0];
+  else return sum<DISTANCE / 2>(v + exchange<DISTANCE>(v));
 }
 
-static inline float sum(Vec v) {
-  v += exchange<8>(v);
-  v += exchange<4>(v);
-  v += exchange<2>(v);
-  return v[0] + v[1];
-}
-
-static inline float maximum(Vec v) {
-  v = maximum(v, exchange<8>(v));
-  v = maximum(v, exchange<4>(v));
-  v = maximum(v, exchange<2>(v));
-  return v[0] > v[1] ? v[0] : v[1];
-}
-
-static inline bool any(IntVec mask) {
-#ifdef __AVX512DQ__
-  return _mm512_movepi32_mask((__m512i)mask) != 0;
-#else
-  return maximum((Vec)(mask & 0x3f800000)) > 0;
-#endif
-}
-
-static inline Vec load(const Bf16 *p) {
-  HalfVec half;
-  memcpy(&half, p, 32);
-  return (Vec)(__builtin_convertvector(half, IntVec) << 16);
-}
-
-static inline Vec load(const Fp16 *p) {
-#ifdef __AVX512F__
-  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#else
-  Vec v;
-  for (int i = 0; i < 2; i++) {
-    __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + i));
-    memcpy((char *)&v + 32 * i, &part, 32);
-  }
-  return v;
-#endif
-}
-
-// To nearest, ties to even, as torch rounds; NaN stays NaN.
-static inline void store(Bf16 *p, Vec v) {
-#ifdef __AVX512BF16__
-  _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
-#else
-  IntVec bits = (IntVec)v, odd = (bits >> 16) & 1;
-  IntVec rounded = (IntVec)choose(v == v, (Vec)(bits + 0x7fff + odd), (Vec)(bits | 0x400000));
-  HalfVec half = __builtin_convertvector(rounded >> 16, HalfVec);
-  memcpy(p, &half, 32);
-#endif
-}
-
-static inline void store(Fp16 *p, Vec v) {
-#ifdef __AVX512F__
-  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
-#else
-  for (int i = 0; i < 2; i++) {
-    __m256 part;
-    memcpy(&part, (char *)&v + 32 * i, 32);
-    _mm_storeu_si128((__m128i *)p + i, _mm256_cvtps_ph(part, _MM_FROUND_TO_NEAREST_INT));
-  }
-#endif
+template <int DISTANCE = WIDTH / 2> static inline float maximum(Vec v) {
+  if constexpr (DISTANCE == 0) return v[0];
+  else return maximum<DISTANCE / 2>(maximum(v, exchange<DISTANCE>(v)));
 }
 
 static inline Vec load_as(Dtype dtype, const void *p, int64_t at) {
@@ -111,21 +82,11 @@ template <int DEGREE> static inline Vec exp2(Vec t) {
   constexpr float three[] = {0.99992520f, 0.69583356f, 0.22606716f, 0.07802452f};
   constexpr float five[] = {0.99999994f, 0.69315308f, 0.24015361f, 0.05582632f, 0.00898934f, 0.00187758f};
   const float *c = DEGREE == 3 ? three : five;
-#ifdef __AVX512DQ__
-  Vec fraction = (Vec)_mm512_reduce_ps((__m512)t, 0x09);  // t - floor(t), and 0 for -inf
-#else
-  Vec bounded = maximum(t, splat(-127));
-  IntVec whole = __builtin_convertvector(bounded, IntVec);  // towards zero
-  whole += __builtin_convertvector(whole, Vec) > bounded;   // a true comparison is -1: now floor
-  Vec fraction = bounded - __builtin_convertvector(whole, Vec);
-#endif
+  Vec whole;
+  const Vec fraction = split(t, &whole);
   Vec p = splat(c[DEGREE]);
   for (int i = DEGREE - 1; i >= 0; i--) p = p * fraction + splat(c[i]);
-#ifdef __AVX512F__
-  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)t);  // p 2^floor(t)
-#else
-  return choose(t < splat(-126), Vec{}, (Vec)((IntVec)p + (whole << 23)));
-#endif
+  return raise_to(p, whole, t);
 }
 
 // cap tanh(x / cap) = cap (1 - e) / (1 + e) with e = exp(-2 |x| / cap), and the sign of x
@@ -135,18 +96,17 @@ static inline Vec soft_cap(Vec x, float cap) {
   return (Vec)((IntVec)(splat(cap) * (1 - e) / (1 + e)) | sign);
 }
 
-// Lanes of two vectors a and b, b's counted from 16, seen as squares of twice DISTANCE: `upper` is a with its right half
-// replaced by b's left one, `lower` is b with its left half replaced by a's right one.
+// Lanes of two vectors a and b, b's counted from WIDTH, seen as squares of twice DISTANCE: `upper` is a with its right
+// half replaced by b's left one, `lower` is b with its left half replaced by a's right one.
 template <int DISTANCE> struct Corners {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const IntVec right = (lane & DISTANCE) != 0;
-  const IntVec upper = lane + (right & (16 - DISTANCE)), lower = lane + (right & 16) + (~right & DISTANCE);
+  const IntVec right = (lanes() & DISTANCE) != 0;
+  const IntVec upper = lanes() + (right & (WIDTH - DISTANCE)), lower = lanes() + (right & WIDTH) + (~right & DISTANCE);
 };
 
 template <int DISTANCE> static inline void swap_corners(IntVec *r) {
   const Corners<DISTANCE> corners;
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; i++) {
+  for (int i = 0; i < WIDTH; i++) {
     if (i & DISTANCE) continue;
     const IntVec a = r[i], b = r[i + DISTANCE];
     r[i] = __builtin_shuffle(a, b, corners.upper);
@@ -155,9 +115,21 @@ template <int DISTANCE> static inline void swap_corners(IntVec *r) {
 }
 
 // r[i][j] <-> r[j][i]
-static inline void transpose(IntVec r[16]) {
-  swap_corners<8>(r);
-  swap_corners<4>(r);
-  swap_corners<2>(r);
-  swap_corners<1>(r);
+template <int DISTANCE = WIDTH / 2> static inline void transpose(IntVec *r) {
+  swap_corners<DISTANCE>(r);
+  if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(r);
+}
+
+// Lanes l with bit DISTANCE clear: a[l] + a[l + DISTANCE]; set: b[l - DISTANCE] + b[l].
+template <int DISTANCE> static inline Vec fold(Vec a, Vec b) {
+  const Corners<DISTANCE> corners;
+  return __builtin_shuffle(a, b, corners.upper) + __builtin_shuffle(a, b, corners.lower);
+}
+
+// Sums of the lanes of a[0] .. a[WIDTH - 1], one per lane; a is overwritten.
+template <int DISTANCE = WIDTH / 2> static inline Vec sum_each(Vec *a) {
+#pragma GCC unroll 8
+  for (int i = 0; i < DISTANCE; i++) a[i] = fold<DISTANCE>(a[i], a[i + DISTANCE]);
+  if constexpr (DISTANCE > 1) return sum_each<DISTANCE / 2>(a);
+  else return a[0];
 }

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 
+from cache.calls import HOME_ERRORS
 from engine.request import Request
 
 log = logging.getLogger("mooncake.engine")
@@ -60,7 +61,10 @@ class LayeredLoad:
         if self._task.cancelled():
             return False
         if (error := self._task.exception()) is not None:
-            log.error("a layered load failed", exc_info=error)
+            if isinstance(error, HOME_ERRORS):
+                log.info("a layered load failed: %r", error)
+            else:
+                log.error("a layered load failed", exc_info=error)
             return False
         return self._task.result()
 

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cache.block import BlockGeometry, BlockKey
+from cache.calls import HOME_ERRORS
 from cache.layered import PinnedBlocks
 from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
@@ -25,6 +26,7 @@ from engine.kv.prefetch import Prefetch
 from engine.request import Request
 from engine.serving.intervals import Intervals
 from net.metrics import Metrics
+from net.tasks import awaited, keep
 from sched.cost import TransferModel
 
 log = logging.getLogger("mooncake.engine")
@@ -64,6 +66,19 @@ class PrefixLoader:
         self._network = network
         self._policy = policy  # auto | always | never
         self._metrics = metrics
+        self._held: list[Sequence[int]] = []  # blocks that are being filled
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for blocks in self._held for block_id in blocks)
+
+    def _hold(self, blocks: Sequence[int]) -> None:
+        self._batcher.pool.hold(blocks)
+        self._held.append(blocks)
+
+    def _unhold(self, blocks: Sequence[int]) -> None:
+        self._held = [one for one in self._held if one is not blocks]
+        self._batcher.pool.unhold(blocks)
 
     async def load(self, request: Request) -> LayeredLoad | None:
         """Extend the request's prefix. Whatever cannot be had is simply computed later. A load that is returned goes
@@ -98,9 +113,20 @@ class PrefixLoader:
         if pool.num_free < len(keys):
             return None
         blocks, gate = pool.allocate(len(keys)), LayerGate()
-        pool.hold(blocks)
+        self._hold(blocks)
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._read_layers(request, keys, blocks, gate, begun))
+        task = awaited(self._read_layers(request, keys, blocks, gate, begun))
+
+        def over(task: asyncio.Task[bool]) -> None:
+            """However the load ended, also before its first line."""
+            gate.open()
+            self._unhold(blocks)
+            if not begun.done():
+                begun.set_result(False)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("a layered load could not begin", exc_info=error)
+
+        task.add_done_callback(over)
         started = False
         try:
             started = await begun and not request.finished
@@ -134,20 +160,14 @@ class PrefixLoader:
             intervals.add(last, now, layer_bytes)
             last = now
 
-        try:
-            async with self._store.pinned(keys) as pinned:
-                if not begun.done():
-                    begun.set_result(pinned is not None)
-                if pinned is None:
-                    return False
-                last = begin = time.monotonic()
-                offsets = [block * geometry.block_bytes for block in blocks]
-                whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
-        finally:
-            gate.open()
-            self._batcher.pool.unhold(blocks)
+        async with self._store.pinned(keys) as pinned:
             if not begun.done():
-                begun.set_result(False)
+                begun.set_result(pinned is not None)
+            if pinned is None:
+                return False
+            last = begin = time.monotonic()
+            offsets = [block * geometry.block_bytes for block in blocks]
+            whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
         if whole:
             self._account(request, pinned, len(blocks), time.monotonic() - begin, intervals)
         return whole
@@ -179,14 +199,14 @@ class PrefixLoader:
             blocks = pool.allocate(min(len(keys), pool.num_free))
         except OutOfBlocks:
             return
-        pool.hold(blocks)
+        self._hold(blocks)
         good = 0
         begin = time.monotonic()
         try:
             result = await self._prefetch.fetch(keys[: len(blocks)], blocks)
             good = result.blocks
         finally:
-            pool.unhold(blocks)
+            self._unhold(blocks)
             if request.finished:
                 good = 0
             pool.release(blocks[good:])
@@ -219,13 +239,13 @@ class Publisher:
         self._pool_blocks = pool_blocks
         self._backlog: deque[tuple[BlockKey, int, Facts]] = deque()
         self._wake = asyncio.Event()
-        self._in_flight = 0
+        self._in_flight: list[tuple[BlockKey, int, Facts]] = []
         self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
 
     def start(self) -> None:
         if self._pool_blocks is not None:
-            self._task = asyncio.create_task(self._run())
+            self._task = keep(self._run, "publishing blocks")
 
     def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
         """Queue full blocks (key, block id, facts); they are held until written or given up."""
@@ -241,7 +261,11 @@ class Publisher:
     @property
     def backlog(self) -> int:
         """Blocks that are not written yet."""
-        return len(self._backlog) + self._in_flight
+        return len(self._backlog) + len(self._in_flight)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for part in (self._backlog, self._in_flight) for _, block_id, _ in part)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -259,14 +283,13 @@ class Publisher:
                 await self._wake.wait()
                 continue
             count = min(PUBLISH_BATCH_BLOCKS, len(self._backlog))
-            batch = [self._backlog.popleft() for _ in range(count)]
-            self._in_flight = count
+            batch = self._in_flight = [self._backlog.popleft() for _ in range(count)]
             try:
                 keys, blocks, facts = zip(*batch, strict=True)
                 stored = await self._pool_blocks.put(keys, blocks, facts)
                 self._metrics.count_store_put(stored)
-            except Exception:  # a lost home costs reuse, never correctness
-                log.warning("publishing %d blocks failed", len(batch), exc_info=True)
+            except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
+                log.info("publishing %d blocks failed: %r", len(batch), error)
             finally:
-                self._in_flight = 0
+                self._in_flight = []
                 self._pool.unhold([block_id for _, block_id, _ in batch])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from net.http.frontend import Overloaded, Unavailable
 from net.load_words import UNREACHABLE, Claim, LoadWords
 from sched.load_word import CLAIM_MAX, CLAIM_UNIT_S
 from sched.placements.burst import Choice
@@ -52,12 +51,3 @@ class Claims:
                 return decision, claim, given_up
             await self._words.release(claim)
             decision, given_up = again, given_up + 1
-
-
-def accepted(decision: Placement | Rejected) -> Placement:
-    """Raises Overloaded when every node is full, Unavailable when a role is missing or the prompt fits nowhere."""
-    if not isinstance(decision, Rejected):
-        return decision
-    if decision.retry_after_s is None:
-        raise Unavailable(decision.reason, retry_after_s=1.0)
-    raise Overloaded(decision.reason, decision.retry_after_s)

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import logging
 import mmap
+from dataclasses import fields
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-import attention
-from attention import choose, cpu_build
+from attention import choose, cpu_build, cpu_choice, cpu_level
 from attention.cpu import CpuBackend
-from attention.cpu.library import LEVELS
-from attention.cpu_build import cpu_features
+from attention.cpu_build import Unavailable
+from attention.cpu_choice import Heads, batch_of, fastest_of, seconds_of
+from attention.cpu_level import LEVELS, levels_here
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
+from engine.config import Config
 from scripts.attention_bench.grid import Point
 from scripts.attention_bench.quantized import find_quantized_fault
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
@@ -27,10 +29,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONG = [(1, 560), (1, 255), (1, 0), (1, 16), (100, 200), (40, 0), (3, 140)]
 """Several tiles of columns and several passes over keys; runs of decode that two threads split."""
 
-pytestmark = pytest.mark.skipif(
-    not set(LEVELS["avx2"]) <= cpu_features(), reason="the cpu backend needs x86 with AVX2: this CPU has none"
-)
-HERE = [level for level, features in LEVELS.items() if set(features) <= cpu_features()]
+HERE = levels_here()
+pytestmark = pytest.mark.skipif(not HERE, reason="the cpu backend needs x86 with AVX2, or aarch64")
 
 
 @pytest.fixture
@@ -202,23 +202,73 @@ def test_refuses_what_it_cannot_compute():
         backend.attend(odd, torch.zeros(3, 2, 1, 16, 72), case.batch, plan, 1.0)
 
 
-def test_auto_is_cpu_for_heads_it_takes(caplog):
+@pytest.fixture
+def measured(monkeypatch):
+    """Seconds that candidates are measured to take, for prompts and for decodes."""
+    times = {"prompts": [1.0, 2.0], "decodes": [1.0, 2.0]}
+    kind = {True: "decodes", False: "prompts"}
+    monkeypatch.setattr(cpu_choice, "seconds_of", lambda backends, batch, heads: times[kind[batch.num_decodes > 0]])
+    return times
+
+
+def test_auto_takes_what_was_measured_to_be_faster(measured, caplog):
+    with caplog.at_level(logging.INFO):
+        assert choose("auto", "cpu").name == "cpu"
+        measured["decodes"] = [1.0, 0.4]
+        assert choose("auto", "cpu", num_heads=32, num_kv_heads=8, head_size=128).name == "torch"
+    ours, theirs = [message for message in caplog.messages if "measured with" in message]
+    assert ours.startswith(f"attention by our kernels of level {HERE[0]}") and "9/3 heads of 64 in bfloat16" in ours
+    assert theirs.startswith("attention by torch") and "32/8 heads of 128" in theirs
+    assert "2000.00 ms for 256 new tokens, 400.00 ms for 4 decodes over 512" in theirs
+
+
+def test_the_measurement_computes_with_every_candidate():
+    seen = []
+
+    class Noting(ReferenceBackend):
+        def attend(self, q, kv, batch, plan, scale, **options):
+            seen.append((q.dtype, list(q.shape), batch.num_decodes, batch.kv_lens[0]))
+            return super().attend(q, kv, batch, plan, scale, **options)
+
+    heads = Heads(4, 2, 32, torch.float16)
+    assert all(0 < took < 60 for took in seconds_of([Noting(), CpuBackend()], batch_of([3], 20), heads))
+    assert seen == [(torch.float16, [3, 4, 32], 0, 20)] * 6
+    assert fastest_of([("a", CpuBackend())], heads).name == "cpu"
+
+
+def test_auto_takes_torch_for_heads_without_a_kernel(caplog):
     with caplog.at_level(logging.WARNING):
-        assert choose("auto", "cpu").name == choose("cpu", "cpu").name == "cpu"
-        assert caplog.messages == []
         assert choose("auto", "cpu", head_size=72).name == "torch"
     assert len(caplog.messages) == 1 and "head size 72" in caplog.messages[0]
     with pytest.raises(ValueError, match="does not run on cuda"):
         choose("cpu", "cuda")
 
 
+@pytest.mark.parametrize("level", HERE)
+def test_a_level_can_be_forced(level):
+    assert choose("cpu", "cpu", cpu_level=level).level == level
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+@pytest.mark.parametrize("level", LEVELS.keys() - set(HERE))
+def test_a_level_that_this_cpu_lacks_is_refused(name, level):
+    lacks = rf"--cpu-level {level}: this CPU lacks .*; this CPU has: {', '.join(HERE)}"
+    with pytest.raises(ValueError, match=lacks):
+        choose(name, "cpu", cpu_level=level)
+    with pytest.raises(Unavailable, match=lacks):
+        CpuBackend(level)
+
+
+def test_the_flag_takes_every_level():
+    (field,) = (field for field in fields(Config) if field.name == "cpu_level")
+    assert field.metadata["choices"] == ("auto", *LEVELS)
+
+
 def test_without_the_features_auto_is_torch_and_cpu_is_an_error(monkeypatch, caplog):
-    monkeypatch.setattr(cpu_build, "cpu_features", lambda: frozenset({"avx2", "fma"}))
-    for cached in (attention.cpu.library.best_level, attention.cpu.library.library):
-        monkeypatch.setattr(attention.cpu.library, cached.__wrapped__.__name__, cached.__wrapped__)
-    monkeypatch.setattr(attention.cpu.backend, "best_level", attention.cpu.library.best_level)
+    for module in (cpu_build, cpu_level):
+        monkeypatch.setattr(module, "cpu_features", lambda: frozenset({"avx2", "fma"}))
     with caplog.at_level(logging.WARNING):
         assert choose("auto", "cpu").name == "torch"
-    assert len(caplog.messages) == 1 and "lacks f16c. Going on with torch" in caplog.messages[0]
-    with pytest.raises(ValueError, match="lacks f16c; choose --attention-backend torch"):
+    assert len(caplog.messages) == 1 and "lacks AVX2 with FMA and F16C" in caplog.messages[0]
+    with pytest.raises(ValueError, match="and F16C, and is no aarch64; choose --attention-backend torch"):
         choose("cpu", "cpu")

@@ -1,12 +1,16 @@
 """In-memory Channel and TransferEngine: the contract of net/ without sockets, with faults on demand."""
 
 import asyncio
+import logging
+from logging import DEBUG, ERROR
 from types import SimpleNamespace
 
 import orjson
 
 from net.errors import PeerLost, RemoteError, TransferError
 from net.transfer import Op
+
+log = logging.getLogger(__name__)
 
 
 class Hub:
@@ -68,7 +72,7 @@ class FakeChannel:
             raise PeerLost(peer_id)
         work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
         self.tasks.add(work)
-        work.add_done_callback(self.tasks.discard)
+        work.add_done_callback(self._served)
         async with asyncio.timeout(timeout_s):
             if peer_id in self.hub.hanging:
                 await asyncio.Event().wait()
@@ -87,7 +91,13 @@ class FakeChannel:
         if not {peer_id, self.node_id} & self.hub.dead:
             work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
             self.tasks.add(work)
-            work.add_done_callback(self.tasks.discard)
+            work.add_done_callback(self._served)
+
+    def _served(self, work):
+        """A refusal may come when its caller is gone; what else a handler raises is a bug, as in net/channel.py."""
+        self.tasks.discard(work)
+        if not work.cancelled() and isinstance(work.exception(), Exception):
+            log.log(DEBUG if isinstance(work.exception(), RemoteError) else ERROR, "handler", exc_info=work.exception())
 
 
 class FakeTransfer:
@@ -125,7 +135,7 @@ class FakeTransfer:
     async def mapped(self, peer_id, remote):
         return None
 
-    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
+    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0, epoch=None):
         self.started.set()
         await asyncio.sleep(0)
         gate = asyncio.Event() if peer_id in self.hub.stalled else self.gate
@@ -146,6 +156,9 @@ class FakeTransfer:
                 theirs[there : there + length] = ours[at : at + length]
         transport = "local" if peer_id == self.node_id else "fake"
         return SimpleNamespace(nbytes=sum(span[2] for span in spans), seconds=0.0, transport=transport)
+
+    def epoch_of(self, peer_id):
+        return "now"
 
     async def fence(self, peer_id, timeout_s=10.0):
         await asyncio.wait_for(self.fence_gate.wait(), timeout_s)

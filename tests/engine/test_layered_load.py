@@ -102,6 +102,7 @@ async def expected(model):
 
 def idle(worker: Worker) -> bool:
     worker.batcher.check_integrity()
+    worker.batcher.pool.check_owners(worker.held_blocks())
     return worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
 
@@ -140,6 +141,30 @@ async def test_a_damaged_prefix_ends_the_request_and_is_never_found(model, expec
     assert not worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))
     assert idle(worker)
     await worker.close()
+
+
+@pytest.mark.parametrize("when", ["asked", "entered"])
+async def test_a_store_that_fails_before_a_load_begins_costs_the_load_only(model, expected, when):
+    tokens, kv = expected
+    worker, store, got = make(model, kv)
+
+    @asynccontextmanager
+    async def entered(keys):
+        raise ConnectionError("this test says so")
+        yield
+
+    def asked(keys):
+        raise ConnectionError("this test says so")
+
+    async def get(keys, region, offsets):
+        raise ConnectionError("this one, too")
+
+    store.pinned, store.get_into = {"asked": asked, "entered": entered}[when], get
+    worker.add(request())
+    await until(lambda: len(got) == 4)
+    assert [e.token_id for e in got] == tokens
+    await worker.close()
+    assert idle(worker)
 
 
 async def test_an_abort_while_layers_arrive_ends_the_wait(model, expected):

@@ -98,6 +98,7 @@ async def pair(count: int = 8):
             "region": reply["region"],
             "block_ids": reply["blocks"],
             "first_missing": reply["first_missing"],
+            "epoch": reply["epoch"],
         }
         await a.call("p", messages.PREFILL, body | {"target": target, "promise": PROMISE}, data)
         try:

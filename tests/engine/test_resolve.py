@@ -47,6 +47,7 @@ def test_a_laptop():
         "load_format",
         "weight_cache",
         "attention_backend",
+        "cpu_level",
         "transport",
         "prefix_fetch",
         "rdma_devices",

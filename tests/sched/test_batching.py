@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import Config
-from sched.batching import LEAST_CHUNK_TOKENS, DynamicChunks, StepLoad, Tuning, batching_policies
+from sched.batching import LEAST_CHUNK_TOKENS, BoundedSteps, DynamicChunks, StepLoad, Tuning, batching_policies
 from sched.cost import DecodeModel, PrefillModel
 from sched.queueing import queue_orders
 from sched.step_cost import StepModel
@@ -24,6 +24,9 @@ class Linear:
 
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
         return round(seconds * 1000) - decodes
+
+    def largest_prefill(self, seconds: float, context: int) -> int:
+        return round(seconds * 1000)
 
 
 TUNING = Tuning(chunk_tokens=256, tbt_s=0.1, predictor=Linear())
@@ -66,6 +69,45 @@ def test_dynamic_never_starves_prefill():
 
     policy = DynamicChunks(0.1, Pessimist())
     assert policy.prefill_tokens(StepLoad(1016, 8, 800, 0)) == LEAST_CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("name", list(batching_policies))
+def test_a_step_with_prefill_is_bounded_in_time_under_every_policy(name):
+    policy = batching_policies[name](TUNING)
+    for max_s, decodes, most in ((0.2, 0, 200), (0.05, 0, 50), (0.05, 8, 42), (0.05, 60, 32), (0.001, 0, 32)):
+        load = StepLoad(1016, decodes, 100 * decodes, 0)
+        bounded = BoundedSteps(policy, max_s, Linear())
+        assert bounded.prefill_tokens(load) == min(policy.prefill_tokens(load), most)
+        assert bounded.decodes_wait == policy.decodes_wait
+
+
+def test_a_long_prompt_is_computed_in_steps_that_keep_the_time():
+    """Chunks shrink as the context grows: at 10 GFLOP/s, the slowest CPU that was measured, a step of 1,024 tokens
+    behind 7,000 took many seconds."""
+    model = StepModel(PrefillModel((2e-3, 1e-3, 3e-7)), DecodeModel())
+    policy = BoundedSteps(batching_policies["decode-first"](TUNING), 0.5, model)
+    done, chunks = 0, []
+    while done < 8000:
+        chunk = min(policy.prefill_tokens(StepLoad(1024, 0, 0, done)), 8000 - done)
+        assert chunk == LEAST_CHUNK_TOKENS or model.prefill.estimate(chunk, done) <= 0.5
+        done += chunk
+        chunks.append(chunk)
+    assert chunks[0] > 3 * chunks[-2] > 0 and model.prefill.estimate(1024, 7000) > 3
+
+
+@given(
+    a=st.tuples(POSITIVE, POSITIVE, st.floats(1e-12, 1e-6)),
+    seconds=st.floats(1e-4, 2),
+    context=st.integers(0, 100_000),
+)
+def test_the_largest_prefill_is_the_largest(a, seconds, context):
+    model = StepModel(PrefillModel(a), DecodeModel())
+    tokens = model.largest_prefill(seconds, context)
+    if tokens < 0:
+        assert a[0] > seconds
+    else:
+        assert a[0] + model.prefill.estimate(tokens, context, chunks=0) <= seconds * (1 + 1e-6)
+        assert model.prefill.estimate(tokens + 1, context) > seconds * (1 - 1e-6)
 
 
 @given(

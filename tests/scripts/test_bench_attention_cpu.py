@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from attention.cpu.library import LEVELS
-from attention.cpu_build import cpu_features
+from attention.cpu_level import levels_here
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_attention.py"
 
 
-@pytest.mark.skipif(not set(LEVELS["avx2"]) <= cpu_features(), reason="the cpu backend needs x86 with AVX2")
+@pytest.mark.skipif(not levels_here(), reason="the cpu backend needs x86 with AVX2, or aarch64")
 def test_measures_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "attention.json"
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--threads", "1", "--quick", "--json", str(path)]
