@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from net.tasks import spawn
+
 log = logging.getLogger(__name__)
 
 
@@ -24,7 +26,7 @@ class GroupSync:
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = spawn(self._run(), "durable syncs")
         try:
             async with asyncio.timeout(timeout_s):
                 return await waiter

@@ -46,6 +46,7 @@ class Job:
     facts: Sequence[Facts] = ()  # of a put: of every block, or one for all, or none
     kept: Sequence[bool] = ()  # of a repair: which blocks are never evicted here
     repair: bool = False  # of a put: copies of what is elsewhere
+    agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
     durable: bool = False  # of a put: it ends when a home has the block on SSD, synced
     keep: bool = False  # of a put: homes are never to evict the block
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from cache.block import BlockKey
 from cache.pool import BlockPool
 from cache.ssd import SsdTier
+from net.tasks import spawn
 
 
 class Kept:
@@ -80,7 +81,7 @@ class Kept:
     def _tell(self, key: BlockKey, *, kept: bool) -> None:
         if self._ssd is None:
             return
-        task = asyncio.create_task(self._told(key, kept))
+        task = spawn(self._told(key, kept), "marking of a pinned block")
         self._marking.add(task)
         task.add_done_callback(self._marking.discard)
 

@@ -120,8 +120,13 @@ class Objects:
             if new and known is not None:
                 await self.remove(name)
             if new or durable or pin:
-                await self._store.put(manifest_key(name), manifest.pack(), durable=durable, pin=pin)
-        except StoreError:
+                first = await self._store.put(manifest_key(name), manifest.pack(), durable=durable, pin=pin)
+                if new and not first:  # somebody else was quicker
+                    there = await self.info(name)
+                    if there is not None and there.digest != content:
+                        raise Exists(f"{name} was put with other bytes ({there.nbytes} of them) meanwhile")
+                    return False
+        except (StoreError, Exists):
             if new:
                 await self._remove_whole(name, manifest)
             raise
@@ -149,7 +154,7 @@ class Objects:
             for first in range(0, len(missing), self._store.values_at_once):
                 rows = missing[first : first + self._store.values_at_once]
                 items = [(keys[i], view[i * size : (i + 1) * size]) for i in rows]
-                await self._store.put_many(items, durable=durable, pin=pin)
+                await self._store.put_many(items, durable=durable, pin=pin, named=True)
             here = await self._store.exists_many(keys)
             missing = [i for i, is_here in enumerate(here) if not is_here]
             if not missing:

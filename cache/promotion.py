@@ -49,8 +49,7 @@ class Promotions:
             slot = self._pool.allocate_for(self._ssd.facts(key))
         except OutOfBlocks:
             return None
-        task = awaited(self._load(self._ssd, key, slot, self._arena.memory(slot)))
-        self._tasks[slot] = task
+        self._tasks[slot] = task = awaited(self._load(self._ssd, key, slot, self._arena.memory(slot)))
         self._underway[key] = promotion = Promotion(slot, task)
         return promotion
 

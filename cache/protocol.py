@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from cache.block import KEY_BYTES, BlockKey
 from net.errors import RemoteError
 
-PRESENT = -1
-"""Instead of a slot to write: the block is here already, or somebody is writing it, or admission refuses it."""
+STORED, PRESENT = 0, -1
+"""Instead of a slot to write. PRESENT: the block is here, or somebody is writing it, or admission refuses it."""
+
+OTHER, WRITING, GONE = -3, -4, -5
+"""The same where contents are compared: another content is here, and stays; not to be said yet, for somebody is writing
+the block, or there is no room to replace it; that content was removed."""
 
 ABSENT, ELSEWHERE = -1, -2
 """Instead of a slot to read: the block is not here; not here, but this home has passed its writer on."""

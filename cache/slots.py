@@ -47,6 +47,10 @@ class DramSlots:
     def checksum(self, slot: int) -> int:
         return self._checksums[slot]
 
+    def length(self, slot: int) -> int:
+        """Bytes of the block in it."""
+        return self._lengths[slot]
+
     def memory(self, slot: int) -> memoryview:
         """Of the block in it."""
         assert self._arena is not None

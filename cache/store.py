@@ -176,13 +176,15 @@ class Store:
         pin: bool = False,
     ) -> int:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A block that no home takes is passed over. With `facts`, one per block, homes may refuse a block for
-        others that they have (--cache-admission). `durable` and `pin` as of `put_many`. Raises ValueError for offsets
-        outside the region, and with those two NoRoom, NotDurable."""
+        before. A block that no home takes is passed over. With `facts`, one per block, they are KV, whose keys name
+        their content: homes need not agree on it, and may refuse a block for others that they have
+        (--cache-admission). `durable` and `pin` as of `put_many`. Raises ValueError for offsets outside the region, and
+        with those two NoRoom, NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
         job.facts, job.durable, job.keep = facts, durable, pin
+        job.agree = not facts
         await self._put(job)
         if durable or pin:
             all_taken(job)
@@ -210,15 +212,16 @@ class Store:
         return (await self.put_many([(key, value)], durable=durable, pin=pin))[0]
 
     async def put_many(
-        self, items: Sequence[tuple[BlockKey, Buffer]], *, durable: bool = False, pin: bool = False
+        self, items: Sequence[tuple[BlockKey, Buffer]], *, durable: bool = False, pin: bool = False, named: bool = False
     ) -> list[bool]:
         """Per item whether it is new. When this raises, some of the items may have been stored.
 
         What is acknowledged is in the memory of its homes, and a moment later on their SSD tiers: a home that is killed
         in that moment loses it. `durable`: the answer comes when each item is on the SSD of a home of it and synced
         there, which kill -9 of that home cannot undo; NotDurable says why it is not. `pin`: homes never evict it, until
-        `unpin_many` or `remove_many`; NoRoom when they keep as much as they may (--pin-share)."""
-        return await self._values.put_many(items, durable=durable, pin=pin)
+        `unpin_many` or `remove_many`; NoRoom when they keep as much as they may (--pin-share). `named`: the keys name
+        their content, so any two copies are the same and the homes need not agree."""
+        return await self._values.put_many(items, durable=durable, pin=pin, named=named)
 
     async def unpin_many(self, keys: Sequence[BlockKey]) -> int:
         """They may be evicted again; returns how many copies were pinned. A node that is not reached keeps its own."""
@@ -277,6 +280,8 @@ class Store:
         return self._accounts.got(job)
 
     async def _put(self, job: Job) -> Job:
+        if job.agree and not self.router.single():
+            job.present |= await self._reader.which(job.keys, leading=False)
         await self._writer.publish(job, self._window)
         return self._accounts.put(job)
 

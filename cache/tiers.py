@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cache.admission import Admission, Always
+from cache.agreement import Content
 from cache.arena import UNCHECKED, Arena, checksum
 from cache.block import BlockKey
 from cache.group_sync import GroupSync
@@ -75,7 +76,9 @@ class LocalStore:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
         self._pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
-        self._reservations = Reservations(arena, self._pool, self._slots, self._behind, chosen, self.contains, counts)
+        self._reservations = Reservations(
+            arena, self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
+        )
 
     # --- what is here
 
@@ -87,6 +90,13 @@ class LocalStore:
         if self.ssd is not None and self.ssd.readable and (key in self._promotions or self.ssd.contains(key)):
             return "ssd"
         return None
+
+    def content(self, key: BlockKey) -> Content | None:
+        """(checksum, bytes) of what is here under `key`, in any tier."""
+        slot = self._pool.lookup(key)
+        if slot is not None:
+            return self._slots.checksum(slot), self._slots.length(slot)
+        return self.ssd.content(key) if self.ssd is not None else None
 
     def facts(self, key: BlockKey) -> Facts:
         """What is known of a block that is here."""
@@ -170,13 +180,23 @@ class LocalStore:
     # --- writing
 
     def reserve(
-        self, key: BlockKey, facts: Facts | None = None, *, copy: bool = False, keep: bool = False
+        self,
+        key: BlockKey,
+        facts: Facts | None = None,
+        *,
+        copy: bool = False,
+        keep: bool = False,
+        over: bool = False,
     ) -> int | None:
         """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
         admission refuses it, which it may only when `facts` say that it is KV and could be computed again, and when it
-        is no `copy` of what another node has. `keep`: it is to be kept, if the limit allows. Raises NoSpace;
-        `wait_for_room` may help."""
-        return self._reservations.reserve(key, facts, copy=copy, keep=keep)
+        is no `copy` of what another node has. `keep`: it is to be kept, if the limit allows. With `over` what is here
+        is found until the commit, which replaces it. Raises NoSpace; `wait_for_room` may help."""
+        return self._reservations.reserve(key, facts, copy=copy, keep=keep, over=over)
+
+    def arriving(self, key: BlockKey) -> bool:
+        """A slot is reserved for it now."""
+        return self._reservations.arriving(key)
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
         """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
@@ -187,6 +207,23 @@ class LocalStore:
     def abandon(self, slot: int) -> None:
         """Give the reservation of `slot` back. Raises KeyError without one."""
         self._reservations.abandon(slot)
+
+    def _displace(self, key: BlockKey) -> bool:
+        """Another content is about to be named so; whether this one was kept. On SSD, where one thread works in order,
+        it goes ahead of the new one's write."""
+        kept = key in self._kept
+        self._out_of_dram(key)
+        if self.ssd is not None:
+            self.ssd.forget([key])
+            asyncio.get_running_loop().run_in_executor(self._executor, self.ssd.erase_forgotten, [key])
+        return kept
+
+    def _out_of_dram(self, key: BlockKey) -> None:
+        self._kept.lost(key)
+        self._promotions.drop(key)
+        self._pool.forget(key)
+        if self._behind is not None:
+            self._behind.drop(key)
 
     async def _write(self, ssd: SsdTier, rows: Sequence[Row]) -> list[bool]:
         blocks = [
@@ -210,11 +247,7 @@ class LocalStore:
         go on. Returns how many were here."""
         here = [key for key in dict.fromkeys(keys) if self._is_anywhere(key)]
         for key in here:
-            self._kept.lost(key)
-            self._promotions.drop(key)
-            self._pool.forget(key)
-            if self._behind is not None:
-                self._behind.drop(key)
+            self._out_of_dram(key)
         ssd = self.ssd
         if ssd is not None and here:
             ssd.forget(here)

@@ -49,9 +49,15 @@ class Values:
         return out
 
     async def put_many(
-        self, items: Sequence[tuple[BlockKey, Buffer]], *, durable: bool = False, pin: bool = False
+        self,
+        items: Sequence[tuple[BlockKey, Buffer]],
+        *,
+        durable: bool = False,
+        pin: bool = False,
+        named: bool = False,
     ) -> list[bool]:
-        """Per item whether it is new. Raises ValueError for an impossible length, NoRoom, NotDurable, Unreachable."""
+        """Per item whether it is new. `named`: the keys name their content. Raises ValueError for an impossible length,
+        NoRoom, NotDurable, Unreachable."""
         if wrong := [len(value) for _, value in items if not 0 < len(value) <= self._block_bytes]:
             raise ValueError(f"a value has 1 to {self._block_bytes} bytes, not {wrong[0]}: larger ones go to objects/")
         out: list[bool] = []
@@ -59,6 +65,7 @@ class Values:
             batch = items[first : first + self.at_once]
             async with self._staging.slots(len(batch)) as offsets:
                 job = self._job([key for key, _ in batch], self._stage(), offsets)
+                job.agree = not named
                 for i, (_, value) in enumerate(batch):
                     job.region.memory[offsets[i] : offsets[i] + len(value)] = value
                     job.lengths[i] = len(value)

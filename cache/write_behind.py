@@ -8,15 +8,12 @@ evicted, and as long as it is not it is tried again, one block as a probe and th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 
 from cache.block import BlockKey
 from net.tasks import keep
-
-log = logging.getLogger(__name__)
 
 Row = tuple[BlockKey, int]
 """(key, slot)"""
@@ -90,8 +87,6 @@ class WriteBehind:
             done: Sequence[bool] = [False] * len(batch)
             try:
                 done = await self._write(batch)
-            except Exception:  # a bug: what was not written is owed, and later batches are written
-                log.exception("writing %d blocks to SSD failed", len(batch))
             finally:
                 self._underway = {}
                 for (key, slot), written in zip(batch, done, strict=True):  # one by one: the oldest is evicted first

@@ -101,6 +101,7 @@ class Engine:
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
             least_s=rails.fetch_s,
+            used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
         )
         self.worker = Worker(
             self.batcher,

@@ -140,8 +140,8 @@ def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: i
         Watched(counter, "mooncake:store_tier_events", "Blocks of this share: found, missing, written, evicted, "
                 "refused by admission, damaged; disk operations that failed, tiers started empty after damage",
                 ("tier", "event"), events),
-        Watched(gauge, "mooncake:store_disk_trouble", "1 while the disk of the tier stands still, fails, or could not be "
-                "opened again after damage", ("tier", "trouble"), troubles),
+        Watched(gauge, "mooncake:store_disk_trouble", "1 while the disk of the tier stands still, fails, or could not "
+                "be opened again after damage", ("tier", "trouble"), troubles),
         Watched(gauge, "mooncake:store_pinned_blocks", "Blocks of this share that are never evicted", ("tier",),
                 figures("pinned")),
         Watched(gauge, "mooncake:store_unwritten_blocks", "Blocks that the disk did not take, to be tried again",

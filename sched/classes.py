@@ -43,8 +43,7 @@ def with_objectives(text: str) -> dict[str, ServiceClass]:
             raise ValueError(f"{part!r} names no objective; write {name}:ttft=SECONDS,tbt=SECONDS")
         for objective in objectives.split(","):
             kind, _, value = objective.partition("=")
-            field = {"ttft": "ttft_s", "tbt": "tbt_s"}.get(kind.strip())
-            if field is None:
+            if kind.strip() not in ("ttft", "tbt"):
                 raise ValueError(f"no objective {kind.strip()!r}; there are ttft and tbt")
             try:
                 seconds = float(value)
@@ -52,7 +51,10 @@ def with_objectives(text: str) -> dict[str, ServiceClass]:
                 seconds = 0.0
             if not 0 < seconds < 1e6:
                 raise ValueError(f"{objective.strip()!r} is no number of seconds above 0")
-            found[name] = replace(found[name], **{field: seconds})
+            of_class = found[name]
+            found[name] = (
+                replace(of_class, ttft_s=seconds) if kind.strip() == "ttft" else replace(of_class, tbt_s=seconds)
+            )
     return found
 
 

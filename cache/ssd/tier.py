@@ -1,10 +1,10 @@
 """SsdTier: which blocks are on disk, who goes next, and what happens when the disk does not do what it should.
 
 The books are in memory: an entry per block says where it lies, which checksum it has and what policies know of it, so
-lookups and reads ask no tree. A restart adopts what its medium finds, oldest first. Reads verify the checksum; a block
-that is damaged is dropped and a miss. A medium that finds itself damaged is renewed, empty, while the node serves; where that
-fails, the tier is closed and tries again. A thread syncs in the background, which bounds what a failing power supply
-takes; a killed process loses nothing that was written.
+lookups and reads ask no tree. A restart adopts what its medium finds, oldest first. Reads verify the checksum; a
+damaged block is dropped and a miss. A medium that finds itself damaged is renewed, empty, while the node serves; where
+that fails, the tier is closed and tries again. A thread syncs in the background, which bounds what a failing power
+supply takes; a killed process loses nothing that was written.
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ class SsdTier:
 
     def contains(self, key: BlockKey) -> bool:
         return key in self._entries
+
+    def content(self, key: BlockKey) -> tuple[int, int] | None:
+        """(checksum, bytes) of a block here."""
+        entry = self._entries.get(key)
+        return None if entry is None else (entry.checksum, entry.length)
 
     def facts(self, key: BlockKey) -> Facts:
         """What was known of the block when it was written."""

@@ -53,6 +53,9 @@ class DeviceBlocks:
                 self._free.put_nowait(window)
         return stored
 
+    async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
+        return await self._store.exists_many(keys)
+
     async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
         """Returns or raises behind the last copy into the device."""
         parts: list[GetResult] = []

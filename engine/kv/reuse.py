@@ -35,6 +35,10 @@ PUBLISH_BATCH_BLOCKS = 32
 MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
 
 
+Named = tuple[BlockKey, int, Facts]
+"""A full block: (key, block id, facts)."""
+
+
 class PrefixLoader:
     """Fetches what the store has of a request's prefix into the engine arena, when that beats computing it."""
 
@@ -51,11 +55,13 @@ class PrefixLoader:
         prefetch: Prefetch,
         by_layer: bool = False,
         least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
+        used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
         """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer, where
         blocks need no decoding and it is to wait at all; least_s: what a fetch of these blocks takes at least, as the
-        rails to their homes are now."""
+        rails to their homes are now; used: told of blocks that were found in the engine's own arena."""
         self._least_s = least_s
+        self._used = used
         self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
         self._prefetch = prefetch
         self._batcher = batcher
@@ -85,6 +91,8 @@ class PrefixLoader:
         on beside the request's first step, which has to wait for each of its layers."""
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)
+        if local:
+            self._used(self._batcher.blocks.named(request, 0, local))
         keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
         if self._store is None or not keys or self._policy == "never":
             return None
@@ -237,9 +245,10 @@ class Publisher:
         self._metrics = metrics
         self._pool = pool
         self._pool_blocks = pool_blocks
-        self._backlog: deque[tuple[BlockKey, int, Facts]] = deque()
+        self._backlog: deque[Named] = deque()
+        self._again: deque[Named] = deque()  # what was offered before, and may have been refused
         self._wake = asyncio.Event()
-        self._in_flight: list[tuple[BlockKey, int, Facts]] = []
+        self._in_flight: list[Named] = []
         self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
 
@@ -247,49 +256,66 @@ class Publisher:
         if self._pool_blocks is not None:
             self._task = keep(self._run, "publishing blocks")
 
-    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
-        """Queue full blocks (key, block id, facts); they are held until written or given up."""
+    def publish(self, named: Sequence[Named]) -> None:
+        """Queue full blocks; they are held until written or given up."""
+        self.num_dropped += self._take(self._backlog, named)
+
+    def offer_again(self, named: Sequence[Named]) -> None:
+        """Blocks that were used in the arena: those that the pool does not have are offered to it once more, so that an
+        admission that counts uses counts this one."""
+        self._take(self._again, named)
+
+    def _take(self, queue: deque[Named], named: Sequence[Named]) -> int:
+        """Returns how many there was no room for."""
         if self._task is None or not named:
-            return
-        room = MAX_PUBLISH_BACKLOG_BLOCKS - len(self._backlog)
-        self.num_dropped += max(0, len(named) - room)
-        taken = named[: max(0, room)]
+            return 0
+        taken = named[: max(0, MAX_PUBLISH_BACKLOG_BLOCKS - len(queue))]
         self._pool.hold([block_id for _, block_id, _ in taken])
-        self._backlog.extend(taken)
+        queue.extend(taken)
         self._wake.set()
+        return len(named) - len(taken)
 
     @property
     def backlog(self) -> int:
         """Blocks that are not written yet."""
-        return len(self._backlog) + len(self._in_flight)
+        return len(self._backlog) + len(self._again) + len(self._in_flight)
 
     def held_blocks(self) -> Iterator[int]:
         """One for each transfer reference held here."""
-        return (block_id for part in (self._backlog, self._in_flight) for _, block_id, _ in part)
+        return (block_id for part in (self._backlog, self._again, self._in_flight) for _, block_id, _ in part)
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._pool.unhold([block_id for _, block_id, _ in self._backlog])
-        self._backlog.clear()
+        for queue in (self._backlog, self._again):
+            self._pool.unhold([block_id for _, block_id, _ in queue])
+            queue.clear()
 
     async def _run(self) -> None:
         assert self._pool_blocks is not None
         while True:
-            if not self._backlog:
+            queue = self._backlog or self._again
+            if not queue:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            count = min(PUBLISH_BATCH_BLOCKS, len(self._backlog))
-            batch = self._in_flight = [self._backlog.popleft() for _ in range(count)]
+            count = min(PUBLISH_BATCH_BLOCKS, len(queue))
+            batch = self._in_flight = [queue.popleft() for _ in range(count)]
             try:
-                keys, blocks, facts = zip(*batch, strict=True)
-                stored = await self._pool_blocks.put(keys, blocks, facts)
-                self._metrics.count_store_put(stored)
+                rows = batch if queue is self._backlog else await self._lacking(batch)
+                if rows:
+                    keys, blocks, facts = zip(*rows, strict=True)
+                    stored = await self._pool_blocks.put(keys, blocks, facts)
+                    self._metrics.count_store_put(stored)
             except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
                 log.info("publishing %d blocks failed: %r", len(batch), error)
             finally:
                 self._in_flight = []
                 self._pool.unhold([block_id for _, block_id, _ in batch])
+
+    async def _lacking(self, batch: Sequence[Named]) -> list[Named]:
+        assert self._pool_blocks is not None
+        there = await self._pool_blocks.exists([key for key, _, _ in batch])
+        return [row for row, here in zip(batch, there, strict=True) if not here]

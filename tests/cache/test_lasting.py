@@ -1,4 +1,4 @@
-"""What outlives a moment: facts and pins of blocks across SSD, moves and restarts; durable puts; objects that do not fit."""
+"""What outlives a moment: facts and pins of blocks over SSD, moves and restarts; durable puts; objects too large."""
 
 import asyncio
 import errno
@@ -184,7 +184,7 @@ async def test_values_of_programs_are_of_the_class_objects(tmp_path):
         a = cluster.stores["a"]
         await a.put(key_of(1), b"value")
         await a.objects.put("objects/x", bytes(9000))
-        assert {a.local.facts(key) for key in a.local.keys()} == {OBJECTS}
+        assert {a.local.facts(key) for key in list(a.local.keys())} == {OBJECTS}
 
 
 # --- pins

@@ -123,7 +123,7 @@ def test_a_disk_that_fails_is_said_reads_go_on_and_writes_are_made_up_for(node):
     client.flush()
     disk.is_wrong("write ENOSPC")
     client.put(key(100), value(100))
-    with pytest.raises(NotDurable, match="--ssd-path|No space left on device|SSD tier"):
+    with pytest.raises(NotDurable, match="No space left on device"):
         client.put(key(101), value(101), durable=True)
     with pytest.raises(NotDurable):
         client.flush()
@@ -150,8 +150,7 @@ def test_reads_that_fail_are_misses_and_the_blocks_are_back_with_the_disk(node):
     disk.is_wrong("read EIO")
     newest = [i for i in range(2 * MEMORY) if client.get(key(i)) == value(i)]
     assert len(newest) >= MEMORY // 2, "what is in memory is served"
-    if len(newest) == 2 * MEMORY:
-        return  # all of it was in the page cache
+    assert len(newest) < 2 * MEMORY
     until(lambda: trouble(cluster, "failing") == 1)
     disk.is_wrong("")
     until(lambda: trouble(cluster, "failing") == 0)
