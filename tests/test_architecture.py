@@ -63,6 +63,8 @@ PURE = (
     "cache.heat",
     "cache.recent",
     "cache.repair",
+    "cache.agreement",
+    "cache.deciding",
     "net.wire",
     "net.keyring",
     "net.sealed_packets",
