@@ -34,6 +34,7 @@ class Lease:
     slots: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
     owner: str = ""  # the home these blocks are kept for
+    repair: bool = False  # they are copies of what is elsewhere
 
 
 class Leases:
@@ -56,12 +57,12 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases) + len(self._fenced)
 
-    def open(self, peer: str, number: int, *, writes: bool, owner: str = "") -> None:
+    def open(self, peer: str, number: int, *, writes: bool, owner: str = "", repair: bool = False) -> None:
         """The lease exists before its grant, so that the peer can end it while it waits."""
         if (peer, number) in self._leases:
             raise RemoteError(f"lease {number} is in use", "bad_request")
         timer = asyncio.get_running_loop().call_later(self._deadlines.lease_s, self._expire, peer, number)
-        self._leases[peer, number] = Lease(writes, timer, owner=owner)
+        self._leases[peer, number] = Lease(writes, timer, owner=owner, repair=repair)
 
     def grant(self, peer: str, number: int, slots: list[int], keys: list[BlockKey], *, writes: bool) -> dict[str, Any]:
         """Put the slots under the lease; returns how the peer reaches them. Without slots the lease is over."""

@@ -135,6 +135,8 @@ class Node:
         self.stalls.start()
         if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
+            if config.transport == "rdma" or config.rdma_devices != "auto":
+                self._check_rdma()
         wanted = config.control_port or control_port(config.host, config.port)
         host, port = await self.channel.start(config.host, wanted)
         self.gossip.on_up(self._member_up)
@@ -174,6 +176,13 @@ class Node:
             self._prefault.start()
         self.unready = self._gave_up
         log.info("ready after %s", self._phases.line())
+
+    def _check_rdma(self) -> None:
+        """What was asked for by name has to be here: a node that finds out from its first peer serves nothing."""
+        if (reason := self.transfer.refusal("rdma")) is not None:
+            by_name = self.config.transport != "rdma"
+            asked = f"--rdma-devices {self.config.rdma_devices}" if by_name else "--transport rdma"
+            raise UsageError(f"{asked}: {reason}; give --transport auto or tcp (mooncake.py doctor shows what is here)")
 
     async def drain(self) -> None:
         """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -97,7 +98,8 @@ class Connection(Stream):
     def close(self) -> None:
         """Close in good order: what was sent arrives, then a bye."""
         if self.is_open and not self._ended:
-            self.send({"bye": True})
+            with suppress(PeerLost):
+                self.send({"bye": True})
         self._end()
         self._greeter.left(self)
         if self._transport is not None:

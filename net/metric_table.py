@@ -59,7 +59,11 @@ ENGINE = (
     Declared(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled"),
     Declared(Gauge, "mooncake:requests_waiting", "Requests waiting, by service class", ("service_class",)),
     Declared(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1"),
-    Declared(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out"),
+    Declared(
+        Counter,
+        "vllm:num_preemptions",
+        "Requests sent back to the queue because blocks ran out, or for one of a higher class",
+    ),
     Declared(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
     Declared(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier"),
     Declared(Counter, "vllm:spec_decode_num_drafts", "Drafts verified: one per request and step"),
@@ -96,6 +100,13 @@ REQUESTS = (
         "Arrival to first token, by service class",
         ("service_class",),
         FIRST_TOKEN_BUCKETS_S,
+    ),
+    Declared(
+        Histogram,
+        "mooncake:inter_token_latency_seconds",
+        "Between successive tokens, by service class",
+        ("service_class",),
+        NEXT_TOKEN_BUCKETS_S,
     ),
 )
 

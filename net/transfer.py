@@ -87,6 +87,11 @@ class TransferEngine:
         channel.on_lost(self._gone)
         channel.on_closed(self._gone)
 
+    def refusal(self, transport: str) -> str | None:
+        """Why this node cannot use `transport`, one of its order; None when it can. May open devices."""
+        refused = self._transports[transport].offer().get("refused")
+        return None if refused is None else str(refused)
+
     def register(self, region: Region) -> None:
         """Peers may read and write the region from now on. Raises ValueError when the name is taken."""
         if region.name in self._regions:

@@ -1,4 +1,4 @@
-"""The compiled kernels and their arguments, mirroring paged.h and rotary.cpp field by field.
+"""The compiled kernels and their arguments, mirroring paged.h field by field.
 
 Every level (attention/cpu_level.py) holds the same kernels; what differs is the width of a vector and how bfloat16 is
 multiplied. Tiles (amx) decode head sizes of 32, 64, 96 and 128 in blocks of a multiple of 16; others take vdpbf16ps.

@@ -31,6 +31,18 @@ struct Attend {
   int64_t out_at(int row, int head) const { return ((int64_t)row * num_heads + head) * kv.head_size; }
 };
 
+// Rotates q and k, and writes k and v into the pool.
+struct Write {
+  Pool kv;
+  void *q;               // [T, num_heads, head_size], rotated in place
+  const void *k, *v;     // [T, num_kv_heads, head_size]
+  const float *cos, *sin;  // [T, head_size / 2] contiguous; null = only write
+  const int64_t *slots;  // [T]; -1 = skip
+  int64_t q_row, q_head, k_row, k_head, v_row, v_head;  // strides in elements
+  int32_t num_tokens, num_heads, threads;
+  Dtype dtype;
+};
+
 // One request's K or V of one head: where its token number j lies.
 template <typename T> struct Tokens {
   const T *base;

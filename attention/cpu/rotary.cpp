@@ -6,17 +6,6 @@
 #include <algorithm>
 #include <type_traits>
 
-struct Write {
-  Pool kv;
-  void *q;               // [T, num_heads, head_size], rotated in place
-  const void *k, *v;     // [T, num_kv_heads, head_size]
-  const float *cos, *sin;  // [T, head_size / 2] contiguous; null = only write
-  const int64_t *slots;  // [T]; -1 = skip
-  int64_t q_row, q_head, k_row, k_head, v_row, v_head;  // strides in elements
-  int32_t num_tokens, num_heads, threads;
-  Dtype dtype;
-};
-
 namespace {
 
 constexpr int MAX_SIZE = 1024;        // elements of a head

@@ -24,6 +24,11 @@ class Hub:
         self.stalled = set()  # no bytes come from them, or go there
         self.calls = []  # (from, to, kind)
         self.dropped = []  # (by, whom)
+        self.weather = None  # tests/cache/virtual.py
+
+    async def cross(self, source, target):
+        if self.weather is not None:
+            await self.weather.cross(source, target)
 
     def node(self, node_id):
         self.channels[node_id] = FakeChannel(node_id, self)
@@ -79,11 +84,15 @@ class FakeChannel:
             return await asyncio.shield(work)
 
     async def serve(self, from_id, kind, body, data):
+        data = [bytes(part) for part in data]
+        await self.hub.cross(from_id, self.node_id)
         if kind not in self.handlers:
             raise RemoteError(f"no handler for {kind}", "unknown")
         sent = orjson.loads(orjson.dumps(body))  # only what JSON carries arrives
         reply = await self.handlers[kind](from_id, sent, memoryview(b"".join(data)))
         body, payload = reply if isinstance(reply, tuple) else (reply or {}, ())
+        payload = [bytes(part) for part in payload]
+        await self.hub.cross(self.node_id, from_id)
         return orjson.loads(orjson.dumps(body)), memoryview(b"".join(payload))
 
     def post(self, peer_id, kind, body, data=()):
@@ -110,6 +119,7 @@ class FakeTransfer:
         self.started = asyncio.Event()
         self.fence_gate = asyncio.Event()  # fences wait for it
         self.fence_gate.set()
+        self.fenced = {}  # home -> how often it has fenced this node off: what began before moves nothing
         self.error = None  # raised instead of a transfer
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
 
@@ -140,6 +150,11 @@ class FakeTransfer:
         await asyncio.sleep(0)
         gate = asyncio.Event() if peer_id in self.hub.stalled else self.gate
         await asyncio.wait_for(gate.wait(), timeout_s)
+        life = self.fenced.get(peer_id, 0)
+        async with asyncio.timeout(timeout_s):
+            await self.hub.cross(self.node_id, peer_id)
+        if life != self.fenced.get(peer_id, 0):
+            raise PeerLost(peer_id)
         if self.error is not None:
             raise self.error
         if {peer_id, self.node_id} & self.hub.dead:
@@ -162,3 +177,5 @@ class FakeTransfer:
 
     async def fence(self, peer_id, timeout_s=10.0):
         await asyncio.wait_for(self.fence_gate.wait(), timeout_s)
+        fenced = self.hub.transfers[peer_id].fenced
+        fenced[self.node_id] = fenced.get(self.node_id, 0) + 1

@@ -190,6 +190,27 @@ async def test_a_connection_that_breaks_costs_another_try(nodes, monkeypatch):
         assert ours.memory[: 9 * MIB] == home.region.memory[: 9 * MIB]
 
 
+async def test_a_connection_that_breaks_while_its_socket_is_full_costs_another_try(nodes, monkeypatch):
+    """The sender waits for room then, and is woken by the end of the connection after its transfer was failed."""
+    a, ours, home = nodes
+    monkeypatch.setattr("net.rails.BACKOFF_S", 0.02)
+    await ask(a, Get(ours, 0, 0))
+    await until(lambda: len(rails(a)) == 2)
+    ours.memory[: 30 * MIB] = random.Random(5).randbytes(MIB) * 30
+    served = [one.connection._transport for one in home.engine._transports["tcp"]._served]
+    for transport in served:
+        transport.pause_reading()
+    asking = asyncio.create_task(ask(a, Put(ours, 30 * MIB)))
+    await until(lambda: any(rail.connection.congested for rail in rails(a)))
+    [full] = [rail for rail in rails(a) if rail.connection.congested]
+    full.connection._transport.abort()
+    for transport in served:
+        if not transport.is_closing():
+            transport.resume_reading()
+    assert (await asking).answer == {"same": True}
+    assert ours.memory[: 30 * MIB] == home.region.memory[: 30 * MIB]
+
+
 @pytest.mark.parametrize("put", [False, True])
 async def test_a_peer_that_hangs_costs_the_deadline_and_gets_no_memory(nodes, put):
     a, ours, home = nodes

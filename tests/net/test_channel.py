@@ -121,6 +121,18 @@ async def test_loss_fails_calls_and_is_told_once_on_both_sides():
         assert (await a.call("b", "echo", {}))[0] == {"from": "a"}, "the next call dials again"
 
 
+async def test_a_connection_that_breaks_in_the_same_turn_closes_without_an_error():
+    """The transport is closed before anybody is told: a write raises under uvloop, where others only warn."""
+    async with channels("a", "b") as (a, b):
+        b.handle("echo", echo)
+        await a.call("b", "echo", {})
+        for connection in list(a.links._everyone):
+            connection._transport.abort()
+            with pytest.raises(PeerLost):
+                connection.send({"late": True})
+            connection.close()
+
+
 async def test_close_cancels_handlers_fails_calls_and_leaves_no_descriptor():
     async with channels("first"):
         pass

@@ -95,19 +95,38 @@ def test_never_more_than_the_rate(rate, gaps):
 
 
 async def test_connections():
-    async with serving(FakeFrontend(), max_connections=1) as url:
-        async with aiohttp.ClientSession(url) as first, aiohttp.ClientSession(url) as second:
-            assert await status(first) == 200
+    """Who is at work keeps its place; /health is answered when there is none."""
+    frontend = FakeFrontend()
+    async with serving(frontend, max_connections=1) as url:
+        async with (
+            aiohttp.ClientSession(url) as first,
+            aiohttp.ClientSession(url) as second,
+            first.post("/v1/completions", json={"prompt": "!hang-later", "max_tokens": 100, "stream": True}) as stream,
+        ):
+            assert stream.status == 200
             async with second.get("/v1/models") as response:
                 assert (response.status, response.headers["Retry-After"]) == (503, "1")
                 assert (await response.json())["error"]["code"] == "too_many_connections"
-            assert await status(first) == 200
+            assert await status(second, path="/health") == 200
+            assert await stream.content.readline()
         async with aiohttp.ClientSession(url) as third:
             for _ in range(500):  # until the server has seen the first one's end
                 if (last := await status(third)) == 200:
                     break
                 await asyncio.sleep(0.01)
             assert last == 200
+
+
+async def test_a_connection_that_waits_makes_room():
+    async with (
+        serving(FakeFrontend(), max_connections=2) as url,
+        aiohttp.ClientSession(url) as first,
+        aiohttp.ClientSession(url) as second,
+    ):
+        assert await status(first) == await status(second) == 200
+        for _ in range(5):
+            async with aiohttp.ClientSession(url) as another:
+                assert await status(another) == 200
 
 
 @pytest.mark.expects_error("Error handling request", always=False)
