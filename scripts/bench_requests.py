@@ -35,6 +35,7 @@ PERIOD_S = 0.005
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 
 IDS = [100 + i % 5000 for i in range(1900)]
+BIASED = [str(i) for i in range(4096)]
 CHAT = {"messages": [{"role": "user", "content": "Count."}]}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt_logprobs 20 x n 6": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 6, "max_tokens": 1}),
@@ -61,7 +62,7 @@ def flags(argv: Sequence[str] | None) -> Namespace:
 
 
 async def longest_health(url: str, over: threading.Event) -> float:
-    """Seconds of the slowest answer until `over`; in a thread and a loop of its own."""
+    """Seconds of the slowest answer until `over`."""
     longest = 0.0
     async with aiohttp.ClientSession(url) as session:
         while not over.is_set():
@@ -73,12 +74,17 @@ async def longest_health(url: str, over: threading.Event) -> float:
     return longest
 
 
+def watched(url: str, over: threading.Event) -> float:
+    """In a thread and a loop of its own: the sender must not disturb it."""
+    return asyncio.run(longest_health(url, over))
+
+
 async def measure(args: Namespace, url: str) -> list[Row]:
     rows = []
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=None)) as session:
         for name, (path, body) in REQUESTS.items():
             over, data = threading.Event(), orjson.dumps(body)
-            watch = asyncio.create_task(asyncio.to_thread(lambda over=over: asyncio.run(longest_health(url, over))))
+            watch = asyncio.create_task(asyncio.to_thread(watched, url, over))
             await asyncio.sleep(0.2)
             for _ in range(args.times):
                 async with session.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
@@ -96,9 +102,9 @@ async def measure(args: Namespace, url: str) -> list[Row]:
 async def run(args: Namespace, folder: Path) -> list[Row]:
     async with LocalCluster("mixed=1", NODE_FLAGS, run_dir=folder) as cluster:
         url = cluster.nodes[0].url
-        async with aiohttp.ClientSession(url) as session:  # first steps are slow
-            async with session.post("/v1/completions", json={"prompt": "a", "max_tokens": 8}) as response:
-                response.raise_for_status()
+        first = {"prompt": "a", "max_tokens": 8}  # first steps are slow
+        async with aiohttp.ClientSession(url) as session, session.post("/v1/completions", json=first) as response:
+            response.raise_for_status()
         return await measure(args, url)
 
 
