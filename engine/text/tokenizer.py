@@ -21,7 +21,6 @@ from engine.text.chat_template import ChatTemplate, checked
 from engine.text.control_tokens import ControlTokens
 from engine.text.token_bytes import TokenBytes
 
-
 LONG = 4096
 """Token ids that are decoded in one go."""
 
