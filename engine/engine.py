@@ -156,12 +156,17 @@ class Engine:
         return speculator
 
     async def calibrate(self) -> int:
-        """Measure steps before `start`, for --calibration-ms at most; returns how many."""
+        """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks, which
+        others may reserve already: every block is taken until it is over, and a request that comes waits."""
         config, size = self._config, self._config.block_size
-        free = self.pool.num_blocks
-        room = Room(free, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        lent = self.pool.allocate(self.pool.num_blocks)
+        room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
-        return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+        try:
+            return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+        finally:
+            self.pool.release(lent)
+            self.service.blocks_freed()
 
     def start(self) -> None:
         self.publisher.start()

@@ -143,7 +143,8 @@ class PrefixLoader:
             if not begun.done():
                 begun.set_result(False)
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    log.error("a layered load could not begin", exc_info=error)
+                    level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
+                    log.log(level, "a layered load could not begin", exc_info=error)
 
         task = awaited(self._read_layers(request, keys, blocks, landed, begun))
         task.add_done_callback(over)

@@ -17,8 +17,8 @@ from scripts.faultbench.client import Stream, random_bodies, stream
 from tests.e2e.conftest import Start, complete, model_of, settled, timeline
 
 SEED = 20261122
-STREAMS, PROMPT, TOKENS = 6, 700, 120
-FLAGS = ["--calibration-ms", "0", "--max-num-batched-tokens", "64"]  # prompts take a while
+STREAMS, PROMPT, TOKENS = 8, 500, 120
+FLAGS = ["--max-num-batched-tokens", "64"]  # prompts take a while
 
 
 @pytest.fixture(scope="module")

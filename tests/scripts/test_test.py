@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = '''#!/usr/bin/env bash
+PYTHON = """#!/usr/bin/env bash
 # Stands in for the interpreter: pytest fails at first, and leaves what it failed on.
 case "$*" in
   *--last-failed*) exit {again} ;;
   "-m pytest"*) exit 1 ;;
   *) exec {python} "$@" ;;
 esac
-'''
+"""
 
 
 @pytest.mark.parametrize("again", [0, 1])
