@@ -113,15 +113,22 @@ def openmp_runtime(clang: bool) -> Path | None:
     return found[0] if found else None
 
 
-def load(name: str, sources: Sequence[Path], features: Sequence[str], flags: Sequence[str] = ()) -> ctypes.CDLL:
+def load(
+    name: str,
+    sources: Sequence[Path],
+    features: Sequence[str],
+    flags: Sequence[str] = (),
+    headers: Sequence[Path] = (),
+) -> ctypes.CDLL:
     """The shared library of `sources`, compiled if the cache does not hold it.
 
     name: how its file in the cache begins. features: what the code uses, as /proc/cpuinfo spells it; those with a
-    machine flag are switched on. flags: more for the compiler. Raises Unavailable.
+    machine flag are switched on. flags: more for the compiler. headers: other folders than the sources' to find headers
+    in. Raises Unavailable.
     """
     require(features)
     machine = [MACHINE_FLAGS[feature] for feature in features if feature in MACHINE_FLAGS]
-    path = _cached(name, sources, [*FLAGS, *machine, *flags], compiler())
+    path = _cached(name, sources, [*FLAGS, *machine, *flags], headers, compiler())
     with _lock:
         if path not in _loaded:
             try:
@@ -136,10 +143,10 @@ def cache_dir() -> Path:
     return Path(base) / "mooncake" / "cpu"
 
 
-def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], cxx: Compiler) -> Path:
+def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Path], cxx: Compiler) -> Path:
     runtime = openmp_runtime(cxx.is_clang)
     key = hashlib.sha256(repr((cxx.version, list(flags), str(runtime))).encode())
-    headers = {header for source in sources for header in source.parent.glob("*.h")}
+    headers = {header for folder in (*(s.parent for s in sources), *folders) for header in folder.glob("*.h")}
     for file in [*sources, *sorted(headers)]:
         key.update(file.name.encode() + b"\0" + file.read_bytes())
     path = cache_dir() / f"{name}-{key.hexdigest()[:20]}.so"
@@ -149,7 +156,9 @@ def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], cxx: Compi
             with _turn(path.parent):
                 if not path.exists():
                     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as scratch:
-                        _compile(cxx, sources, flags, runtime, Path(scratch) / path.name)
+                        _compile(
+                            cxx, sources, [*flags, *(f"-I{f}" for f in folders)], runtime, Path(scratch) / path.name
+                        )
                         (Path(scratch) / path.name).replace(path)
         except OSError as error:
             raise Unavailable(f"cannot write {path.parent} ({error}); set XDG_CACHE_HOME") from error

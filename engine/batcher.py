@@ -80,15 +80,19 @@ class Batcher:
         when the free ones are those that requests before it in the order wait for.
         """
         self.seats.check_new(request)
-        ahead = self.seats.queue_before(now, request)
-        if ahead and sum(map(self.blocks.lacks, [request, *ahead])) > self.pool.num_free:
-            raise OutOfBlocks(f"{request.request_id} comes behind {len(ahead)} requests that wait for blocks")
+        if self.seats.queue_before(now, request) and not self._has_room(now, request):
+            raise OutOfBlocks(f"{request.request_id} comes behind requests that wait for blocks")
         cached = self.blocks.take_all(request)
         self.seats.requests[request.request_id] = request
         request.looked_up = True
         request.num_cached = cached * self.block_size
         request.move(now, RequestState.REMOTE, cached_tokens=request.num_cached)
         return cached
+
+    def _has_room(self, now: float, request: Request) -> bool:
+        """Blocks for it and for what waits for blocks before it, cached ones included."""
+        ahead = self.seats.queue_before(now, request)
+        return sum(map(self.blocks.lacks, [request, *ahead])) <= self.pool.num_free
 
     def claim(self, request: Request) -> None:
         """It could not `reserve`: until `unclaim` nothing behind it in the order starts with the blocks it needs, and
@@ -144,11 +148,14 @@ class Batcher:
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can run. `commit` must follow before the next call."""
-        if claims := self.claims(now):
-            need = self.blocks.lacks(claims[0]) - len(self.blocks.match(claims[0]))
-            self.seats.make_room(now, claims[0], need + len(self.running))  # those may grow by a block each
+        first = next(iter(self.claims(now)), None)
+        if first is not None:
+            need = self.blocks.lacks(first) - len(self.blocks.match(first))
+            self.seats.make_room(now, first, need + len(self.running))  # those may grow by a block each
         rows = self._choose(now)
-        if not rows and self.waiting:  # nobody can go by turns: whoever can goes, and frees what the others wait for
+        if (
+            not rows and self.waiting and not (first is not None and self._has_room(now, first))
+        ):  # nobody can go by turns: whoever can goes, and frees what the others wait for
             rows = self._choose(now, in_turn=False)
         self._in_step = {row.request.request_id for row in rows}
         return Step(rows) if rows else None
@@ -162,7 +169,7 @@ class Batcher:
             prefills = self._prefill(now, decodes, in_turn)
         prefills = _still_running(prefills)
         for row in prefills:
-            self._order.served(row.request, row.num_tokens)
+            self._served(row.request, row.start + row.num_tokens)
         rows = _still_running(decodes) + prefills
         if self._speculator is not None:
             left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
@@ -189,10 +196,9 @@ class Batcher:
                 continue
             elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
                 self.seats.start(now, request, seats if in_turn else 0)
-                if not request.num_preemptions:
-                    self._order.served(request, request.num_tokens)
+                self._served(request, request.num_tokens)
                 self._decode_one(now, request, rows)
-            else:
+            elif in_turn:
                 break
         return _still_running(rows)
 
@@ -217,7 +223,7 @@ class Batcher:
             if waits and first is not None and not blocked:
                 blocked = self._order.order(now, [request, first])[0] is first
             if waits and (blocked or not self.seats.may_start(now, request)):
-                blocked = True
+                blocked = in_turn
                 continue
             if waits and (ahead := self._computing_for(request)) is not None:
                 request, waits = ahead, False
@@ -233,6 +239,11 @@ class Batcher:
                 rows.append(self._row(request, count))
                 budget -= count
         return rows
+
+    def _served(self, request: Request, num_tokens: int) -> None:
+        if num_tokens > request.num_served:
+            self._order.served(request, num_tokens - request.num_served)
+            request.num_served = num_tokens
 
     def _computing_for(self, request: Request) -> Request | None:
         """The begun prompt that is to compute the block which `request` needs next."""

@@ -65,7 +65,8 @@ class CacheConfig(ModelConfig):
     cache_admission: str = flag(
         "always",
         "cache",
-        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME",
+        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME; what an engine "
+        "uses in its own arena is offered again where this is not always",
         ("always", "second-hit", "tinylfu", "class-aware"),
         file=True,
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attention import AttentionBackend, choose
 from attention.codes import pool_in
+from attention.cpu_build import Unavailable
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
@@ -28,7 +29,7 @@ from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.ops import choose_ops
+from engine.model.ops import Ops, choose_ops
 from engine.model.parallel import Ranks, Shard
 from engine.model.rank_processes import RankProcesses
 from engine.resolve import geometry as geometry_of
@@ -167,7 +168,7 @@ def load_rank(
         weights,
         backend,
         device,
-        choose_ops(backend.name, config.device, dtype),
+        _ops(config, backend, dtype),
         ranks=None if join is None else join(),
     )
     return Runner(model, kv, geometry.block_size, device)
@@ -178,7 +179,7 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     dtype = getattr(torch, config.dtype)
     weights = load(source, dtype, config.device, cache=weight_cache(config))
     backend = _backend(config, source.config, config.dtype)
-    ops = choose_ops(backend.name, config.device, dtype)
+    ops = _ops(config, backend, dtype)
     model = Model(source.config, weights, backend, config.device, ops)
     shape = geometry_of(config, source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
@@ -200,6 +201,13 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
             cpu_level=config.cpu_level,
         )
     except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
+
+
+def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype) -> Ops:
+    try:
+        return choose_ops(backend.name, config.device, dtype, config.cpu_level)
+    except Unavailable as error:  # a level by name
         raise UsageError(str(error)) from error
 
 

@@ -161,6 +161,7 @@ class Request:
     handed_over: bool = False  # the prompt was computed on another node and pushed here
     paused: bool = False  # it lost its seat and kept its blocks
     num_preemptions: int = 0
+    num_served: int = 0  # known tokens that the queue order has been told of: what is computed again costs no share
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed

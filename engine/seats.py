@@ -61,9 +61,9 @@ class Seats:
 
     def queue_before(self, now: float, request: Request) -> list[Request]:
         """Of the queue, those that lack blocks and come before `request`, which may be a claim itself."""
-        lacking = [r for r in (*self.waiting, *self.claims) if r is not request and self.blocks.lacks(r) > 0]
-        ordered = self._order.order(now, [*lacking, request]) if lacking else [request]
-        return ordered[: ordered.index(request)]
+        others = [*self.waiting, *self.claims]
+        ordered = self._order.order(now, others if request in self.claims else [*others, request])
+        return [r for r in ordered[: ordered.index(request)] if self.blocks.lacks(r) > 0]
 
     def first_but_prompts(self, now: float) -> Request | None:
         """The next hand-over, request that lost its seat, or claim."""
@@ -81,8 +81,9 @@ class Seats:
             request.count_cached()
         if self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free:
             return True
-        if not self.running:
-            self._strip(now, self._others(now, request), self.blocks.lacks(request) + blocks)
+        if not self.running:  # whatever their turn: somebody must go on
+            others = self._order.order(now, [r for r in self.waiting if r is not request])
+            self._strip(now, others[::-1], self.blocks.lacks(request) + blocks)
         else:
             self.make_room(now, request, self.blocks.lacks(request) + blocks)
         return self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free
@@ -161,6 +162,8 @@ class Seats:
         for holder in holders:
             if self.blocks.pool.num_free >= need:
                 return
+            if not holder.block_ids or holder.state not in (RequestState.RUNNING, RequestState.WAITING):
+                continue
             if holder.state is RequestState.RUNNING or holder.resumes:
                 self.lose(now, holder)
             else:

@@ -29,6 +29,7 @@ log = logging.getLogger("mooncake.net")
 
 CONNECT_S = 10.0  # TCP connection and hellos
 CLOSE_S = 1.0  # to send what is queued when closing
+NAME_MAX = 256  # characters of a node's id, instance, host and of a purpose
 ANY_HOST = ("", "0.0.0.0", "::")
 
 
@@ -251,7 +252,9 @@ class Links:
         node, host, port, body = hello.get("node"), hello.get("host"), hello.get("port"), hello.get("hello")
         instance, purpose = hello.get("instance"), hello.get("purpose")
         texts = (node, instance, purpose, host)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(port, int) or not isinstance(body, dict):
+        if not all(isinstance(text, str) and len(text) <= NAME_MAX and text.isprintable() for text in texts):
+            return "malformed hello"
+        if type(port) is not int or not 0 <= port < 1 << 16 or not isinstance(body, dict):
             return "malformed hello"
         connection.peer_id, connection.instance, connection.hello = str(node), str(instance), body
         connection.purpose = str(purpose)

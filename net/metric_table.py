@@ -101,6 +101,13 @@ REQUESTS = (
         ("service_class",),
         FIRST_TOKEN_BUCKETS_S,
     ),
+    Declared(
+        Histogram,
+        "mooncake:inter_token_latency_seconds",
+        "Between successive tokens, by service class",
+        ("service_class",),
+        NEXT_TOKEN_BUCKETS_S,
+    ),
 )
 
 CLUSTER = (

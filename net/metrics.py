@@ -100,9 +100,10 @@ class Metrics:
         self._child("vllm:time_to_first_token_seconds").observe(seconds)
         self._child("mooncake:time_to_first_token_seconds", service_class=service_class).observe(seconds)
 
-    def observe_itl(self, seconds: float) -> None:
+    def observe_itl(self, seconds: float, service_class: str) -> None:
         """Between two successive tokens of one request."""
         self._child("vllm:inter_token_latency_seconds").observe(seconds)
+        self._child("mooncake:inter_token_latency_seconds", service_class=service_class).observe(seconds)
 
     def observe_queue(self, seconds: float) -> None:
         """Arrival to first scheduled."""

@@ -47,9 +47,8 @@ def free_memory(system: System, wanted_bytes: int = 0) -> list[Finding]:
     if wanted_bytes > machine.free_bytes:
         level = FAIL if wanted_bytes > machine.total_bytes else WARN
         remedy = "give smaller --kv-cache-bytes and --dram-bytes, or leave them on auto"
-        return [
-            Finding("memory", level, f"{found} of {size(machine.total_bytes)}, {size(wanted_bytes)} asked for", remedy)
-        ]
+        found += f" of {size(machine.total_bytes)}, {size(wanted_bytes)} asked for"
+        return [Finding("memory", level, found, remedy)]
     if machine.free_bytes < 1 << 30:
         return [Finding("memory", WARN, found, "give smaller --kv-cache-bytes and --dram-bytes, or more memory")]
     return [Finding("memory", OK, found)]

@@ -1,6 +1,6 @@
 """The decode node's side of a prompt that another node computes: blocks for it, and what becomes of them.
 
-reserve    wait for blocks in order of arrival; they are held with transfer references from now on
+reserve    wait for blocks in the order of the queue; they are held with transfer references from now on
 pull       read a part of the KV out of the prefill node's blocks (with --kv-transfer push it writes them itself)
 arrive     handover: everything has landed, the request decodes
 give_up    the request has ended: the blocks go back once nobody can write to them any more
@@ -69,9 +69,9 @@ class Incoming:
         self._cancelled = cancelled
         self._reservations: dict[str, Reservation] = {}
         self._ending: dict[int, Reservation] = {}  # given up, not yet safe to reuse
-        self._order = asyncio.Lock()  # reservations wait for blocks in order of arrival
         self._num_waiting = 0
-        self._blocks_freed = asyncio.Event()
+        self._turns: dict[str, asyncio.Future[None]] = {}  # of requests that wait for blocks
+        self._look: asyncio.TimerHandle | None = None
         channel.handle(messages.PULL, self._on_pull)
 
     def __len__(self) -> int:
@@ -106,24 +106,42 @@ class Incoming:
         return {"region": KV_REGION, "blocks": request.block_ids, "first_missing": first_missing, "epoch": epoch}
 
     async def _blocks_for(self, request: Request) -> int:
-        async with self._order:
+        batcher = self._worker.batcher
+        batcher.claim(request)
+        try:
             while not self._cancelled(request.request_id):
-                try:
-                    return self._worker.batcher.reserve(time.monotonic(), request)
-                except OutOfBlocks:
-                    await self._wait_for_blocks()
+                if batcher.claims(time.monotonic())[0] is request:
+                    with contextlib.suppress(OutOfBlocks):
+                        return batcher.reserve(time.monotonic(), request)
+                await self._turn(request)
+        finally:
+            batcher.unclaim(request)
+            self.blocks_freed()  # for the next one
         raise RemoteError("the request was cancelled before it had blocks", code="gone")
 
-    async def _wait_for_blocks(self) -> None:
-        """Until a request ended here; transfers free blocks without telling, so look again soon anyway."""
-        self._blocks_freed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BLOCKED_RETRY_S):
-                await self._blocks_freed.wait()
+    async def _turn(self, request: Request) -> None:
+        """Until it may be worth another look: `blocks_freed` says so. Transfers free blocks without a word, so it is
+        said again soon anyway."""
+        self._worker.wake()  # the next step makes room for who comes first
+        turn = self._turns[request.request_id] = asyncio.get_running_loop().create_future()
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(BLOCKED_RETRY_S, self._looked)
+        try:
+            await turn
+        finally:
+            del self._turns[request.request_id]
+
+    def _looked(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(BLOCKED_RETRY_S, self._looked) if self._turns else None
+        self.blocks_freed()
 
     def blocks_freed(self) -> None:
-        """Let a waiting reservation try again."""
-        self._blocks_freed.set()
+        """Let the first of those that wait for blocks try again, and those end that were cancelled."""
+        waiting = self._worker.batcher.claims(time.monotonic()) if self._turns else []
+        for place, request in enumerate(waiting):
+            turn = self._turns.get(request.request_id)
+            if turn is not None and not turn.done() and (place == 0 or self._cancelled(request.request_id)):
+                turn.set_result(None)
 
     async def _on_pull(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         reservation = self._reservations.get(body["id"])

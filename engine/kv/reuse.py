@@ -20,7 +20,7 @@ from cache.pool import BlockPool, OutOfBlocks
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.kv.layered_load import LayeredLoad, LayerGate
+from engine.kv.layered_load import LayeredLoad, LayerGate, hides
 from engine.kv.pool_blocks import PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.request import Request
@@ -32,6 +32,7 @@ from sched.cost import TransferModel
 log = logging.getLogger("mooncake.engine")
 
 PUBLISH_BATCH_BLOCKS = 32
+LATE_S = 1.0  # a step with others in it waits for a prefix at most, beyond its own time: its home hangs
 MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
 
 
@@ -57,9 +58,10 @@ class PrefixLoader:
         least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer, where
-        blocks need no decoding and it is to wait at all; least_s: what a fetch of these blocks takes at least, as the
-        rails to their homes are now; used: told of blocks that were found in the engine's own arena."""
+        """by_layer: a request starts before its prefix has arrived, and waits layer by layer, where blocks need no
+        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. least_s: what a
+        fetch of these blocks takes at least, as the rails to their homes are now; used: told of blocks that were
+        found in the engine's own arena."""
         self._least_s = least_s
         self._used = used
         self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
@@ -99,10 +101,10 @@ class PrefixLoader:
         found = await self._store.lookup(keys)
         if not found or request.finished or not self._pays(keys[:found], local * size):
             return None
-        # A step that waits for layers keeps everybody in it waiting.
-        if self._by_layer and len(self._batcher.requests) == 1:
+        if self._by_layer:
+            before = len(request.block_ids)
             load = await self._start(request, keys[:found])
-            if load is not None or request.finished:
+            if load is not None or request.finished or len(request.block_ids) > before:
                 return load
         await self._fetch(request, keys[:found])
         return None
@@ -120,42 +122,62 @@ class PrefixLoader:
         pool, first = self._batcher.pool, len(request.block_ids)
         if pool.num_free < len(keys):
             return None
-        blocks, gate = pool.allocate(len(keys)), LayerGate()
+        known = (first + len(keys)) * self._geometry.block_size
+        step_s = self._costs.prefill.estimate(request.num_tokens - known, known)
+        in_company = len(self._batcher.requests) > 1
+        blocks, gate = pool.allocate(len(keys)), LayerGate(LATE_S + step_s if in_company else None)
         self._hold(blocks)
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = awaited(self._read_layers(request, keys, blocks, gate, begun))
+        joins = asyncio.Event()
+
+        def landed(count: int, seconds: float) -> None:
+            gate.landed(count - 1)
+            if hides(count, self._geometry.num_layers, seconds, step_s):
+                joins.set()
 
         def over(task: asyncio.Task[bool]) -> None:
             """However the load ended, also before its first line."""
             gate.open()
+            joins.set()
             self._unhold(blocks)
             if not begun.done():
                 begun.set_result(False)
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    log.error("a layered load could not begin", exc_info=error)
+                    level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
+                    log.log(level, "a layered load could not begin", exc_info=error)
 
+        task = awaited(self._read_layers(request, keys, blocks, landed, begun))
         task.add_done_callback(over)
+        load = LayeredLoad(first, blocks, gate, task)
         started = False
         try:
-            started = await begun and not request.finished
+            started = await begun
+            if started and in_company:
+                await joins.wait()
+                started = not task.done() or await load.whole()
+            started = started and not request.finished
         finally:
             if not started:
                 task.cancel()
                 pool.release(blocks)
         if not started:
             return None
+        if task.done() and in_company:
+            self._batcher.blocks.adopt_loaded(request, blocks)
+            return None
         self._batcher.blocks.adopt_arriving(request, blocks)
-        return LayeredLoad(first, blocks, gate, task)
+        return load
 
     async def _read_layers(
         self,
         request: Request,
         keys: Sequence[BlockKey],
         blocks: Sequence[int],
-        gate: LayerGate,
+        on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
     ) -> bool:
-        """`begun`: whether all blocks are pinned, so that only a failure can keep them from coming."""
+        """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
+        pinned, so that only a failure can keep them from coming."""
         assert self._store is not None
         geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
         layer_bytes, last = geometry.layer_bytes * len(blocks), begin
@@ -163,8 +185,8 @@ class PrefixLoader:
 
         def landed(layer: int) -> None:
             nonlocal last
-            gate.landed(layer)
             now = time.monotonic()
+            on_layer(layer + 1, now - begin)
             intervals.add(last, now, layer_bytes)
             last = now
 

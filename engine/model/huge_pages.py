@@ -21,9 +21,9 @@ class HugePages:
     def __init__(self) -> None:
         self.free = torch.empty(0, dtype=torch.bfloat16)
 
-    def take(self, *shape: int) -> Tensor:
-        """Zeros [shape] bfloat16, aligned to 64 bytes."""
-        count = math.prod(shape)
+    def take(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Zeros [shape], aligned to 64 bytes."""
+        count = -(-math.prod(shape) * dtype.itemsize // 2)
         if count > len(self.free):
             size = max(CHUNK_BYTES, -(-2 * count // HUGE_BYTES) * HUGE_BYTES)
             memory = mmap.mmap(-1, size + HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -32,4 +32,4 @@ class HugePages:
             chunk = torch.frombuffer(memory, dtype=torch.bfloat16)
             self.free = chunk[-chunk.data_ptr() % HUGE_BYTES // 2 :][: size // 2]
         taken, self.free = self.free[:count], self.free[-(-count // 32) * 32 :]
-        return taken.view(shape)
+        return taken.view(dtype)[: math.prod(shape)].view(shape)

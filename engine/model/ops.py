@@ -150,22 +150,28 @@ class TorchOps:
         return F.gelu(gate, approximate="tanh") * up
 
 
-def choose_ops(backend: str, device: str, dtype: torch.dtype) -> Ops:
+def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto") -> Ops:
     """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
 
-    TritonOps beside the attention backend `triton`; CpuOps beside `cpu`, for bfloat16, where the CPU has AMX; else
-    TorchOps. The log says which and why.
+    TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
+    measurement; `cpu_level` is a level of attention/cpu_level.py or auto. Else TorchOps. The log says which and why.
+    Raises Unavailable for a level by name that this CPU lacks.
     """
     if backend == "triton":
         from engine.model.ops_triton import TritonOps
 
         return TritonOps()
-    if backend == "cpu" and device == "cpu" and dtype == torch.bfloat16:
+    if backend == "cpu" and device == "cpu":
         from attention.cpu_build import Unavailable
-        from engine.model.ops_cpu import CpuOps
+        from engine.model.ops_choice import faster_ops
+        from engine.model.ops_cpu import ELEMENTS, CpuOps
 
+        if dtype not in ELEMENTS:
+            return TorchOps()
         try:
-            return CpuOps()
+            return faster_ops(CpuOps(cpu_level, dtype), dtype)
         except Unavailable as reason:
+            if cpu_level != "auto":
+                raise
             log.warning("torch computes the products, slower than our kernels would: %s", reason)
     return TorchOps()

@@ -1,15 +1,20 @@
-"""The operations of a bfloat16 model on a CPU with AMX: kernels of engine/model/cpu/ops.cpp, called through ctypes.
+"""The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes.
 
-A weight is packed once, in the order in which the tiles read it (cpu/gemm.h), and only the packed copy is kept:
-it serves one row and thousands, and the vocabulary's serves the embedding too. Sums are float32 and each result is
-rounded once, so a fused operation is closer to the exact value than the chain of TorchOps it stands for.
+    ops.cpp       bfloat16 on AMX tiles
+    ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 where the CPU has it, else products in float32
 
-Tensors of another dtype than bfloat16 take the operations of TorchOps, whose class this one extends.
+A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h), as wide as it is, and
+only the packed copy is kept: it serves one row and thousands, and the vocabulary's serves the embedding too. Sums are
+float32 and each result is rounded once, so a fused operation is closer to the exact value than the chain of TorchOps it
+stands for.
+
+Tensors of another type than the model's take the operations of TorchOps, whose class this one extends.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,19 +22,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import attention
 from attention import cpu_build
+from attention.cpu_level import LEVELS, best
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
 
-SOURCE = Path(__file__).with_name("cpu") / "ops.cpp"
-FEATURES = (*cpu_build.AVX512_BF16, *cpu_build.AMX_BF16)
-FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # false alarms from g++'s own intrinsics
+FOLDER = Path(__file__).with_name("cpu")
+VECTORS = Path(attention.__file__).with_name("cpu")  # of vec.h
+FEATURES = LEVELS["amx"]
+FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")  # false alarms from g++'s own intrinsics
+
+ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
+"""Types of models that the kernels take -> in C++."""
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """`Activation` of engine/model/cpu/ops.cpp."""
-
-BLOCK = 32
-"""Outputs of a packed block, and inputs of a step: both axes of a weight are padded to multiples of this."""
 
 
 class PackedWeight(ctypes.Structure):
@@ -82,18 +90,37 @@ SIGNATURES: dict[str, list[type]] = {
 }
 
 
+@functools.cache
+def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
+    """The kernels of a level (attention/cpu_level.py) for a type in ELEMENTS. Raises Unavailable: features, compiler,
+    or tile registers refused by Linux."""
+    if level == "amx" and dtype == torch.bfloat16:
+        kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
+        if kernels.amx_request() != 0:
+            raise cpu_build.Unavailable("Linux refuses this process the AMX tiles")
+    else:
+        element = ELEMENTS[dtype]
+        flags = (*FLAGS, "-ffp-contract=fast", f"-DELEMENT={element}")
+        features = LEVELS["avx512_bf16" if level == "amx" else level]
+        kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / "ops_any.cpp"], features, flags, [VECTORS])
+    for name, types in SIGNATURES.items():
+        getattr(kernels, name).argtypes = types
+    return kernels
+
+
 class Packed:
-    """A weight [n, k] bfloat16 in the kernels' order; `gated` weaves its halves. Owns the memory `struct` points to."""
+    """A weight [n, k] in the kernels' order; `gated` weaves its halves. Owns the memory `struct` points to."""
 
     def __init__(self, ops: CpuOps, weight: Tensor, bias: Tensor | None = None, gated: bool = False) -> None:
         kernels = ops.kernels
         self.kernels, self.outputs, self.k = kernels, len(weight), weight.shape[1]
         self.half = self.outputs // 2
-        n = -(-self.half // 16) * BLOCK if gated else self.outputs
-        self.memory = ops.memory.take(-(-n // BLOCK), -(-self.k // BLOCK), BLOCK * BLOCK)
+        block, self.step = ops.block, ops.step
+        n = -(-self.half // (block // 2)) * block if gated else self.outputs
+        self.memory = ops.memory.take(-(-n // block), -(-self.k // self.step) * self.step, block, dtype=weight.dtype)
         weight = weight.contiguous()
         kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads())
-        self.bias = None if bias is None else F.pad(bias.float(), (0, -len(bias) % BLOCK))
+        self.bias = None if bias is None else F.pad(bias.float(), (0, -len(bias) % block))
         self.struct = PackedWeight(
             self.memory.data_ptr(), None if self.bias is None else self.bias.data_ptr(), n, self.k
         )
@@ -101,14 +128,14 @@ class Packed:
 
     def readable(self, x: Tensor) -> Tensor:
         """x [T, k] as the kernels read it: rows of whole steps, their elements adjacent."""
-        if self.k % BLOCK:
-            return F.pad(x, (0, -self.k % BLOCK))
+        if self.k % self.step:
+            return F.pad(x, (0, -self.k % self.step))
         return x if x.stride(1) == 1 else x.contiguous()
 
 
 class CpuLinear(Packed):
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, torch.bfloat16)
+        return self._product(x, self.memory.dtype)
 
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         x = self.readable(x)
@@ -122,7 +149,7 @@ class CpuLinear(Packed):
 
 class CpuVocabulary(CpuLinear):
     def embed(self, token_ids: Tensor) -> Tensor:
-        rows = torch.empty(len(token_ids), self.k, dtype=torch.bfloat16)
+        rows = torch.empty(len(token_ids), self.k, dtype=self.memory.dtype)
         ids = token_ids.contiguous()
         if self.kernels.rows_of(self.address, ids.data_ptr(), len(ids), rows.data_ptr(), torch.get_num_threads()):
             raise IndexError(f"token ids must lie in 0 .. {self.outputs - 1}")
@@ -140,7 +167,7 @@ class CpuGatedLinear(Packed):
     def __call__(self, x: Tensor) -> Tensor:
         x = self.readable(x)
         rows = len(x)
-        y = torch.empty(rows, self.half, dtype=torch.bfloat16)
+        y = torch.empty(rows, self.half, dtype=x.dtype)
         self.kernels.gated_linear(
             self.address,
             x.data_ptr(),
@@ -177,7 +204,7 @@ class CpuTail:
     def __call__(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         attended, x = attended.contiguous(), x.contiguous()
         rows, normed = len(x), torch.empty_like(x)
-        y = torch.empty(rows, self.outputs, dtype=torch.bfloat16) if self.outputs else normed
+        y = torch.empty(rows, self.outputs, dtype=x.dtype) if self.outputs else normed
         self.kernel(
             self.address,
             attended.data_ptr(),
@@ -191,25 +218,29 @@ class CpuTail:
 
 
 class CpuOps(TorchOps):
-    """Raises Unavailable where the CPU, the compiler or Linux does not offer what the kernels need."""
+    """For a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu_level.py; auto is the best
+    one. Raises Unavailable where the CPU, the compiler or Linux does not offer what they need."""
 
-    def __init__(self) -> None:
-        self.kernels = cpu_build.load("ops", [SOURCE], FEATURES, FLAGS)
+    def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16) -> None:
+        self.level, self.dtype = best(lambda each: library(each, dtype), level), dtype
+        self.kernels = library(self.level, dtype)
+        self.block: int = self.kernels.block_outputs()  # outputs of a packed block
+        self.step: int = self.kernels.block_inputs()  # inputs of a weight are padded to a multiple of it
         self.memory = HugePages()
-        for name, types in SIGNATURES.items():
-            function = getattr(self.kernels, name)
-            function.argtypes = types
-        if self.kernels.amx_request() != 0:
-            raise cpu_build.Unavailable("Linux refuses this process the AMX tiles")
+
+    def ours(self, x: Tensor) -> bool:
+        return x.dtype == self.dtype
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return CpuLinear(self, weight, bias) if ours(weight) else super().linear(weight, bias)
+        return CpuLinear(self, weight, bias) if self.ours(weight) else super().linear(weight, bias)
 
     def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
-        return CpuGatedLinear(self, weight, activation) if ours(weight) else super().gated_linear(weight, activation)
+        return (
+            CpuGatedLinear(self, weight, activation) if self.ours(weight) else super().gated_linear(weight, activation)
+        )
 
     def vocabulary(self, weight: Tensor) -> Vocabulary:
-        return CpuVocabulary(self, weight) if ours(weight) else super().vocabulary(weight)
+        return CpuVocabulary(self, weight) if self.ours(weight) else super().vocabulary(weight)
 
     def tail(
         self,
@@ -222,13 +253,18 @@ class CpuOps(TorchOps):
         following: Linear | None = None,
     ) -> Tail:
         if isinstance(o, CpuLinear) and isinstance(gate_up, CpuGatedLinear) and isinstance(down, CpuLinear):
-            whole = not any(width % BLOCK for width in (o.k, gate_up.k, down.k))
-            if whole and ours(norm) and ours(next_norm) and (following is None or isinstance(following, CpuLinear)):
+            whole = not any(width % self.step for width in (o.k, gate_up.k, down.k))
+            if (
+                whole
+                and self.ours(norm)
+                and self.ours(next_norm)
+                and (following is None or isinstance(following, CpuLinear))
+            ):
                 return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps, following)
         return super().tail(o, norm, gate_up, down, next_norm, eps, following)
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        if not ours(weight):
+        if not self.ours(weight):
             return super().grouped_linear(weight)
         groups = [CpuLinear(self, part) for part in weight]
 
@@ -243,12 +279,12 @@ class CpuOps(TorchOps):
         return run
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if not (ours(x) and ours(weight)):
+        if not (self.ours(x) and self.ours(weight)):
             return super().rms_norm(x, weight, eps)
         return self._norm(x.contiguous(), None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if not (ours(x) and ours(weight)):
+        if not (self.ours(x) and self.ours(weight)):
             return super().add_rms_norm(x, delta, weight, eps)
         x = x.contiguous()
         return x, self._norm(x, delta.contiguous(), weight, eps)
@@ -270,10 +306,10 @@ class CpuOps(TorchOps):
         return y
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._act_mul(gate_up, "silu") if ours(gate_up) else super().silu_mul(gate_up)
+        return self._act_mul(gate_up, "silu") if self.ours(gate_up) else super().silu_mul(gate_up)
 
     def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        return self._act_mul(gate_up, "gelu_tanh") if ours(gate_up) else super().gelu_tanh_mul(gate_up)
+        return self._act_mul(gate_up, "gelu_tanh") if self.ours(gate_up) else super().gelu_tanh_mul(gate_up)
 
     def _act_mul(self, gate_up: Tensor, activation: str) -> Tensor:
         gate_up, width = gate_up.contiguous(), gate_up.shape[-1] // 2
@@ -287,7 +323,3 @@ class CpuOps(TorchOps):
             torch.get_num_threads(),
         )
         return y
-
-
-def ours(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16

@@ -107,7 +107,7 @@ class FlightLog:
             self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
             self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
         else:
-            self._metrics.observe_itl(now - flight.last_token)
+            self._metrics.observe_itl(now - flight.last_token, flight.service_class)
         flight.last_token = now
         self._metrics.count_generation_tokens(1)
 

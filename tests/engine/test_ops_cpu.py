@@ -1,7 +1,6 @@
-"""CpuOps: every operation against float64, beside torch in the same dtype.
+"""CpuOps: every operation against float64, beside torch in the same dtype, at every level of this CPU.
 
-The rule: |ours - exact| <= 2 |torch bfloat16 - exact| + eps, of the largest errors of a result. CI machines without AMX
-skip this file and say what is missing; the operations there are TorchOps, which every other test of a model uses.
+The rule: |ours - exact| <= 2 |torch - exact| + eps, of the largest errors of a result.
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention.cpu_build import Unavailable
+from attention.cpu_level import levels_here
+from engine.model import ops_choice
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, TorchOps, choose_ops
-from engine.model.ops_cpu import CpuOps
+from engine.model.ops_cpu import ELEMENTS, CpuOps
 
-try:
-    CpuOps()
-except Unavailable as reason:
-    pytest.skip(f"no CpuOps here: {reason}", allow_module_level=True)
+HERE = levels_here()
+pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")
+EVERY = [(level, dtype) for level in HERE for dtype in ELEMENTS]
 
 EPS = 1e-5
 SHAPES = [(64, 96), (576, 960), (100, 38), (33, 16), (1536, 34)]
 """(inputs, outputs): whole blocks, the embedded model's, and ends inside a step, a tile and a block."""
-ROWS = [*range(1, 41), 100, 513]
+ROWS = [*range(1, 27), 40, 100, 513]
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +37,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def ops() -> CpuOps:
-    return CpuOps()
+DTYPE = [torch.bfloat16]
+"""Of `random`'s numbers: that of the fixture `ops`."""
+
+
+@pytest.fixture(params=EVERY, ids=lambda each: f"{each[0]}-{str(each[1]).removeprefix('torch.')}")
+def ops(request) -> CpuOps:
+    level, DTYPE[0] = request.param
+    return CpuOps(level, DTYPE[0])
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DTYPE[0])
 
 
 def assert_close(ours: Tensor, plain: Tensor, exact: Tensor) -> None:
@@ -108,7 +113,7 @@ def test_groups_of_rows(ops):
         ours = ops.grouped_linear(weight)(x, at)
         assert ours.shape == exact.shape
         if len(x):
-            assert_close(ours, exact.bfloat16(), exact)
+            assert_close(ours, exact.to(DTYPE[0]), exact)
 
 
 def test_strided_rows_and_no_rows(ops):
@@ -148,7 +153,7 @@ def test_norms_and_activations(ops, width, rows):
 
 
 def test_activations_of_large_numbers(ops):
-    gates = torch.tensor([-1e30, -300, -88, -20, -0.0, 0.0, 20, 88, 300, 1e30]).bfloat16()
+    gates = torch.tensor([-6e4, -300, -88, -20, -0.0, 0.0, 20, 88, 300, 6e4]).to(DTYPE[0])
     gate_up = torch.cat((gates, torch.ones_like(gates)))[None]
     for run, plain in ((ops.silu_mul, F.silu), (ops.gelu_tanh_mul, lambda x: F.gelu(x, approximate="tanh"))):
         torch.testing.assert_close(run(gate_up)[0].double(), plain(gates.double()), rtol=2**-8, atol=1e-6)
@@ -246,20 +251,54 @@ def test_memory_is_aligned_disjoint_and_grows():
     assert [tensor.view(-1)[[0, -1]].tolist() for tensor in taken] == [[1, 1], [2, 2], [3, 3], [4, 4]]
 
 
-def test_choice():
-    assert isinstance(choose_ops("cpu", "cpu", torch.bfloat16), CpuOps)
-    for other in (("torch", "cpu", torch.bfloat16), ("cpu", "cpu", torch.float32), ("torch", "cuda", torch.bfloat16)):
+def test_choice(monkeypatch, caplog):
+    """What was measured decides, and the log says it."""
+    times = [[1.0, 1.0], [2.0, 2.0]]
+    monkeypatch.setattr(ops_choice, "seconds_of", lambda candidates, dtype: times)
+    for dtype in ELEMENTS:
+        made = choose_ops("cpu", "cpu", dtype)
+        assert isinstance(made, CpuOps) and made.dtype == dtype and made.level == HERE[0]
+    times[1] = [0.4, 2.0]
+    with caplog.at_level("INFO"):
+        assert type(choose_ops("cpu", "cpu", torch.float32)) is TorchOps
+    (message,) = (message for message in caplog.messages if message.startswith("products by torch"))
+    assert "in float32" in message and "torch 400.00 ms for 1 rows, 2000.00 ms for 128 rows" in message
+    for other in (("torch", "cpu", torch.bfloat16), ("cpu", "cpu", torch.float64), ("torch", "cuda", torch.bfloat16)):
         assert type(choose_ops(*other)) is TorchOps
 
 
-def test_a_machine_without_the_tiles_is_told_so(monkeypatch, caplog):
-    monkeypatch.setattr("attention.cpu_build.cpu_features", lambda: frozenset({"avx2"}))
+def test_the_measurement_computes_by_both():
+    seen = []
+
+    class Noting(TorchOps):
+        def linear(self, weight, bias=None):
+            run = super().linear(weight, bias)
+            return lambda x: (seen.append((x.dtype, len(x))), run(x))[1]
+
+    times = ops_choice.seconds_of([CpuOps(HERE[0], torch.float16), Noting()], torch.float16)
+    assert all(0 < took < 60 for each in times for took in each)
+    assert seen == [(torch.float16, rows) for rows in ops_choice.ROWS for _ in range(ops_choice.ROUNDS + 1)]
+
+
+def test_a_cpu_without_kernels_is_told_so(monkeypatch, caplog):
+    monkeypatch.setattr("attention.cpu_level.cpu_features", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr("attention.cpu_build.cpu_features", lambda: frozenset({"sse2"}))
     assert type(choose_ops("cpu", "cpu", torch.bfloat16)) is TorchOps
-    assert "amx_tile" in caplog.text
+    assert "lacks AVX2" in caplog.text
+    with pytest.raises(Unavailable, match="--cpu-level avx2: this CPU lacks avx2"):
+        choose_ops("cpu", "cpu", torch.bfloat16, "avx2")
 
 
-def test_float32_takes_torch(ops):
-    weight, x = torch.randn(40, 24), torch.randn(3, 24)
+def test_another_type_than_the_models_takes_torch(ops):
+    weight, x = torch.randn(40, 24).double(), torch.randn(3, 24).double()
     assert torch.equal(ops.linear(weight)(x), F.linear(x, weight))
-    assert torch.equal(ops.vocabulary(weight).logits(x), F.linear(x, weight))
+    assert torch.equal(ops.vocabulary(weight).logits(x), F.linear(x, weight).float())
     assert torch.equal(ops.rms_norm(x, weight[0], EPS), TorchOps().rms_norm(x, weight[0], EPS))
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(ops):
+    """So that a request's tokens do not depend on what else is served."""
+    run, x = ops.linear(random(70, 96)), random(300, 96)
+    whole = run(x)
+    for rows in (1, 2, 3, 7, 13, 40):
+        assert torch.equal(run(x[:rows]), whole[:rows]), rows

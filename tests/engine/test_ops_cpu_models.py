@@ -1,4 +1,4 @@
-"""Whole models with CpuOps: as close to float32 as with TorchOps in bfloat16. Needs AMX, as test_ops_cpu.py does."""
+"""Whole models with CpuOps: as close to float32 as with TorchOps in bfloat16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention import choose
-from attention.cpu_build import Unavailable
+from attention.cpu_level import levels_here
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
@@ -20,10 +20,7 @@ from tests.engine.test_model import blocks_for, tokens
 from tests.engine.tiny_families import empty_pool, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
 
-try:
-    CpuOps()
-except Unavailable as reason:
-    pytest.skip(f"no CpuOps here: {reason}", allow_module_level=True)
+pytestmark = pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.request import Request, SamplingParams
 from engine.serving import messages
-from engine.serving.acceptor import MAX_ATTEMPTS
 from engine.serving.messages import pack_request
 from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
@@ -44,6 +43,7 @@ STRIDE = 1024
 PAUSES_S = (0.02, 0.3, 2.0, 12.0, 40.0, 150.0)
 POISON = 0xEE
 REQUESTS = 8
+MAX_ATTEMPTS = 4
 PATIENCE_S = 25.0  # of the acceptor, for a request
 FOUND_DEAD_S = 6.0  # after so long others may hold a node for dead
 ENDS = (PeerLost, PeerRefused, RemoteError, TimeoutError)

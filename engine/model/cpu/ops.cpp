@@ -45,6 +45,10 @@ void shared_product(const Weight& w, const bf16* x, int64_t stride, int64_t m, i
 
 extern "C" {
 
+// Outputs of a packed block, and what its inputs are a multiple of.
+int32_t block_outputs() { return 32; }
+int32_t block_inputs() { return 32; }
+
 // Leave of the kernel to use the tiles; 0 = granted. Once per process.
 int32_t amx_request() { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */); }
 
@@ -145,7 +149,7 @@ struct Tail {
 // attended [m, o.k], x and normed [m, o.n], y [m, next.n] or null.
 void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, bf16* y, int64_t m, int32_t threads) {
     const int64_t hidden = t->o.n, inner = t->down.k;
-    static thread_local Scratch shared_scratch;
+    static thread_local Scratch<bf16> shared_scratch;
     const bool by_rows = m >= SHARE_ROWS_FROM;
     bf16* shared = by_rows ? nullptr : shared_scratch.get(m * inner);
     Barrier barrier;
@@ -177,7 +181,7 @@ void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, bf16* y, i
     };
     team(threads, [&](int index, int count) {
         if (!by_rows) return layer({0, m}, index, count, shared);
-        static thread_local Scratch own;
+        static thread_local Scratch<bf16> own;
         const Range rows = share(m, 32, index, count);
         for (int64_t at = rows.begin; at < rows.end; at += PIECE_ROWS)
             layer({at, std::min(at + PIECE_ROWS, rows.end)}, 0, 1, own.get(PIECE_ROWS * inner));

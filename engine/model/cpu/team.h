@@ -1,6 +1,5 @@
 // The threads of one operation: torch's OpenMP pool, a barrier, memory that stays with a thread.
 #pragma once
-#include <immintrin.h>
 #include <omp.h>
 #include <sched.h>
 
@@ -8,8 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-
-#include "vectors.h"
 
 struct Range {
     int64_t begin, end;
@@ -36,31 +33,40 @@ class Barrier {
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++)
             if (spins < 2000)
-                _mm_pause();
+                pause();
             else
                 sched_yield();
     }
 
   private:
+    static void pause() {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#else
+        asm volatile("yield");
+#endif
+    }
+
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> round_{0};
 };
 
 // Memory of one thread that grows and is used again.
+template <class T>
 class Scratch {
   public:
     ~Scratch() { std::free(memory_); }
-    bf16* get(int64_t elements) {
+    T* get(int64_t elements) {
         if (elements > size_) {
             std::free(memory_);
             size_ = (elements + 31) / 32 * 32;
-            memory_ = static_cast<bf16*>(std::aligned_alloc(64, size_ * sizeof(bf16)));
+            memory_ = static_cast<T*>(std::aligned_alloc(64, size_ * sizeof(T)));
         }
         return memory_;
     }
 
   private:
-    bf16* memory_ = nullptr;
+    T* memory_ = nullptr;
     int64_t size_ = 0;
 };
 

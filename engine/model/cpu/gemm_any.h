@@ -1,0 +1,165 @@
+// y = x w^T by vector instructions of any level, for a weight packed once in the order in which it is read.
+//
+//     packed [ceil(n / OUTPUTS)][k][OUTPUTS]            elements in memory, float32 products
+//     packed [ceil(n / OUTPUTS)][k / 2][OUTPUTS][2]     bfloat16 with an instruction for products of pairs (vdpbf16ps)
+//
+// A thread that computes a range of outputs reads one ascending stream of memory: at one row that stream is the whole
+// cost. At many rows CHUNK_BYTES of it stay in the first-level cache while the rows of x pass, ROWS at a time.
+#pragma once
+#include <vector>
+
+#include "team.h"
+#include "vectors_any.h"
+
+// The micro-kernel: ROWS x 2 sums, 2 parts of the weight and a broadcast element of x stay in registers.
+#if defined(__AVX512F__)
+constexpr int ROWS = 12;  // 27 of 32
+#elif defined(__AVX2__)
+constexpr int ROWS = 6;  // 15 of 16
+#else
+constexpr int ROWS = 12;  // 27 of 32
+#endif
+constexpr int OUTPUTS = 2 * WIDTH;
+constexpr int64_t CHUNK_BYTES = 24 << 10;
+constexpr int64_t AHEAD_BYTES = 2048;  // of the stream, asked for at few rows
+
+#if defined(__AVX512BF16__)
+constexpr bool PAIRS = std::is_same_v<Element, Bf16>;
+#else
+constexpr bool PAIRS = false;
+#endif
+constexpr int STEP = PAIRS ? 2 : 1;  // inputs multiplied at once; k is a multiple of it
+constexpr int64_t CHUNK = CHUNK_BYTES / (OUTPUTS * (int64_t)sizeof(Element)) / STEP;  // steps
+using Factor = std::conditional_t<PAIRS, Bf16, float>;  // what x is read as
+
+struct Weight {
+    const Element* packed;
+    const float* bias;  // padded to whole blocks, or null
+    int64_t n, k;
+    int64_t blocks() const { return (n + OUTPUTS - 1) / OUTPUTS; }
+    int64_t steps() const { return (k + STEP - 1) / STEP; }
+    const Element* block(int64_t b) const { return packed + b * steps() * STEP * OUTPUTS; }
+};
+
+// sum += x[r][i] w[i][0 .. WIDTH), for one step i
+inline Vec multiply(Vec sum, const Factor* x, const Element* w) {
+    if constexpr (PAIRS) {
+#ifdef __AVX512BF16__
+        int32_t pair;
+        memcpy(&pair, x, 4);
+        return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(w));
+#endif
+    } else {
+        return sum + splat(*(const float*)x) * load(w);
+    }
+}
+
+// c [COUNT, OUTPUTS] (+)= x [COUNT, steps] w [steps, OUTPUTS]. A sum is made in the same order for every COUNT, so that a
+// row's result does not depend on the rows beside it.
+template <int COUNT>
+inline void tile(const Factor* x, int64_t stride, const Element* w, int64_t steps, float* c, bool add) {
+    Vec sum[COUNT][2];
+    for (int r = 0; r < COUNT; r++)
+        for (int h = 0; h < 2; h++) sum[r][h] = add ? load(c + r * OUTPUTS + h * WIDTH) : Vec{};
+    for (int64_t i = 0; i < steps; i++, w += STEP * OUTPUTS) {
+        if (COUNT <= 4) __builtin_prefetch((const char*)w + AHEAD_BYTES, 0, 2);
+        for (int r = 0; r < COUNT; r++)
+            for (int h = 0; h < 2; h++)
+                sum[r][h] = multiply(sum[r][h], x + r * stride + i * STEP, w + h * STEP * WIDTH);
+    }
+    for (int r = 0; r < COUNT; r++)
+        for (int h = 0; h < 2; h++) store(c + r * OUTPUTS + h * WIDTH, sum[r][h]);
+}
+
+// As tile, for any number of rows.
+template <int COUNT = ROWS>
+inline void tiles(const Factor* x, int64_t stride, const Element* w, int64_t steps, float* c, bool add, int64_t rows) {
+    for (; rows >= COUNT; rows -= COUNT, x += COUNT * stride, c += COUNT * OUTPUTS)
+        tile<COUNT>(x, stride, w, steps, c, add);
+    if constexpr (COUNT > 1)
+        if (rows) tiles<COUNT - 1>(x, stride, w, steps, c, add, rows);
+}
+
+// Rows of x as the products read them: where they lie, or widened into memory of this thread.
+class Factors {
+  public:
+    Factors(const Element* x, int64_t stride, Range rows, int64_t k) {
+        if constexpr (std::is_same_v<Element, Factor>) {
+            at = (const Factor*)(x + rows.begin * stride);
+            this->stride = stride;
+        } else {
+            static thread_local std::vector<float> wide;
+            this->stride = (k + WIDTH - 1) / WIDTH * WIDTH;
+            wide.resize(rows.size() * this->stride);
+            for (int64_t i = 0; i < rows.size(); i++)
+                for (int64_t j = 0; j < k; j += WIDTH)
+                    store(wide.data() + i * this->stride + j, load_first(x + (rows.begin + i) * stride + j, k - j));
+            at = (const Factor*)wide.data();
+        }
+    }
+    const Factor* at;
+    int64_t stride;
+};
+
+// Rows [rows] of x (element stride `stride`) times the blocks [blocks] of w. epilogue(row, block, OUTPUTS sums) gets each
+// row of each block.
+template <class Epilogue>
+void product(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks, const Epilogue& epilogue) {
+    if (!rows.size()) return;
+    const Factors factors(x, stride, rows, w.k);
+    static thread_local std::vector<float> sums;
+    sums.resize(rows.size() * OUTPUTS);
+    for (int64_t b = blocks.begin; b < blocks.end; b++) {
+        for (int64_t i = 0; i < w.steps(); i += CHUNK)
+            tiles(factors.at + i * STEP, factors.stride, w.block(b) + i * STEP * OUTPUTS, std::min(CHUNK, w.steps() - i),
+                  sums.data(), i > 0, rows.size());
+        for (int64_t i = 0; i < rows.size(); i++) epilogue(rows.begin + i, b, sums.data() + i * OUTPUTS);
+    }
+}
+
+// --- what becomes of a row of OUTPUTS sums: bias, activation, addition, and the one rounding
+
+struct Biased {
+    const float* bias;  // padded to whole blocks, or null
+    int64_t n;
+    // use(first output, how many of WIDTH exist, sums) for each half
+    template <class Use>
+    void each(int64_t block, const float* sums, const Use& use) const {
+        for (int64_t at = block * OUTPUTS, h = 0; h < 2; h++, at += WIDTH)
+            use(at, n - at, load(sums + h * WIDTH) + (bias ? load(bias + at) : Vec{}));
+    }
+};
+
+template <class To>
+struct StoreTo {
+    Biased from;
+    To* y;
+    int64_t stride;
+    void operator()(int64_t row, int64_t block, const float* sums) const {
+        from.each(block, sums, [&](int64_t at, int64_t left, Vec v) { store_first(y + row * stride + at, left, v); });
+    }
+};
+
+struct AddTo {  // x + product, in place
+    Biased from;
+    Element* x;
+    int64_t stride;
+    void operator()(int64_t row, int64_t block, const float* sums) const {
+        from.each(block, sums, [&](int64_t at, int64_t left, Vec v) {
+            if (left <= 0) return;
+            Element* to = x + row * stride + at;
+            store_first(to, left, load_first(to, left) + v);
+        });
+    }
+};
+
+template <Activation ACTIVATION>
+struct ActMul {  // of a gated weight: the first half of a block are gates, the second their ups
+    Biased from;
+    Element* y;
+    int64_t width;
+    void operator()(int64_t row, int64_t block, const float* sums) const {
+        const Vec gate = load(sums), up = load(sums + WIDTH);
+        store_first(y + row * width + block * WIDTH, width - block * WIDTH, activate<ACTIVATION>(gate) * up);
+    }
+};

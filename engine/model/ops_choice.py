@@ -1,0 +1,59 @@
+"""Whose products a model on this CPU takes: measured, never assumed.
+
+A product larger than a core's caches is computed by both in turns, for one row, which is bound by memory, and for many,
+which are bound by arithmetic. The best of ROUNDS counts, because other processes only ever make a round longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from engine.model.ops import Ops, TorchOps
+from engine.model.ops_cpu import CpuOps
+
+log = logging.getLogger(__name__)
+
+OUTPUTS, INPUTS = 4096, 1024
+ROWS = (1, 128)
+ROUNDS = 5
+
+
+def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:
+    """`ours`, or TorchOps where the product of its times is smaller."""
+    torchs = TorchOps()
+    times = seconds_of([ours, torchs], dtype)
+    won = math.prod(times[0]) <= math.prod(times[1])
+    log.info(
+        "products by %s, measured with [%d, %d] in %s, %d threads: %s",
+        f"our kernels of level {ours.level}" if won else "torch",
+        OUTPUTS,
+        INPUTS,
+        str(dtype).removeprefix("torch."),
+        torch.get_num_threads(),
+        "; ".join(
+            f"{name} {', '.join(f'{1e3 * t:.2f} ms for {m} rows' for m, t in zip(ROWS, each, strict=True))}"
+            for name, each in zip(("ours", "torch"), times, strict=True)
+        ),
+    )
+    return ours if won else torchs
+
+
+def seconds_of(candidates: Sequence[Ops], dtype: torch.dtype) -> list[list[float]]:
+    """Of one product by each, for each of ROWS: the best of ROUNDS in turns after one that is not counted."""
+    weight = torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)
+    linears = [ops.linear(weight) for ops in candidates]
+    best = [[math.inf] * len(ROWS) for _ in candidates]
+    for column, rows in enumerate(ROWS):
+        x = torch.ones(rows, INPUTS, dtype=dtype)
+        for turn in range(ROUNDS + 1):
+            for linear, row in zip(linears, best, strict=True):
+                began = time.perf_counter()
+                linear(x)
+                took = time.perf_counter() - began
+                row[column] = min(row[column], took) if turn else math.inf
+    return best
