@@ -156,8 +156,8 @@ class Engine:
         return speculator
 
     async def calibrate(self) -> int:
-        """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks, which
-        others may reserve already: every block is taken until it is over, and a request that comes waits."""
+        """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
+        others may reserve already, so every block is taken until it is over, and a request that comes waits."""
         config, size = self._config, self._config.block_size
         lent = self.pool.allocate(self.pool.num_blocks)
         room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)

@@ -156,8 +156,9 @@ class Channel:
         await self.links.close()
 
     def _opened(self, connection: Connection) -> Channel:
-        for header, data in self._backlog.pop(connection.peer_id, ()):
-            connection.send(header, data)
+        with suppress(PeerLost):  # it broke during its hellos: its end tells `on_lost`
+            for header, data in self._backlog.pop(connection.peer_id, ()):
+                connection.send(header, data)
         return self
 
     # --- net.connection.Receiver

@@ -270,6 +270,5 @@ def test_who_is_above_the_share_takes_nothing_from_who_is_within():
     policy.added("job", Facts(service_class="batch"))
     assert policy.victim_for("batch") == policy.victim_for("interactive") == "job"
     policy.removed("job")
-    policy.gave("batch")
     assert policy.victim_for("batch") is None
     assert policy.victim_for("other") == ("chat", 0), "the others have three tenths, and nothing of it yet"

@@ -39,13 +39,14 @@ async def test_what_is_queued_behind_a_batch_that_failed_is_written():
         await asyncio.sleep(0)
         if len(batches) == 1:
             raise KeyError("bug")
+        return [True] * len(rows)
 
-    behind = WriteBehind(2, write, written.append)
+    behind = WriteBehind(2, write, written.append, lambda key: None)
     with supervised() as told:
         for slot in range(4):
-            behind.add(bytes(16), slot)
+            behind.add(key_of(slot), slot)
         await until(lambda: behind.task is None)
-        behind.add(bytes(16), 9)
+        behind.add(key_of(9), 9)
         await until(lambda: behind.task is None)
     assert (batches, written) == ([[0, 1], [2, 3], [9]], [0, 1, 2, 3, 9])
     assert (told.counted, told.reasons) == (["write-behind"], [])

@@ -29,7 +29,7 @@ from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
 from net.transfer import TransferEngine
-from sched.rejection import NoRejection
+from sched.rejection import NoRejection, OutputLengths
 from sched.state import NodeRecord
 from tests.engine.stepped import World
 from tests.engine.test_pull import PROMISE
@@ -81,7 +81,7 @@ class Node:
         self.worker = WokenWorker(Batcher(self.pool, GEOMETRY.block_size, 4, 256, 4096, {0}))
         self.words = LoadWords(self.channel, self.transfer)
         idle = SimpleNamespace(
-            record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=SimpleNamespace()
+            record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
         load = OwnLoad(self.name, idle, self.words, NoRejection(), 1.0)
         metrics = Metrics("m", self.name)
