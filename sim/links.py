@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sched.cost import TransferModel
-from sched.placements.links import Lines, UniformLinks
+from sched.placements.links import Line, Lines, UniformLinks
 from sched.placements.measured_links import MeasuredLinks
 from sim.network import Network
 
@@ -32,6 +32,14 @@ class SimLinks:
         if self._kind == "exact":
             return self._alike(nodes)
         return self._measured.handover(source, nodes)
+
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        return self._exact.fetch_each(nodes) if self._kind == "exact" else self._measured.fetch_each(nodes)
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+        if self._kind == "exact":
+            return self._exact.fetch_each(nodes)
+        return self._measured.handover_each(source, nodes)
 
     def _alike(self, nodes: Sequence[str]) -> Lines:
         if len(nodes) not in self._lines:

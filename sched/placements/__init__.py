@@ -4,6 +4,7 @@ demand.py     what a request needs
 view.py       what is known of the nodes, in columns
 links.py      predicted transfers
 costs.py      Algorithm 1's estimates of every node at once
+few.py        the same choice over a few nodes, in plain floats
 choice.py     the decision, with what it was based on
 two_stages.py what all policies share: prefill node first, then a decode node for it
 mooncake.py   ours: gossip shortlists, fresh load words decide

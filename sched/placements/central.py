@@ -5,14 +5,31 @@ Beside `mooncake` it shows what the missing centre costs: one question to every 
 
 from __future__ import annotations
 
+from sched.placements.choice import Placement, Rejected
 from sched.placements.costs import DecodeCosts, PrefillCosts, least
+from sched.placements.demand import Demand
+from sched.placements.few import MOST, place_few
+from sched.placements.links import Vector
 from sched.placements.two_stages import TwoStages
+from sched.placements.view import View
 
 
 class CentralGreedy(TwoStages):
     """Least TTFT, then least time to decode among those with room."""
 
     asks_everybody = True
+    _as_written = True  # no subclass chooses otherwise: few.py may take its place
+
+    def __init_subclass__(cls) -> None:
+        chosen = cls.choose_prefill, cls.choose_decode, cls._placed
+        cls._as_written = chosen == (CentralGreedy.choose_prefill, CentralGreedy.choose_decode, CentralGreedy._placed)
+
+    def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
+        if self._as_written and len(view) <= MOST:
+            placed = place_few(now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn)
+            if placed is not None:
+                return placed
+        return super().place(now, demand, view, matched)
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
         return self.drawn(least(costs.ttft_s))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from sched.placements.costs import DecodeCosts, PrefillCosts, Row
+from sched.placements.costs import Row
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.view import View
@@ -14,7 +14,15 @@ from sched.placements.view import View
 MAX_ROWS = 16
 """Candidates per stage that an explanation lists."""
 
-Stage = PrefillCosts | DecodeCosts
+
+class Stage(Protocol):
+    """What a decision, or one of its stages, was based on (costs.py, few.py)."""
+
+    @property
+    def view(self) -> View: ...
+
+    def rows(self, most: int) -> list[Row]:
+        """Of the `most` best nodes per stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ Vector = npt.NDArray[np.float64]
 Lines = tuple[Vector, Vector]
 """(latency_s, seconds per byte), one of each per node."""
 
+Line = tuple[float, float]
+"""(latency_s, seconds per byte) of one path."""
+
 
 class Links(Protocol):
     """Knows how fast KV moves."""
@@ -24,6 +27,12 @@ class Links(Protocol):
 
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         """From the prefill node `source` to each of the nodes; what stands at `source` itself is not used."""
+
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        """`fetch` as a list, for few nodes."""
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+        """`handover` as a list, for few nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,24 @@ class UniformLinks:
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return _alike(self.handed_over, len(nodes))
 
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        return [_line(self.fetched)] * len(nodes)
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+        return [_line(self.handed_over)] * len(nodes)
+
 
 def _alike(model: TransferModel, nodes: int) -> Lines:
-    latency_s, per_byte_s = model.regression.coefficients
+    latency_s, per_byte_s = _line(model)
     return np.full(nodes, latency_s), np.full(nodes, per_byte_s)
+
+
+def _line(model: TransferModel) -> Line:
+    latency_s, per_byte_s = model.regression.coefficients
+    return latency_s, per_byte_s
+
+
+def columns(lines: Sequence[Line]) -> Lines:
+    """A column of latencies and one of seconds per byte."""
+    latency_s, per_byte_s = np.array(lines, dtype=np.float64).reshape(-1, 2).T.copy()
+    return latency_s, per_byte_s

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from sched.cost import TransferModel
-from sched.placements.links import Lines
+from sched.placements.links import Line, Lines, columns
 
 
 class MeasuredLinks:
@@ -29,9 +27,15 @@ class MeasuredLinks:
     # --- what is known
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
-        return _lines(nodes, self._fetches, self._fetch_rails, self._fetch)
+        return columns(self.fetch_each(nodes))
 
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
+        return columns(self.handover_each(source, nodes))
+
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        return _lines(nodes, self._fetches, self._fetch_rails, self._fetch)
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
         paths = [(source, node) for node in nodes]
         return _lines(paths, self._handovers, self._handover_rails, self._handover)
 
@@ -79,13 +83,12 @@ def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> No
 
 def _lines(
     paths: Sequence[Any], models: Mapping[Any, TransferModel], rails: Mapping[Any, float], common: TransferModel
-) -> Lines:
-    """A column of latencies and one of seconds per byte."""
-    columns = np.empty((2, len(paths)))
-    for i, path in enumerate(paths):
+) -> list[Line]:
+    lines = []
+    for path in paths:
         model, rate = models.get(path), rails.get(path)
         latency_s, per_byte_s = (model or common).regression.coefficients
         if rate is not None:
             per_byte_s = 1 / rate if model is None else max(per_byte_s, 1 / rate)
-        columns[:, i] = latency_s, per_byte_s
-    return columns[0], columns[1]
+        lines.append((latency_s, per_byte_s))
+    return lines

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sched.load_word import ROLE_BITS
 from sched.member import Member
-from sched.placements.links import Lines, Links, Vector
+from sched.placements.links import Line, Lines, Links, Vector
 from sched.state import Records
 
 QUEUE_FULL = "queue full"
@@ -206,6 +206,14 @@ class View:
             self._handover[source] = self._links.handover(source, self.ids)
         return self._handover[source]
 
+    def fetch_each(self) -> list[Line]:
+        """(latency_s, seconds per byte) of loading from the pool into each node, for few nodes."""
+        return self._links.fetch_each(self.ids)
+
+    def handover_each(self, source: str) -> list[Line]:
+        """`handover` as a list, for few nodes."""
+        return self._links.handover_each(source, self.ids)
+
     @cached_property
     def index(self) -> dict[str, int]:
         return {node_id: i for i, node_id in enumerate(self.ids)}
@@ -214,6 +222,13 @@ class View:
         """The same nodes, to be charged and aged by itself."""
         view = copy(self)
         view._attach(self.table.copy())
+        return view
+
+    def at(self, table: Sequence[Sequence[float]], links: Links) -> View:
+        """The same nodes when this was their table and these were the paths between them."""
+        view = copy(self)
+        view._attach(np.array(table, dtype=np.float64).reshape(len(COLUMNS), -1))
+        view._links, view._handover, view._fetch = links, {}, {}
         return view
 
     def only(self, indices: Sequence[int]) -> View:

@@ -132,6 +132,7 @@ def test_a_request_that_found_full_queues_or_no_node_is_explained():
 
     def absent(policy, view):
         view.decodes = view.decodes & False
+        view.closed_decode[:] = float("inf")
         return no_placement(policy.place(0.0, DEMAND, view, view.none), [], 0, 0.001)
 
     assert "no node with the role decode is alive and ready" in table(refused_record(absent))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sched.admission import Limits
 from sched.placements.choice import Placement, Rejected
 from sched.placements.demand import Demand
-from sched.placements.links import Lines
+from sched.placements.links import Line, Lines
 from sched.placements.mooncake import MooncakePlacement
 from sched.placements.rivals import RandomPlacement
 from sched.placements.table import placements
@@ -37,6 +37,12 @@ class FlatLinks:
 
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return self.fetch(nodes)
+
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        return [(0.0, 1 / self.bytes_per_s)] * len(nodes)
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+        return self.fetch_each(nodes)
 
 
 NO_LIMITS = Limits()
