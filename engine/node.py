@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
 from cache.block import root_key
+from cache.compiled import Unavailable
 from cache.job import MESSAGE_BYTES
 from cache.protocol import Deadlines
 from cache.store import Store
@@ -38,6 +39,7 @@ from engine.node_use import NodeUse
 from engine.phases import Phases
 from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
+from engine.serving import cheapest
 from net.channel import Channel, PeerRefused
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
@@ -148,6 +150,10 @@ class Node:
             await asyncio.to_thread(key_chain.prepare)
         except key_chain.Unavailable as error:
             log.info("block keys by hashlib, four times slower: %s", error)
+        try:
+            await asyncio.to_thread(cheapest.prepare)
+        except Unavailable as error:
+            log.info("shortlists of large clusters by numpy, three times slower: %s", error)
         self.phase("network")
         await self.door.open(self._http_socket, self._draft)
         if self._cluster is not None:

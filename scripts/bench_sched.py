@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cache import key_chain
+from cache import compiled, key_chain
+from engine.serving import cheapest
 from scripts.benchlib.results import Row, add_result_flags, report
 from scripts.schedbench import accept, decision
 from scripts.schedbench.decision import Cluster, quantile, timed, times
@@ -44,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = [int(size) for size in args.nodes.split(",")]
     decisions = 200 if args.quick else 2000
     rows = hashing(50 if args.quick else 300)
+    try:
+        cheapest.prepare()
+    except compiled.Unavailable as error:
+        print(f"shortlists by numpy: {error}")
     for size in sizes:
         cluster = Cluster(size, args.seed)
         rows += deciding(cluster, size, decisions)

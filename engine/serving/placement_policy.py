@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from engine.config import Config
 from engine.flags import UsageError
+from engine.serving.cheapest import cheapest
 from engine.serving.user_class import is_file, load_class
 from sched.admission import Limits
 from sched.member import Rng
 from sched.placements.choice import PlacementPolicy
+from sched.placements.mooncake import MooncakePlacement
 from sched.placements.table import placements
 
 
@@ -21,4 +23,6 @@ def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
         policy: PlacementPolicy = kind(Limits(config.max_waiting_requests), rng, config.kvcache_balancing_threshold)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
+    if isinstance(policy, MooncakePlacement):
+        policy.cheapest = cheapest
     return policy

@@ -8,7 +8,7 @@ as many as requests have probably been placed since the records were written, a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from sched.placements.central import CentralGreedy
@@ -31,6 +31,10 @@ TRIES = 2 * DRAWN
 
 INFINITE = math.inf
 
+Cheapest = Callable[[float, Demand, View, Vector, int], tuple[list[int], int | None] | None]
+"""(now, demand, view, matched, width): at most `width` nodes of finite `ranking`, the cheapest first, and the node with
+the longest prefix if any has one. None: numpy shall do it."""
+
 
 def width_of(view: View) -> int:
     """As many nodes as have probably been chosen since the records were written."""
@@ -41,13 +45,37 @@ class MooncakePlacement(CentralGreedy):
     """A random shortlist as wide as the state is old; then the paper's choice among those that answered."""
 
     asks_everybody = False
+    cheapest: Cheapest | None = None  # a compiled one, of whoever makes the policy (engine/serving/cheapest.py)
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
         width = width_of(view)
+        if self.cheapest is not None and not (self.fetches and demand.pool_tokens):
+            most = max(FEW, width) if len(view) <= SMALL else width
+            found = self.cheapest(now, demand, view, matched, most)
+            if found is not None:
+                return self._of_cheapest(demand, view, width, *found)
         chosen = self._prefills(ranking(now, demand, view, matched, self.threshold, self.fetches), view, width)
         if not chosen:
             return ()
         if matched is not view.none and matched.item(holder := int(matched.argmax())) > 0 and view.prefills[holder]:
+            chosen.append(holder)
+        chosen += self._decodes(demand, view, width)
+        return list(dict.fromkeys(chosen))
+
+    def _of_cheapest(
+        self, demand: Demand, view: View, width: int, cheapest: list[int], holder: int | None
+    ) -> Sequence[int]:
+        """`shortlist` when the cheapest nodes are known."""
+        if not cheapest:
+            return ()
+        chosen = cheapest
+        if len(view) > SMALL:
+            chosen = self._some(cheapest)
+            able = view.takers or cheapest
+            other = able[int(self.rng.random() * len(able))]
+            if view.open_at.item(other) < INFINITE and not view.obstacle(other, demand.num_tokens, demand.block_size):
+                chosen.append(other)
+        if holder is not None and view.prefills[holder]:
             chosen.append(holder)
         chosen += self._decodes(demand, view, width)
         return list(dict.fromkeys(chosen))

@@ -170,7 +170,7 @@ class View:
         self.table, self.prefill = table, table[:3]
         vars(self).update(zip(COLUMNS, table, strict=True))
         self.none = np.zeros(len(self.ids))
-        for cached in ("decode_order", "takers", "least_blocks"):
+        for cached in ("decode_order", "takers", "least_blocks", "address"):
             vars(self).pop(cached, None)
 
     def __len__(self) -> int:
@@ -182,6 +182,12 @@ class View:
             latency_s, per_byte_s = self._links.fetch(self.ids)
             self._fetch[token_bytes] = latency_s, per_byte_s * token_bytes
         return self._fetch[token_bytes]
+
+    @cached_property
+    def address(self) -> int:
+        """Of the table in memory, row after row, for compiled code."""
+        assert self.table.flags.c_contiguous
+        return int(self.table.ctypes.data)
 
     @cached_property
     def least_blocks(self) -> float:

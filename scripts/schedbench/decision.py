@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from engine.serving.cheapest import cheapest
 from sched.admission import Limits
 from sched.cost import TransferModel
 from sched.digest import CuckooDigest, assemble, key64
@@ -22,6 +23,7 @@ from sched.placements.choice import PlacementPolicy
 from sched.placements.demand import Demand
 from sched.placements.links import UniformLinks, Vector
 from sched.placements.match import Matcher
+from sched.placements.mooncake import MooncakePlacement
 from sched.placements.table import placements
 from sched.placements.view import Candidate, View
 
@@ -105,6 +107,8 @@ def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float
     """Seconds of each part, `decisions` of each: match, shortlist (score and draw), choose (among the answers),
     decision (all three)."""
     chosen: PlacementPolicy = placements[policy](Limits(), cluster.rng)
+    if isinstance(chosen, MooncakePlacement):
+        chosen.cheapest = cheapest  # as engine/serving/placement_policy.py does
     found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decision": []}
     gc.disable()
     for number in range(decisions + 50):
