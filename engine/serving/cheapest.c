@@ -14,7 +14,7 @@ int64_t cheapest(const double *table, const double *matched, int64_t nodes, doub
 {
     const double *a0 = table + A0 * nodes, *a1 = table + A1 * nodes, *a2 = table + A2 * nodes;
     const double *open_at = table + OPEN_AT * nodes, *total = table + TOTAL_BLOCKS * nodes;
-    double rank[CHUNK], squared = tokens * tokens, most = 0.0;
+    double rank[CHUNK], squared = tokens * tokens, most = 0.0, limit = INFINITY;
     int64_t count = 0;
     *holder = -1;
     for (int64_t from = 0; from < nodes; from += CHUNK) {
@@ -25,17 +25,18 @@ int64_t cheapest(const double *table, const double *matched, int64_t nodes, doub
             double cost = at + (a0[i] + a1[i] * tokens + a2[i] * squared);
             rank[j] = total[i] * block_size <= tokens ? INFINITY : cost;
         }
-        if (matched)
-            for (int64_t j = 0; j < size; j++) {
-                double own = matched[from + j];
-                rank[j] -= (a2[from + j] * own + a1[from + j]) * own;
-                if (own > most) {
-                    most = own;
+        if (matched) {
+            const double *own = matched + from;
+            for (int64_t j = 0; j < size; j++)
+                rank[j] -= (a2[from + j] * own[j] + a1[from + j]) * own[j];
+            for (int64_t j = 0; j < size; j++)
+                if (own[j] > most) {
+                    most = own[j];
                     *holder = from + j;
                 }
-            }
+        }
         for (int64_t j = 0; j < size; j++) {
-            if (!(rank[j] < (count < width ? INFINITY : costs[width - 1])))
+            if (!(rank[j] < limit))
                 continue;
             int64_t place = count < width ? count++ : width - 1;
             for (; place > 0 && costs[place - 1] > rank[j]; place--) {
@@ -44,6 +45,7 @@ int64_t cheapest(const double *table, const double *matched, int64_t nodes, doub
             }
             costs[place] = rank[j];
             best[place] = from + j;
+            limit = count < width ? INFINITY : costs[width - 1];
         }
     }
     return count;
