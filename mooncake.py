@@ -58,6 +58,7 @@ from engine.speculation.draft_source import draft_source
 from engine.top import main as top
 from net.http.client import ClusterError, fetch_cluster
 from net.sockets import ListenError, listen
+from net.tasks import awaited
 
 GIL_SWITCH_S = 0.001
 SPIN_COUNT = "3000"
@@ -128,23 +129,23 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     with listen(config.host, config.port) as http_socket:
         node = Node(config, source, http_socket, cluster, phases, draft)
         try:
-            await _first(node.start(), stop.wait())
+            await _first(node.start(), stop.wait(), node.given_up.wait())
             # What start-up made lives as long as the node: a full collection over it would hold every thread for
             # half a second. None runs meanwhile either.
             gc.freeze()
             gc.enable()
-            if not stop.is_set():
+            if not stop.is_set() and not node.given_up.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)
-                await _first(stop.wait(), node.leaving.asked.wait())
+                await _first(stop.wait(), node.leaving.asked.wait(), node.given_up.wait())
                 await _first(node.drain(), hurry.wait())
         finally:
             await node.stop()
-    return 0 if node.engine is None or node.engine.lost is None else 1
+    return 0 if node.lost is None else 1
 
 
 async def _first(*works: Coroutine[Any, Any, Any]) -> None:
     """Wait for the first to end and cancel the others; raises what it raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks = [awaited(work) for work in works]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()

@@ -83,11 +83,13 @@ class BulkShare:
         if arena is not None and not all(0 < length <= size for length in lengths):
             raise RemoteError(f"blocks of {max(lengths)} bytes, the slots have {size}", "layout")
         slots = self._share.room_now(keys, body)
-        return Arriving(self._local, self._share, keys, lengths, slots, body.get("owner", ""))
+        return Arriving(
+            self._local, self._share, keys, lengths, slots, body.get("owner", ""), body.get("repair", False)
+        )
 
 
 class Arriving:
-    """Blocks on their way into `slots`, of which a leading part of `keys` has one; PRESENT is none. See
+    """Blocks on their way into `slots`, of which a leading part of `keys` has one; less than 0 is none. See
     net.bulk_call.Receiving."""
 
     def __init__(
@@ -98,14 +100,15 @@ class Arriving:
         lengths: list[int],
         slots: list[int],
         owner: str,
+        repair: bool,
     ) -> None:
-        self._local, self._share = local, share
+        self._local, self._share, self._repair = local, share, repair
         self._keys, self._lengths, self._slots, self._owner = keys, lengths, slots, owner
         arena = local.arena
         views: list[memoryview] = []
         for at, length in enumerate(lengths):
             slot = slots[at] if at < len(slots) else PRESENT
-            if slot == PRESENT or arena is None:
+            if slot < 0 or arena is None:
                 views += nowhere(length)
             else:
                 views.append(arena.memory(slot)[:length])
@@ -118,13 +121,13 @@ class Arriving:
             raise RemoteError(f"not one checksum for each of {len(self._keys)} blocks", "bad_request")
         rows = list(zip(self._keys, self._slots, checksums, self._lengths, strict=False))
         for key, slot, block_checksum, length in reversed(rows):  # as in Share: of equals, the last block goes first
-            if slot != PRESENT:
-                self._share.stored(key, slot, block_checksum, length, self._owner)
-        return Answer({"slots": [min(0, slot) for slot in self._slots]})
+            if slot >= 0:
+                self._share.stored(key, slot, block_checksum, length, self._owner, self._repair)
+        return Answer(self._share.answers([min(0, slot) for slot in self._slots], len(self._keys)))
 
     def drop(self) -> None:
         for slot in self._slots:
-            if slot != PRESENT:
+            if slot >= 0:
                 self._local.abandon(slot)
 
 

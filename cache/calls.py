@@ -68,11 +68,20 @@ class Calls:
             raise Shunned(f"{home} did not answer in time a moment ago")
 
     async def has(
-        self, home: str, keys: Sequence[BlockKey], *, leading: bool, patience_s: float | None = None
+        self,
+        home: str,
+        keys: Sequence[BlockKey],
+        *,
+        leading: bool,
+        patience_s: float | None = None,
+        contents: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
-        """Per key 0 when the home has it, else ABSENT or ELSEWHERE; `leading`: up to the first that is not 0. Raises
-        TooSlow, too, as all that take `patience_s` do."""
-        body, most = {"leading": leading}, self._deadlines.lookup_s
+        """Per key 0 when the home has it, with this content if `contents` are given, else ABSENT or ELSEWHERE;
+        `leading`: up to the first that is not 0. Raises TooSlow, too, as all that take `patience_s` do."""
+        body: dict[str, Any] = {"leading": leading}
+        if contents:
+            body["contents"] = contents
+        most = self._deadlines.lookup_s
         reply, _ = await self._exchange(home, "store.has", body, [join_keys(keys)], most, patience_s)
         return list(reply["have"])
 
@@ -81,8 +90,24 @@ class Calls:
         reply = await self._call(home, "store.remove", {}, join_keys(keys), self._deadlines.control_s)
         return int(reply["removed"])
 
+    async def durable(self, home: str, keys: Sequence[BlockKey]) -> tuple[list[bool], str]:
+        """Which of `keys` are on the home's SSD and synced there, as soon as all are or the time is up; why not."""
+        wait_s = self._deadlines.durable_s
+        reply = await self._call(home, "store.durable", {"wait_s": wait_s}, join_keys(keys), wait_s)
+        return list(reply["durable"]), reply.get("why", "")
+
+    async def keep(self, home: str, keys: Sequence[BlockKey]) -> list[int]:
+        """Never evict these there: KEPT, PINS_FULL or ABSENT for each."""
+        reply = await self._call(home, "store.keep", {"keep": True}, join_keys(keys), self._deadlines.control_s)
+        return list(reply["answers"])
+
+    async def give_up(self, home: str, keys: Sequence[BlockKey]) -> int:
+        """They may be evicted again; how many could not before."""
+        reply = await self._call(home, "store.keep", {"keep": False}, join_keys(keys), self._deadlines.control_s)
+        return int(reply["given_up"])
+
     async def flush(self, home: str) -> None:
-        """Until what the home has now is on its SSD, if it has one."""
+        """Until what the home has now is on its SSD, if it has one. RemoteError: the disk does not take it."""
         await self._call(home, "store.flush", {}, b"", self._deadlines.flush_s)
 
     async def stats(self, home: str) -> dict[str, Any]:
@@ -121,17 +146,11 @@ class Calls:
         home: str,
         keys: Sequence[BlockKey],
         ticket: Ticket,
-        *,
-        divert: bool = False,
-        owner: str = "",
-        repair: bool = False,
-        facts: Sequence[tuple[int, float, str]] = (),
+        options: dict[str, Any],
     ) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or PRESENT) of a leading part, region, slot_bytes. `facts`: of all or none."""
-        body: dict[str, Any] = {"divert": divert, "owner": owner, "repair": repair}
-        if facts:
-            body["facts"] = facts
-        return await self._lease(home, "store.reserve", keys, ticket, body)
+        """Ask to write `keys`: slots (or what is said instead) of a leading part, region, slot_bytes; trouble of the
+        home's disk, if there is any. `options`: those of Share."""
+        return await self._lease(home, "store.reserve", keys, ticket, options)
 
     async def read(
         self, home: str, keys: Sequence[BlockKey], *, leading: bool, patience_s: float | None = None
@@ -139,6 +158,11 @@ class Calls:
         """Small blocks in one message: slots, checksums, lengths, tiers, more, hot; and the blocks."""
         body, most = {"leading": leading}, self._deadlines.control_s
         return await self._exchange(home, "store.read", body, [join_keys(keys)], most, patience_s)
+
+    def uneven(self, home: str, keys: Sequence[BlockKey]) -> None:
+        """Other homes lack a copy of what this one has."""
+        with suppress(ConnectionError):
+            self._channel.post(home, "store.uneven", {}, [join_keys(keys)])
 
     def used(self, home: str, keys: Sequence[BlockKey]) -> None:
         """They were read without asking (cache/same_host.py)."""
@@ -152,12 +176,12 @@ class Calls:
 
     async def write(
         self, home: str, keys: Sequence[BlockKey], blocks: Sequence[Buffer], body: dict[str, Any]
-    ) -> list[int]:
+    ) -> dict[str, Any]:
         """Store small blocks in one message; `body` has their checksums and lengths, and the options of `reserve`.
-        Returns 0 or PRESENT for a leading part."""
+        Returns slots, which are STORED or what is said instead, for a leading part, and trouble as `reserve` does."""
         data = [join_keys(keys), *blocks]
         reply, _ = await self._exchange(home, "store.write", body, data, self._deadlines.control_s)
-        return list(reply["slots"])
+        return reply
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
         """All that was reserved is written; returns how many blocks that are."""

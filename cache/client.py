@@ -26,10 +26,10 @@ from cache.block import KEY_BYTES
 from cache.objects import PREFIX, Exists
 from cache.protocol import Deadlines
 from cache.remote import Remote
-from cache.results import GetResult, NoRoom, StoreError, Unreachable
+from cache.results import GetResult, NoRoom, NotDurable, StoreError, Unreachable
 from net.memory import Region
 
-__all__ = ["Exists", "NoRoom", "Store", "StoreError", "Unreachable"]
+__all__ = ["Exists", "NoRoom", "NotDurable", "Store", "StoreError", "Unreachable"]
 
 T = TypeVar("T")
 Key = bytes | str
@@ -94,16 +94,31 @@ class Store:
             out[i] = self.get(keys[i])
         return out
 
-    def put(self, key: Key, value: Buffer, *, replace: bool = False) -> bool:
+    def put(self, key: Key, value: Buffer, *, replace: bool = False, durable: bool = False, pin: bool = False) -> bool:
         """False when it was there. A value never changes: the first one stays. An object of other bytes is replaced
-        with `replace`, else Exists is raised. Raises NoRoom, Unreachable."""
-        if isinstance(key, str):
-            return self._run(self._store.objects.put(key, value, replace=replace))
-        return self._run(self._store.put(_value_key(key), value))
+        with `replace`, else Exists is raised.
 
-    def put_many(self, items: Sequence[tuple[bytes, Buffer]]) -> list[bool]:
-        """Values only; per item whether it is new."""
-        return self._run(self._store.put_many([(_value_key(key), value) for key, value in items]))
+        What this acknowledges is in the memory of its homes, and a moment later on their SSD tiers: a home that is
+        killed in that moment loses it. `durable`: wait until a home has it on SSD, synced; kill -9 cannot undo that. It
+        may be evicted later, like everything, unless it is pinned. `pin`: homes never evict it, until `unpin` or
+        `remove`. Raises NoRoom, also when homes keep as many pinned values as they may (--pin-share), NotDurable,
+        Unreachable."""
+        if isinstance(key, str):
+            return self._run(self._store.objects.put(key, value, replace=replace, durable=durable, pin=pin))
+        return self._run(self._store.put(_value_key(key), value, durable=durable, pin=pin))
+
+    def put_many(
+        self, items: Sequence[tuple[bytes, Buffer]], *, durable: bool = False, pin: bool = False
+    ) -> list[bool]:
+        """Values only; per item whether it is new. `durable`, `pin`: see `put`."""
+        rows = [(_value_key(key), value) for key, value in items]
+        return self._run(self._store.put_many(rows, durable=durable, pin=pin))
+
+    def unpin(self, key: Key) -> bool:
+        """It may be evicted again. False when it was not pinned."""
+        if isinstance(key, str):
+            return self._run(self._store.objects.unpin(key))
+        return self._run(self._store.unpin_many([_value_key(key)])) > 0
 
     def exists(self, key: Key) -> bool:
         """Whether it is there now, an object as a whole."""
@@ -130,7 +145,8 @@ class Store:
         return self._run(self._store.remove_many([_value_key(key) for key in keys]))
 
     def flush(self) -> None:
-        """Until what has been put so far is on SSD, at homes that have one."""
+        """Until what has been put so far is on SSD, synced, at homes that have one. Raises NotDurable when a disk does
+        not take it, Unreachable when a home does not answer."""
         self._run(self._store.flush())
 
     # --- objects, piece by piece
@@ -163,9 +179,18 @@ class Store:
         the prefix or with a result that is shorter than its window; close the iterator when leaving earlier."""
         return self._each(lambda: self._store.stream_into(keys, arena.name, offsets))
 
-    def put_from(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> int:
-        """Blocks of block_bytes from offsets[i] of `arena`; returns how many were not there before."""
-        return self._run(self._store.put_from(keys, arena.name, offsets))
+    def put_from(
+        self,
+        keys: Sequence[bytes],
+        arena: Region,
+        offsets: Sequence[int],
+        *,
+        durable: bool = False,
+        pin: bool = False,
+    ) -> int:
+        """Blocks of block_bytes from offsets[i] of `arena`; returns how many were not there before. `durable`, `pin`:
+        see `put`; without them a block that no home takes is passed over."""
+        return self._run(self._store.put_from(keys, arena.name, offsets, durable=durable, pin=pin))
 
     # --- accounts and life
 

@@ -43,12 +43,19 @@ class Job:
     in_messages: bool = False  # the blocks are small or few: no leases and no transfers
     near_in_messages: bool = False  # the same where transfers need nothing of the other side
     near_ask: bool = False  # few enough bytes for a bulk call where shared memory would do
-    facts: Sequence[Facts] = ()  # of a put: of every block, or none
+    facts: Sequence[Facts] = ()  # of a put: of every block, or one for all, or none
+    kept: Sequence[bool] = ()  # of a repair: which blocks are never evicted here
     repair: bool = False  # of a put: copies of what is elsewhere
+    agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
+    durable: bool = False  # of a put: it ends when a home has the block on SSD, synced
+    keep: bool = False  # of a put: homes are never to evict the block
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: set[int] = field(default_factory=set)  # of a put: positions that are in the pool because of it
     present: set[int] = field(default_factory=set)  # that were there
     refused: set[int] = field(default_factory=set)  # for which a home had no room at last
+    on_disk: set[int] = field(default_factory=set)  # with `durable`: where that was reached
+    pinned: set[int] = field(default_factory=set)  # with `keep`: the same
+    trouble: set[str] = field(default_factory=set)  # what homes say of their disks or limits, when they could not
 
     def by_message(self, transfer: TransferEngine, home: str) -> bool:
         """How its blocks go to or from `home`."""

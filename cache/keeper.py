@@ -15,11 +15,14 @@ from cache.block import BlockKey
 from cache.calls import HOME_ERRORS
 from cache.homes import Members, ranking
 from cache.job import Job
+from cache.protocol import GONE, OTHER, WRITING
 from cache.repair import owed
 from cache.routing import Router
 from cache.share import Share
+from cache.slots import Pin
 from cache.tiers import LocalStore
 from cache.writer import Writer
+from net.tasks import keep
 from net.traffic import RailLimit
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class Keeper:
     def start(self) -> None:
         """From now on. What was found on SSD is offered to its homes first."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = keep(self._run, "repair")
 
     async def leave(self, timeout_s: float) -> None:
         """Before this node goes: give the others what they will be the homes of, as far as the time allows."""
@@ -90,17 +93,13 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
-            try:
-                members = dict(self._members())
-                if members != self._before:
-                    await self._plan(self._before, members)
-                    self._before = members
-                self._collect(members)
-                if not await self._pay():
-                    await asyncio.sleep(PERIOD_S)
-            except Exception:  # a bug, or a region that is closing: repair goes on with what is next
-                log.exception("repair failed")
-                await asyncio.sleep(RETRY_S)
+            members = dict(self._members())
+            if members != self._before:
+                await self._plan(self._before, members)
+                self._before = members
+            self._collect(members)
+            if not await self._pay():
+                await asyncio.sleep(PERIOD_S)
 
     async def _plan(self, before: Members, after: Members) -> None:
         """Look at everything here, a part at a time."""
@@ -122,6 +121,10 @@ class Keeper:
             self._away_since.pop(home, None)
             if home not in self._debts and now >= self._rest_until.get(home, 0.0):
                 self._debts[home] = deque(self._share.hints.due(home, SCAN_KEYS))
+        for key in self._share.uneven.take():
+            for home in ranking(key, members, self._router.replicas):
+                if home != self._me:
+                    self._debts.setdefault(home, deque()).append(key)
         for key, extra in self._share.hot.take_wanted().items():
             self._spread(now, key, extra, members)
         self._share.hot.cool(now, self._router.replicas, self._local.contains)
@@ -164,6 +167,7 @@ class Keeper:
     async def _offer(self, home: str, keys: Sequence[BlockKey]) -> bool:
         """False when the home has no room now."""
         arena = self._local.arena
+        keys = await self._lacking(home, keys)
         pins = await self._local.pin_each(keys)
         held = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
         gone = [key for key, pin in zip(keys, pins, strict=False) if pin is None]
@@ -175,14 +179,47 @@ class Keeper:
             job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
             for position, (_, pin) in enumerate(held):
                 job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
+            job.facts = [self._local.facts(key) for key, _ in held]
+            job.kept = [self._local.is_kept(key) for key, _ in held]
             nbytes = sum(pin.nbytes for _, pin in held)
             if self._limit is not None:
                 await asyncio.sleep(self._limit.hold_s(asyncio.get_running_loop().time(), nbytes, urgent=False))
-            there = await self._writer.offer(job, home, len(held))
+            answers = await self._writer.offer(job, home, len(held))
             self._counts["offered"] += len(held)
             self._counts["moved"] += len(job.stored)
             self._counts["moved_bytes"] += sum(map(job.length, job.stored))
-            self._share.hints.settled([held[position][0] for position in there])
-            return bool(there)
+            await self._heed(home, held, answers)
+            return any(answer != WRITING for answer in answers.values())
         finally:
             self._local.unpin([pin.slot for _, pin in held])
+
+    async def _lacking(self, home: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Those of `keys` that the home does not have, or has with another content. What is only on SSD here is not
+        read to find that out."""
+        contents = {key: content for key in keys if (content := self._local.content(key)) is not None}
+        self._share.hints.settled(key for key in keys if key not in contents)
+        if not contents:
+            return []
+        there = await self._writer.has(home, contents)
+        self._share.hints.settled(there)
+        return [key for key in contents if key not in there]
+
+    async def _heed(self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
+        """What the home's answers mean for what is here. A content that does not stay is no use but at a home of it,
+        which gets the other one; one that was removed is none anywhere."""
+        now, members, replicas = asyncio.get_running_loop().time(), self._members(), self._router.replicas
+        later: list[BlockKey] = []
+        for position, answer in answers.items():
+            key, pin = held[position]
+            if answer == WRITING:
+                later.append(key)
+                continue
+            self._share.hints.settled([key])
+            lost = answer == GONE or (answer == OTHER and self._me not in ranking(key, members, replicas))
+            if lost and self._local.content(key) == (pin.checksum, pin.nbytes):
+                if answer == GONE:
+                    self._share.removed(now, key, (pin.checksum, pin.nbytes))
+                await self._local.remove([key])
+        if later:
+            self._debts.setdefault(home, deque()).extend(later)
+            self._rest_until[home] = now + RETRY_S

@@ -19,6 +19,7 @@ from cache.protocol import Deadlines
 from cache.tiers import LocalStore
 from net.channel import Channel
 from net.errors import RemoteError
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Lease:
     slots: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
     owner: str = ""  # the home these blocks are kept for
+    repair: bool = False  # they are copies of what is elsewhere
 
 
 class Leases:
@@ -55,12 +57,12 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases) + len(self._fenced)
 
-    def open(self, peer: str, number: int, *, writes: bool, owner: str = "") -> None:
+    def open(self, peer: str, number: int, *, writes: bool, owner: str = "", repair: bool = False) -> None:
         """The lease exists before its grant, so that the peer can end it while it waits."""
         if (peer, number) in self._leases:
             raise RemoteError(f"lease {number} is in use", "bad_request")
         timer = asyncio.get_running_loop().call_later(self._deadlines.lease_s, self._expire, peer, number)
-        self._leases[peer, number] = Lease(writes, timer, owner=owner)
+        self._leases[peer, number] = Lease(writes, timer, owner=owner, repair=repair)
 
     def grant(self, peer: str, number: int, slots: list[int], keys: list[BlockKey], *, writes: bool) -> dict[str, Any]:
         """Put the slots under the lease; returns how the peer reaches them. Without slots the lease is over."""
@@ -73,7 +75,8 @@ class Leases:
         if not slots or arena is None:
             self.take(peer, number)
             return {"region": "", "slot_bytes": 0}
-        return {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        place: dict[str, Any] = {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        return place | {"epoch": self._transfer.epoch_of(peer)} if writes else place
 
     def take(self, peer: str, number: int) -> Lease | None:
         """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""
@@ -109,7 +112,7 @@ class Leases:
         if not lease.writes or not lease.slots or peer == self._node_id:
             self.give_back(lease.slots, writes=lease.writes)
             return
-        task = asyncio.create_task(self._behind_fence(peer, lease))
+        task = spawn(self._behind_fence(peer, lease), "fencing reserved slots")
         self._fenced[task] = lease
         task.add_done_callback(lambda done: self._fenced.pop(done, None))
 

@@ -7,12 +7,13 @@ An object is cut into chunks of one block each, and a manifest says how long it 
 
 The manifest is written last and removed first, so a name that is found has been written whole. Chunks are named by the
 content too: those of an earlier object of that name can't be taken for this one's. Like every block a chunk may be
-evicted; then the object is missing as a whole.
+evicted, unless it is pinned; then the object is missing as a whole. All are of the class `objects` (--cache-shares).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_128
 
 from cache.block import KEY_BYTES, BlockKey
+from cache.results import NoRoom, StoreError
 
 if TYPE_CHECKING:
     from cache.store import Store
@@ -30,6 +32,7 @@ PREFIX = "objects/"
 RECORD = Struct("<8sQQ16s8x")  # magic, bytes, bytes of a chunk, digest of the content
 MAGIC = b"mckobj01"
 HASH_PIECE = 16 << 20
+PUT_TRIES = 3  # for chunks that others have driven out before the last one was put
 
 
 class Exists(Exception):
@@ -92,25 +95,89 @@ class Objects:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def put(self, name: str, data: bytes | bytearray | memoryview, *, replace: bool = False) -> bool:
-        """Store `data` under `name`; False when the same bytes were there. Raises Exists when other bytes are, unless
-        `replace`; NoRoom, Unreachable."""
+    async def put(
+        self,
+        name: str,
+        data: bytes | bytearray | memoryview,
+        *,
+        replace: bool = False,
+        durable: bool = False,
+        pin: bool = False,
+    ) -> bool:
+        """Store `data` under `name`; False when the same bytes were there. `durable`, `pin`: see Store.put_many; they
+        are of the whole object. Raises Exists when other bytes are there, unless `replace`; NoRoom, NotDurable,
+        Unreachable, and then nothing of a new object stays and an old one of that name is as it was."""
         view = memoryview(data).cast("B")
         content = await asyncio.to_thread(digest, view) if len(view) > HASH_PIECE else digest(view)
         manifest = Manifest(len(view), self._store.block_bytes, content)
         known = await self.info(name)
-        if known is not None and known.digest != content:
-            if not replace:
-                raise Exists(f"{name} has other bytes ({known.nbytes} of them): remove it first, or replace it")
-            await self.remove(name)
-            known = None
-        async for first, count in self._windows(manifest):
-            size = manifest.chunk_bytes
-            parts = [view[i * size : (i + 1) * size] for i in range(first, first + count)]
-            await self._store.put_many(list(zip(chunk_keys(name, manifest, first, count), parts, strict=True)))
-        if known is None:
-            await self._store.put(manifest_key(name), manifest.pack())
-        return known is None
+        if known is not None and known.digest != content and not replace:
+            raise Exists(f"{name} has other bytes ({known.nbytes} of them): remove it first, or replace it")
+        new = known is None or known.digest != content
+        await self._check_room(name, manifest)
+        try:
+            await self._put_chunks(name, manifest, view, durable=durable, pin=pin)
+            if new and known is not None:
+                await self.remove(name)
+            if new or durable or pin:
+                first = await self._store.put(manifest_key(name), manifest.pack(), durable=durable, pin=pin)
+                if new and not first:  # somebody else was quicker
+                    there = await self.info(name)
+                    if there is not None and there.digest != content:
+                        raise Exists(f"{name} was put with other bytes ({there.nbytes} of them) meanwhile")
+                    return False
+        except (StoreError, Exists):
+            if new:
+                await self._remove_whole(name, manifest)
+            raise
+        return new
+
+    async def _check_room(self, name: str, manifest: Manifest) -> None:
+        """Raises NoRoom for what cannot be there as a whole, before anything else is evicted for it."""
+        if manifest.num_chunks < 2:
+            return
+        wanted: Counter[str] = Counter()
+        for key in chunk_keys(name, manifest, 0, manifest.num_chunks):
+            wanted.update(self._store.router.homes(key))
+        for home, room in (await self._store.room_of_homes()).items():
+            if wanted[home] > room:
+                raise NoRoom(
+                    f"{name} has {manifest.nbytes} bytes: {wanted[home]} blocks for {home}, which has room for {room}: "
+                    "raise --ssd-bytes, or --dram-bytes, or add nodes"
+                )
+
+    async def _put_chunks(self, name: str, manifest: Manifest, view: memoryview, *, durable: bool, pin: bool) -> None:
+        """All of them are there afterwards. Others may have been put meanwhile, and have driven some out."""
+        size, missing = manifest.chunk_bytes, list(range(manifest.num_chunks))
+        keys = chunk_keys(name, manifest, 0, manifest.num_chunks)
+        for _ in range(PUT_TRIES):
+            for first in range(0, len(missing), self._store.values_at_once):
+                rows = missing[first : first + self._store.values_at_once]
+                items = [(keys[i], view[i * size : (i + 1) * size]) for i in rows]
+                await self._store.put_many(items, durable=durable, pin=pin, named=True)
+            here = await self._store.exists_many(keys)
+            missing = [i for i, is_here in enumerate(here) if not is_here]
+            if not missing:
+                return
+        raise NoRoom(
+            f"{len(missing)} of {manifest.num_chunks} blocks of {name} were driven out while the others were put: "
+            "raise --ssd-bytes or --dram-bytes"
+        )
+
+    async def _remove_whole(self, name: str, manifest: Manifest) -> None:
+        """A manifest of that content, and all chunks."""
+        now = await self.info(name)
+        if now is not None and now.digest == manifest.digest:
+            await self._store.remove_many([manifest_key(name)])
+        await self._store.remove_many(chunk_keys(name, manifest, 0, manifest.num_chunks))
+
+    async def unpin(self, name: str) -> bool:
+        """It may be evicted again. False when there is none, or it was not pinned."""
+        manifest = await self.info(name)
+        if manifest is None:
+            return False
+        keys = [manifest_key(name), *chunk_keys(name, manifest, 0, manifest.num_chunks)]
+        return await self._store.unpin_many(keys) > 0
 
     async def get(self, name: str) -> bytearray | None:
         """The whole object; None when it, or a part of it, is missing."""

@@ -16,6 +16,8 @@ from cache.promotion import Promotions
 from cache.slots import DramSlots, Pin
 from cache.ssd import SsdTier
 
+LOOK_S = 0.25  # between two looks at whether the disk still answers
+
 
 class Pinning:
     """`tier_of(key)`: where a block is, or None. `counts` gets hits and misses of DRAM."""
@@ -93,11 +95,15 @@ class Pinning:
         """`pins` once their promotions (by position) are over; those that failed are None, or end the run."""
         run = len(pins)
         try:
-            await asyncio.wait(promotions.values())
+            waiting = set(promotions.values())
+            while (
+                waiting and self._ssd is not None and self._ssd.readable
+            ):  # a disk that stands still is not waited for
+                _, waiting = await asyncio.wait(waiting, timeout=LOOK_S)
             for position in sorted(promotions):
-                pin = pins[position]
+                pin, task = pins[position], promotions[position]
                 assert pin is not None
-                if promotions[position].result():
+                if task.done() and task.result():
                     pins[position] = self._slots.pin(pin.slot, pin.tier)
                 elif leading:
                     run = position

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,9 @@ class Facts:
 
 PLAIN = Facts()
 """Nothing is known."""
+
+OBJECTS = Facts(service_class="objects")
+"""Of values and objects that programs store: nobody can compute them again, so admission never refuses them."""
 
 
 class EvictionPolicy(Protocol):
@@ -54,6 +57,20 @@ class EvictionPolicy(Protocol):
 
     def __len__(self) -> int:
         """How many items are evictable."""
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A policy that divides the room among classes is told also of blocks that are in use and not evictable yet."""
+
+    def took(self, service_class: str) -> None:
+        """One block more is in use for that class, or holds its content."""
+
+    def gave(self, service_class: str) -> None:
+        """One less."""
+
+    def victim_for(self, service_class: str) -> Hashable | None:
+        """Who goes for a newcomer of that class, not yet counted; None when nobody has to."""
 
 
 class LRU:

@@ -13,12 +13,13 @@ and is evicted when room is needed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from cache.block import BlockKey
-from cache.policy import LRU, PLAIN, EvictionPolicy, Facts
+from cache.policy import LRU, PLAIN, EvictionPolicy, Facts, Sharing
 from cache.prefix import PrefixIndex
 
 
@@ -58,6 +59,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
         self._index = PrefixIndex()
         self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
+        self._sharing = self._policy if isinstance(self._policy, Sharing) else None
+        self._class_of: dict[int, str] = {}  # blocks from `allocate_for`, until they are free
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._on_evict = on_evict
 
@@ -80,14 +83,30 @@ class BlockPool:
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} of {self.num_blocks} can be had")
         for _ in range(count - len(self._free)):
-            self._evict()
+            self._evict(cast(BlockKey, self._policy.victim()))
         block_ids = [self._free.pop() for _ in range(count)]
         for block_id in block_ids:
             self._request_refs[block_id] = 1
         return block_ids
 
-    def _evict(self) -> None:
-        key = cast(BlockKey, self._policy.victim())
+    def allocate_for(self, facts: Facts) -> int:
+        """The same for one block whose content will have these facts. Where classes have shares, its class takes none
+        from another that is within its share."""
+        if not self.has_room_for(facts):
+            raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
+        if not self._free and (key := self.next_victim(facts)) is not None:
+            self._evict(key)
+        (block_id,) = self.allocate(1)
+        if self._sharing is not None:
+            self._class_of[block_id] = facts.service_class
+            self._sharing.took(facts.service_class)
+        return block_id
+
+    def has_room_for(self, facts: Facts) -> bool:
+        """Whether `allocate_for` would succeed."""
+        return bool(self._free) or self.next_victim(facts) is not None
+
+    def _evict(self, key: BlockKey) -> None:
         block_id = self._index.block_of(key)
         if block_id is None:
             raise IntegrityError(f"key {key.hex()} is evictable but has no block")
@@ -96,9 +115,18 @@ class BlockPool:
         self.num_evictions += 1
         self.forget(key)
 
-    def next_victim(self) -> BlockKey | None:
-        """The key that the next allocation of one block would evict; None when it would evict none, or fail."""
-        return None if self._free or not len(self._policy) else cast(BlockKey, self._policy.victim())
+    def next_victim(self, facts: Facts) -> BlockKey | None:
+        """The key that `allocate_for` would evict; None when it would evict none, or fail."""
+        if self._free or not len(self._policy):
+            return None
+        if self._sharing is not None:
+            return cast("BlockKey | None", self._sharing.victim_for(facts.service_class))
+        return cast(BlockKey, self._policy.victim())
+
+    def _freed(self, block_id: int) -> None:
+        self._free.append(block_id)
+        if self._sharing is not None and block_id in self._class_of:
+            self._sharing.gave(self._class_of.pop(block_id))
 
     # --- references
 
@@ -147,7 +175,7 @@ class BlockPool:
                 continue
             key = self._index.key_of(block_id)
             if key is None:
-                self._free.append(block_id)
+                self._freed(block_id)
             elif (newcomer := self._newcomers.pop(key, None)) is not None:
                 self._policy.added(key, newcomer.facts)
                 for _ in range(newcomer.hits):
@@ -181,7 +209,7 @@ class BlockPool:
         if self._newcomers.pop(key, None) is None:
             self._policy.removed(key)
         if not self._held(block_id):
-            self._free.append(block_id)
+            self._freed(block_id)
         return True
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -215,6 +243,17 @@ class BlockPool:
     def references(self) -> dict[str, int]:
         """Sums of both counts, for leak checks: a node without work has zero and zero."""
         return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
+
+    def check_owners(self, owned: Iterable[int]) -> None:
+        """`owned` has each block once for every transfer reference that somebody answers for. Raises IntegrityError
+        when those are not the references there are."""
+        refs, counts = Counter(owned), self._transfer_refs
+        lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
+        false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
+        if lost:
+            raise IntegrityError(f"{len(lost)} blocks are held for transfers that nobody knows: {lost[:16]}")
+        if false:
+            raise IntegrityError(f"{len(false)} blocks are not held for transfers that go on: {false[:16]}")
 
     def check_integrity(self) -> None:
         """Counts every block anew. Raises IntegrityError unless free + cached + held = total and all maps agree."""

@@ -11,13 +11,14 @@ from cache.block import BlockKey
 from cache.pool import BlockPool, OutOfBlocks
 from cache.slots import DramSlots
 from cache.ssd import SsdTier
+from net.tasks import awaited
 
 READERS = 2  # threads: more do not read faster from one disk
 
 
 @dataclass(slots=True)
 class Promotion:
-    """A block on its way into `slot`; the task returns whether it arrived whole."""
+    """A block on its way into `slot`; the task returns whether it arrived whole and is still wanted."""
 
     slot: int
     task: asyncio.Task[bool]
@@ -32,6 +33,7 @@ class Promotions:
         self._pool = pool
         self._slots = slots
         self._underway: dict[BlockKey, Promotion] = {}
+        self._tasks: dict[int, asyncio.Task[bool]] = {}  # by slot, also of blocks that were removed meanwhile
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -41,29 +43,36 @@ class Promotions:
         """The one under way, or a new one; None when the block is not on SSD or there is no slot for it."""
         if key in self._underway:
             return self._underway[key]
-        if self._ssd is None or self._arena is None or not self._ssd.contains(key):
+        if self._ssd is None or self._arena is None or not self._ssd.contains(key) or not self._ssd.readable:
             return None
         try:
-            (slot,) = self._pool.allocate(1)
+            slot = self._pool.allocate_for(self._ssd.facts(key))
         except OutOfBlocks:
             return None
-        task = asyncio.create_task(self._load(self._ssd, key, slot, self._arena.memory(slot)))
+        self._tasks[slot] = task = awaited(self._load(self._ssd, key, slot, self._arena.memory(slot)))
         self._underway[key] = promotion = Promotion(slot, task)
         return promotion
 
     async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
-            if found is None:
+            underway = self._underway.get(key)
+            if found is None or underway is None or underway.slot != slot:
                 return False
-            self._slots.fill(slot, *found)
-            return self._pool.name(slot, key)
+            self._slots.fill(slot, found.checksum, found.length, found.facts)
+            return self._pool.name(slot, key, found.facts)
         finally:
-            del self._underway[key]
+            self._tasks.pop(slot)
+            if key in self._underway and self._underway[key].slot == slot:
+                del self._underway[key]
             self._pool.release([slot])
 
+    def drop(self, key: BlockKey) -> None:
+        """The block is removed: whoever waits for it gets none."""
+        self._underway.pop(key, None)
+
     def tasks(self) -> list[asyncio.Task[bool]]:
-        return [promotion.task for promotion in self._underway.values()]
+        return list(self._tasks.values())
 
     def close(self) -> None:
         """No read is under way."""

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from cache.block import KEY_BYTES, BlockKey
 from net.errors import RemoteError
 
-PRESENT = -1
-"""Instead of a slot to write: the block is here already, or somebody is writing it, or admission refuses it."""
+STORED, PRESENT = 0, -1
+"""Instead of a slot to write. PRESENT: the block is here, or somebody is writing it, or admission refuses it."""
+
+OTHER, WRITING, GONE = -3, -4, -5
+"""The same where contents are compared: another content is here, and stays; not to be said yet, for somebody is writing
+the block, or there is no room to replace it; that content was removed."""
 
 ABSENT, ELSEWHERE = -1, -2
 """Instead of a slot to read: the block is not here; not here, but this home has passed its writer on."""
+
+KEPT, PINS_FULL = 0, -2
+"""Answers to a request to keep a block: done; the limit of this home is reached (--pin-share). Or ABSENT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +33,7 @@ class Deadlines:
     room_s: float = 2.0  # a request for slots waits this long for a write to SSD to free one
     shun_s: float = 1.0  # a home that did not answer in time is not asked again for this long
     flush_s: float = 60.0  # answer to flush
+    durable_s: float = 30.0  # answer to a request to put blocks on SSD and sync them there
     slowest_bytes_per_s: float = 4e6  # of blocks that are put over TCP: their time is added to control_s
 
     @classmethod

@@ -227,8 +227,10 @@ class Reader:
         return self._checksums and wanted != UNCHECKED
 
     def _damaged(self, home: str, count: int) -> None:
-        self._counts["corrupt"] += count
-        log.warning("%d blocks from %s did not match their checksums: dropped", count, home)
+        before, now = self._counts["corrupt"], self._counts["corrupt"] + count
+        self._counts["corrupt"] = now
+        if before.bit_length() < now.bit_length():  # at powers of two, so that a damaged disk does not fill the log
+            log.warning("%d blocks from %s did not match their checksums: dropped (%d so far)", count, home, now)
 
     async def _read(
         self,

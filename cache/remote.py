@@ -20,6 +20,7 @@ from net.channel import Channel
 from net.cluster_key import ClusterKey
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.http.client import IDENTITY, fetch_cluster
+from net.tasks import keep
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Remote:
             deadlines=deadlines,
             replicas=first["replicas"],
         )
-        remote._refreshing = asyncio.get_running_loop().create_task(remote._keep_fresh())
+        remote._refreshing = keep(remote._keep_fresh, "asking for the members of the pool")
         return remote
 
     async def close(self) -> None:

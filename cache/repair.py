@@ -18,7 +18,8 @@ HINTS_MAX = 1 << 16
 def owed(key: BlockKey, me: str, before: Members, after: Members, replicas: int) -> list[str]:
     """To whom `me`, who holds `key`, should offer it now that the members are `after` and no longer `before`. Of
     those who had it one offers: the best of the former homes that is still there. When none is, or nobody knows who
-    they were (`before` is empty: this node has just started), whoever holds it does."""
+    they were (`before` is empty: this node has just started), whoever holds it does. Who holds it and is no home of it
+    offers it to the first: the homes may have agreed on another value without it."""
     now = ranking(key, after, replicas)
     if not before:
         return [name for name in now if name != me]
@@ -27,7 +28,7 @@ def owed(key: BlockKey, me: str, before: Members, after: Members, replicas: int)
         return []
     left = [name for name in was if name in after]
     if left and left[0] != me:
-        return []
+        return now[:1] if me not in now else []
     return [name for name in now if name not in was and name != me]
 
 

@@ -10,7 +10,12 @@ class StoreError(Exception):
 
 
 class NoRoom(StoreError):
-    """Every home that could have taken it is full of blocks in use or not yet written to SSD."""
+    """Every home that could have taken it is full of blocks that are in use, pinned, or not yet written to SSD; or it
+    keeps as many pinned values as it may."""
+
+
+class NotDurable(StoreError):
+    """It is in the pool, but no home of it has it safely on SSD; the message says why."""
 
 
 class Unreachable(StoreError):

@@ -182,6 +182,7 @@ class Target:
     home: str
     owner: str = ""  # the home it is kept for, until it can be given back; "" = the home itself
     wait: bool = False  # nobody else is left: wait for room there
+    copy: bool = False  # of what another home has taken
 
 
 class WriteWalk:
@@ -204,6 +205,13 @@ class WriteWalk:
         for positions in groups.values():
             positions.sort()
         return groups
+
+    def again(self, position: int, target: Target) -> None:
+        """The same once more: the target could not say yet."""
+        self._next.setdefault(target, []).append(position)
+
+    def settled(self, position: int, target: Target, answer: int) -> None:
+        """The target has it."""
 
     def failed(self, position: int, target: Target, *, full: bool) -> None:
         """The target has no room (`full`) or does not answer: the next in the ranking keeps the block for it. When

@@ -23,6 +23,7 @@ from cache.job import Job
 from cache.shared_index import INDEX_REGION, IndexView, Row
 from net.memory import Region
 from net.path import Path
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -73,15 +74,16 @@ class SameHost:
             return
         if loop.time() >= self._rest_until.get(home, 0.0):
             self._rest_until[home] = loop.time() + REST_S
-            self._looking[home] = loop.create_task(self._open(home))
+            self._looking[home] = spawn(self._open(home), "mapping the memory of a home")
 
     async def _open(self, home: str) -> None:
-        index, arena = None, None
+        path, index, arena = None, None, None
         try:
             region = await self._transfer.mapped(home, INDEX_REGION)
+            path = self._transfer.path_of(home)
             if region is not None:
-                await self._prepare()
                 index = IndexView(region)
+                await self._prepare()
                 arena = await self._transfer.mapped(home, index.arena)
         except ValueError as error:
             log.info("home %s: %s", home, error)
@@ -89,7 +91,7 @@ class SameHost:
             log.debug("home %s shows no index: %r", home, error)
         finally:
             del self._looking[home]
-        self._views[home] = View(self._transfer.path_of(home), index, arena)
+        self._views[home] = View(path, index, arena)  # of that path: it is looked at again when there is another
 
     async def _prepare(self) -> None:
         """Make the C code, once."""

@@ -12,7 +12,9 @@ transfer engine reads or writes them. What a peer may touch is a lease, numbered
     store.bad      keys of blocks that arrived damaged by store.read
     store.used     keys of blocks that a process of this host read without asking (cache/same_host.py)
     store.remove   keys -> nobody finds them here any more
-    store.flush    what was committed here so far is on SSD, and synced, when the answer comes
+    store.uneven   keys that other homes may lack: offer them what is here
+
+cache/lasting.py answers store.durable, store.keep and store.flush.
 
 A home without room passes writers on to the next member of the ranking (bounded load) and remembers for which keys, so
 that it can pass on readers, too. Blocks that came here in place of another home are in `hints` until it has them.
@@ -25,24 +27,27 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from cache.agreement import Content
 from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
+from cache.granting import Granting, contents_of, facts_in
 from cache.heat import HotBlocks
+from cache.lasting import Lasting
 from cache.leases import Leases
-from cache.policy import Facts
-from cache.protocol import ABSENT, ELSEWHERE, PRESENT, Deadlines, split_keys
+from cache.policy import PLAIN
+from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
 from cache.recent import Recent
 from cache.repair import Hints
-from cache.tiers import LocalStore, NoSpace, Pin
+from cache.tiers import LocalStore, Pin
 from net.channel import Channel
 from net.errors import RemoteError
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
 
 PASSED_ON_MAX = 1 << 16  # keys
 PASSED_ON_S = 600.0
-REMOVED_S = 60.0  # so long copies that others offer of a removed block are not taken
 
 
 class Share:
@@ -58,7 +63,8 @@ class Share:
         self.hints = Hints()
         self.hot = HotBlocks()
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
-        self._removed = Recent(PASSED_ON_MAX, REMOVED_S)
+        self._granting = Granting(local, lambda key: self._passed_on.has(_now(), key))
+        self.uneven = self._granting.uneven
         for kind, handler in (
             ("store.has", self._has),
             ("store.pin", self._pin),
@@ -70,18 +76,22 @@ class Share:
             ("store.bad", self._bad),
             ("store.used", self._used),
             ("store.remove", self._remove),
-            ("store.flush", self._flush),
+            ("store.uneven", self._uneven),
         ):
             channel.handle(kind, handler)
+        Lasting(channel, local, deadlines)
 
     # --- messages
 
     async def _has(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        """One entry per key: 0, ABSENT or ELSEWHERE; with `leading` it may end at the first that is not 0."""
+        """One entry per key: 0, ABSENT or ELSEWHERE; with `leading` it may end at the first that is not 0. With
+        `contents`, one per key, another content is none."""
         now, have = _now(), []
         leading = self.leading(now, body)
-        for key in split_keys(data):
-            have.append(0 if self._local.contains(key) is not None else self.where(now, key))
+        keys = split_keys(data)
+        contents: Sequence[Content | None] = contents_of(body) or [None] * len(keys)
+        for key, content in zip(keys, contents, strict=True):
+            have.append(0 if self._granting.has(key, content) else self.where(now, key))
             if leading and have[-1]:
                 break
         return {"have": have}
@@ -121,7 +131,9 @@ class Share:
     async def pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
         """LocalStore.pin_each, waiting a moment for room to promote the first one into."""
         pins = await self._local.pin_each(keys, leading)
-        if not pins and self._local.count_leading(keys[:1]) and await self._local.wait_for_room(self._deadlines.room_s):
+        if pins or not self._local.count_leading(keys[:1]):
+            return pins
+        if await self._local.wait_for_room(self._deadlines.room_s, self._local.facts(keys[0])):
             pins = await self._local.pin_each(keys, leading)
         return pins
 
@@ -165,13 +177,13 @@ class Share:
         answers = await self._room(keys, body)
         rows = []
         for key, slot, length, block_checksum in zip(keys, answers, lengths, checksums, strict=False):
-            if slot != PRESENT and arena is not None:
+            if slot >= 0 and arena is not None:
                 arena.memory(slot)[:length] = data[start : start + length]
                 rows.append((key, slot, block_checksum, length))
             start += length
         for key, slot, block_checksum, length in reversed(rows):  # as in _commit
-            self.stored(key, slot, block_checksum, length, body.get("owner", ""))
-        return {"slots": [min(0, answer) for answer in answers]}
+            self.stored(key, slot, block_checksum, length, body.get("owner", ""), body.get("repair", False))
+        return self.answers([min(0, answer) for answer in answers], len(keys))
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         """`bad`: positions in the lease whose bytes did not match; they are looked at here before they are dropped."""
@@ -180,7 +192,7 @@ class Share:
             return
         self._leases.give_back(lease.slots, writes=lease.writes)
         if bad := [lease.keys[position] for position in body.get("bad", ())]:
-            task = asyncio.create_task(self._inspect(bad))
+            task = spawn(self._inspect(bad), "looking at damaged blocks")
             self._inspections.add(task)
             task.add_done_callback(self._inspections.discard)
 
@@ -189,45 +201,42 @@ class Share:
             await self._local.verify(key)
 
     async def _reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        """One entry per key: a slot or PRESENT; fewer entries than keys when room ends, and the others should go to
-        the next member when the writer can (`divert`). `owner`: the home that this node stands in for. `repair`: it
-        is a copy of a block that is elsewhere. `facts`: of every block, or none."""
+        """One entry per key: a slot, or instead of one what is said in cache/protocol.py; fewer entries than keys when
+        room ends, and the others should go to the next member when the writer can (`divert`). `owner`: the home that
+        this node stands in for. `facts`: of every block, or one row for all, or none. `decide`: no other home has been
+        asked to take it. `repair`: it is a copy of a block that is elsewhere, and `kept` says which of them are never
+        evicted there. `contents`, of such and other copies: [checksum, bytes] of every block."""
         keys = split_keys(data)
-        self._leases.open(peer, body["lease"], writes=True, owner=body.get("owner", ""))
+        repair = body.get("repair", False)
+        self._leases.open(peer, body["lease"], writes=True, owner=body.get("owner", ""), repair=repair)
         answers = await self._room(keys, body)
-        granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot != PRESENT]
+        granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot >= 0]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
-        return self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True) | {"slots": answers}
+        granted_as = self._leases.grant(peer, body["lease"], slots, slot_keys, writes=True)
+        return granted_as | self.answers(answers, len(keys))
+
+    def answers(self, slots: list[int], count: int) -> dict[str, Any]:
+        """To a request for `count` slots. Where room has ended because of the disk, `trouble` says so."""
+        if len(slots) < count and (trouble := self._local.trouble):
+            return {"slots": slots, "trouble": trouble}
+        return {"slots": slots}
 
     async def _room(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
         """`room_now`, or where the writer cannot go elsewhere, once there is some."""
         answers = self.room_now(keys, body)
         if answers or body.get("divert", False) or not keys:
             return answers
-        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s) else answers
+        first = facts_in(body, len(keys))[0] or PLAIN
+        return self.room_now(keys, body) if await self._local.wait_for_room(self._deadlines.room_s, first) else answers
 
     def room_now(self, keys: list[BlockKey], body: dict[str, Any]) -> list[int]:
-        """Slots, or PRESENT, for a leading part of `keys`. With `divert` the writer of the others is passed on."""
-        facts: list[Facts | None] = [Facts(*values) for values in body.get("facts", ())]
-        answers = self._reserve_leading(keys, facts or [None] * len(keys), body.get("repair", False))
+        """Slots, or what is said instead, for a leading part of `keys` (cache/granting.py). With `divert` the writer of
+        the others is passed on."""
+        now = _now()
+        answers = self._granting.grant(now, keys, body)
         if body.get("divert", False):
-            now = _now()
             for key in keys[len(answers) :]:
                 self._passed_on.add(now, key)
-        return answers
-
-    def _reserve_leading(self, keys: list[BlockKey], facts: Sequence[Facts | None], repair: bool) -> list[int]:
-        answers: list[int] = []
-        now = _now()
-        for key, about in zip(keys, facts, strict=True):
-            if repair and self._removed.has(now, key):
-                answers.append(PRESENT)
-                continue
-            try:
-                slot = self._local.reserve(key, about)
-            except NoSpace:
-                break
-            answers.append(PRESENT if slot is None else slot)
         return answers
 
     async def _commit(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
@@ -243,15 +252,16 @@ class Share:
         rows.reverse()  # a prompt's last block first: of equals, the first to be evictable is the first to go
         for at, (key, slot, block_checksum, length) in enumerate(rows):
             try:
-                self.stored(key, slot, block_checksum, length, lease.owner)
+                self.stored(key, slot, block_checksum, length, lease.owner, lease.repair)
             except ValueError as error:
                 self._leases.give_back([slot for _, slot, _, _ in rows[at:]], writes=True)
                 raise RemoteError(str(error), "bad_request") from None
         return {"stored": len(checksums)}
 
-    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, owner: str) -> None:
+    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, owner: str, repair: bool) -> None:
         """Raises ValueError for an impossible length."""
         self._local.commit(key, slot, block_checksum, length)
+        self._granting.stored(key, repair)
         self._passed_on.discard(key)
         if owner:
             self.hints.add(key, owner)
@@ -260,9 +270,16 @@ class Share:
         keys = split_keys(data)
         now = _now()
         for key in keys:
-            self._removed.add(now, key)
+            self.removed(now, key, self._local.content(key))
         self.hints.settled(keys)
         return {"removed": await self._local.remove(keys)}
+
+    def removed(self, now: float, key: BlockKey, content: Content | None) -> None:
+        """Nobody should bring that content here again, but who puts it."""
+        self._granting.removals.add(now, key, content)
+
+    async def _uneven(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        self.uneven.add(split_keys(data))
 
     async def _bad(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         await self._inspect(split_keys(data))
@@ -272,18 +289,17 @@ class Share:
         self._local.used(keys)
         self.warm(_now(), keys)
 
-    async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        await self._local.flush()
-
     # --- accounts and life
 
     def stats(self) -> dict[str, int]:
-        """Leases now, how many ended without a word of their owner, and blocks kept for other homes."""
+        """Leases now, how many ended without a word of their owner, blocks kept for other homes, and how many copies
+        had another content than this home."""
         return {
             "leases": len(self._leases),
             "leases_expired": self._leases.expired,
             "hints": len(self.hints),
             "hot": len(self.hot),
+            "uneven": self.uneven.seen,
         }
 
     async def close(self) -> None:

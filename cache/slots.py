@@ -1,4 +1,4 @@
-"""DramSlots: length and checksum of what lies in each slot of an arena, and the index that this host reads."""
+"""DramSlots: length, checksum and facts of what lies in each slot of an arena, and the index that this host reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from cache.arena import UNCHECKED, Arena
 from cache.block import BlockKey
+from cache.policy import PLAIN, Facts
 from cache.pool import BlockPool
 from cache.shared_index import INDEX_REGION, SharedIndex, index_bytes
 from net.memory import Region
@@ -29,18 +30,26 @@ class DramSlots:
         self._pool = pool
         self._checksums = [0] * count
         self._lengths = [0] * count
+        self._facts = [PLAIN] * count
         self.index_region: Region | None = None  # the caller registers it
         if arena is not None and arena.region.memfd is not None:
             self.index_region = Region.shared(INDEX_REGION, index_bytes(count))
             self._index = SharedIndex(self.index_region, arena.name, arena.slot_bytes)
             pool.watch(self._show)
 
-    def fill(self, slot: int, block_checksum: int, length: int) -> None:
+    def fill(self, slot: int, block_checksum: int, length: int, facts: Facts) -> None:
         """The block's bytes are there."""
-        self._checksums[slot], self._lengths[slot] = block_checksum, length
+        self._checksums[slot], self._lengths[slot], self._facts[slot] = block_checksum, length, facts
+
+    def facts(self, slot: int) -> Facts:
+        return self._facts[slot]
 
     def checksum(self, slot: int) -> int:
         return self._checksums[slot]
+
+    def length(self, slot: int) -> int:
+        """Bytes of the block in it."""
+        return self._lengths[slot]
 
     def memory(self, slot: int) -> memoryview:
         """Of the block in it."""

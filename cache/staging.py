@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from net.memory import Region
 
 STAGING_BYTES = 64 << 20
+REGION = "value-staging"
 
 
 class Staging:
@@ -25,7 +26,7 @@ class Staging:
     def region(self) -> Region:
         """Raises OSError when memory is refused."""
         if self._region is None:
-            self._region = Region.shared("staging", self.num_slots * self.slot_bytes)
+            self._region = Region.shared(REGION, self.num_slots * self.slot_bytes)
         return self._region
 
     @asynccontextmanager

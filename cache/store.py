@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,15 +33,16 @@ from cache.objects import Objects
 from cache.policy import Facts
 from cache.protocol import Deadlines
 from cache.reader import Reader
-from cache.results import GetResult
+from cache.results import GetResult, NotDurable, Unreachable
 from cache.routing import Router
 from cache.same_host import SameHost
 from cache.share import Share
 from cache.streaming import Windows, stream
 from cache.tiers import LocalStore
-from cache.values import Values
+from cache.values import Values, all_lasting, all_taken
 from cache.writer import Writer
 from net.channel import Channel
+from net.errors import RemoteError
 from net.memory import Region
 from net.transfer import TransferEngine
 
@@ -165,16 +166,30 @@ class Store:
             yield blocks
 
     async def put_from(
-        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int], facts: Sequence[Facts] = ()
+        self,
+        keys: Sequence[BlockKey],
+        region: str,
+        offsets: Sequence[int],
+        facts: Sequence[Facts] = (),
+        *,
+        durable: bool = False,
+        pin: bool = False,
     ) -> int:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A block that no home takes is passed over. With `facts`, one per block, homes may refuse a block for
-        others that they have (--cache-admission). Raises ValueError for offsets outside the region."""
+        before. A block that no home takes is passed over. With `facts`, one per block, they are KV, whose keys name
+        their content: homes need not agree on it, and may refuse a block for others that they have
+        (--cache-admission). `durable` and `pin` as of `put_many`. Raises ValueError for offsets outside the region, and
+        with those two NoRoom, NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
-        job.facts = facts
-        return len((await self._put(job)).stored)
+        job.facts, job.durable, job.keep = facts, durable, pin
+        job.agree = not facts
+        await self._put(job)
+        if durable or pin:
+            all_taken(job)
+            all_lasting(job)
+        return len(job.stored)
 
     # --- values as bytes
 
@@ -191,14 +206,26 @@ class Store:
         """Each value or None, in order."""
         return await self._values.get_many(keys)
 
-    async def put(self, key: BlockKey, value: Buffer) -> bool:
+    async def put(self, key: BlockKey, value: Buffer, *, durable: bool = False, pin: bool = False) -> bool:
         """Store 1 to block_bytes bytes; False when the key was there (values never change: the first one stays).
-        Raises ValueError for another length, NoRoom, Unreachable."""
-        return (await self.put_many([(key, value)]))[0]
+        `durable`, `pin`: see `put_many`. Raises ValueError for another length, NoRoom, NotDurable, Unreachable."""
+        return (await self.put_many([(key, value)], durable=durable, pin=pin))[0]
 
-    async def put_many(self, items: Sequence[tuple[BlockKey, Buffer]]) -> list[bool]:
-        """Per item whether it is new. When this raises, some of the items may have been stored."""
-        return await self._values.put_many(items)
+    async def put_many(
+        self, items: Sequence[tuple[BlockKey, Buffer]], *, durable: bool = False, pin: bool = False, named: bool = False
+    ) -> list[bool]:
+        """Per item whether it is new. When this raises, some of the items may have been stored.
+
+        What is acknowledged is in the memory of its homes, and a moment later on their SSD tiers: a home that is killed
+        in that moment loses it. `durable`: the answer comes when each item is on the SSD of a home of it and synced
+        there, which kill -9 of that home cannot undo; NotDurable says why it is not. `pin`: homes never evict it, until
+        `unpin_many` or `remove_many`; NoRoom when they keep as much as they may (--pin-share). `named`: the keys name
+        their content, so any two copies are the same and the homes need not agree."""
+        return await self._values.put_many(items, durable=durable, pin=pin, named=named)
+
+    async def unpin_many(self, keys: Sequence[BlockKey]) -> int:
+        """They may be evicted again; returns how many copies were pinned. A node that is not reached keeps its own."""
+        return await self._sum_of_homes(lambda home: self._calls.give_up(home, keys))
 
     async def remove(self, key: BlockKey) -> bool:
         """False when nobody had it."""
@@ -207,14 +234,39 @@ class Store:
     async def remove_many(self, keys: Sequence[BlockKey]) -> int:
         """Nobody finds `keys` any more, wherever they were; returns how many copies that were. A node that is not
         reached keeps its copies."""
-        counts = await asyncio.gather(*(self._ask(home, self._calls.remove(home, keys)) for home in self._route()))
-        removed = sum(count or 0 for count in counts)
+        removed = await self._sum_of_homes(lambda home: self._calls.remove(home, keys))
         self._accounts.counts["removed"] += removed
         return removed
 
+    async def _sum_of_homes(self, question: Callable[[str], Awaitable[int]]) -> int:
+        counts = await asyncio.gather(*(self._ask(home, question(home)) for home in self._route()))
+        return sum(count or 0 for count in counts)
+
     async def flush(self) -> None:
-        """Until what has been acknowledged so far is on SSD, at every home that has one and answers."""
-        await asyncio.gather(*(self._ask(home, self._calls.flush(home)) for home in self._route()))
+        """Until what has been acknowledged so far is on SSD, and synced, at every home that has one. Raises NotDurable
+        when the disk of one does not take it, Unreachable when one does not answer."""
+        homes = list(self._route())
+        ends = await asyncio.gather(*(self._calls.flush(home) for home in homes), return_exceptions=True)
+        for home, error in zip(homes, ends, strict=True):
+            if isinstance(error, RemoteError) and error.code == "disk":
+                raise NotDurable(f"{home}: {error}")
+            if isinstance(error, HOME_ERRORS):
+                self._accounts.failed(home, error)
+                raise Unreachable(f"{home} has not said whether its blocks are on SSD: {error!r}")
+            if error is not None:
+                raise error
+
+    async def room_of_homes(self) -> dict[str, int]:
+        """Blocks that each home which answers has room for beyond those that it keeps for ever; what it would evict
+        counts as room."""
+        room = {}
+        for home, stats in (await self.stats_of_homes()).items():
+            if stats is not None and "tiers" in stats:
+                tiers = stats["tiers"]
+                below = tiers.get("ssd", {})
+                usable = bool(below) and not (below["closed"] or below["failing"] or below["stalled"])
+                room[home] = (below if usable else tiers["dram"])["capacity"] - tiers["dram"]["pinned"]
+        return room
 
     async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
         """What every home says of its share: tiers, share, repair; None for one that does not answer."""
@@ -228,6 +280,8 @@ class Store:
         return self._accounts.got(job)
 
     async def _put(self, job: Job) -> Job:
+        if job.agree and not self.router.single():
+            job.present |= await self._reader.which(job.keys, leading=False)
         await self._writer.publish(job, self._window)
         return self._accounts.put(job)
 

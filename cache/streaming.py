@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from cache.results import GetResult
+from net.tasks import awaited
 
 WINDOW_S = 0.02
 FIRST_BYTES = 1 << 20
@@ -50,7 +51,7 @@ async def stream(
         if first >= count:
             return None
         part = slice(first, min(count, first + windows.blocks))
-        return part, asyncio.create_task(one(part))
+        return part, awaited(one(part))
 
     coming = begin(0)
     try:
@@ -62,4 +63,4 @@ async def stream(
     finally:
         if coming is not None:
             coming[1].cancel()
-            await asyncio.wait([coming[1]])
+            await asyncio.gather(coming[1], return_exceptions=True)  # its end is nobody's any more

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.job import Job
-from cache.results import NoRoom, Unreachable
+from cache.policy import OBJECTS
+from cache.results import NoRoom, NotDurable, Unreachable
 from cache.staging import Staging
 from net.memory import Region
 
@@ -47,8 +48,16 @@ class Values:
                 out += [_value(job, i) if i in job.arrived else None for i in range(len(batch))]
         return out
 
-    async def put_many(self, items: Sequence[tuple[BlockKey, Buffer]]) -> list[bool]:
-        """Per item whether it is new. Raises ValueError for an impossible length, NoRoom, Unreachable."""
+    async def put_many(
+        self,
+        items: Sequence[tuple[BlockKey, Buffer]],
+        *,
+        durable: bool = False,
+        pin: bool = False,
+        named: bool = False,
+    ) -> list[bool]:
+        """Per item whether it is new. `named`: the keys name their content. Raises ValueError for an impossible length,
+        NoRoom, NotDurable, Unreachable."""
         if wrong := [len(value) for _, value in items if not 0 < len(value) <= self._block_bytes]:
             raise ValueError(f"a value has 1 to {self._block_bytes} bytes, not {wrong[0]}: larger ones go to objects/")
         out: list[bool] = []
@@ -56,11 +65,14 @@ class Values:
             batch = items[first : first + self.at_once]
             async with self._staging.slots(len(batch)) as offsets:
                 job = self._job([key for key, _ in batch], self._stage(), offsets)
+                job.agree = not named
                 for i, (_, value) in enumerate(batch):
                     job.region.memory[offsets[i] : offsets[i] + len(value)] = value
                     job.lengths[i] = len(value)
+                job.facts, job.durable, job.keep = [OBJECTS], durable, pin
                 await self._put(job)
-                _all_taken(job)
+                all_taken(job)
+                all_lasting(job)
                 out += [i in job.stored for i in range(len(batch))]
         return out
 
@@ -79,10 +91,26 @@ def _value(job: Job, position: int) -> bytes:
     return bytes(job.region.memory[start : start + job.length(position)])
 
 
-def _all_taken(job: Job) -> None:
+def all_taken(job: Job) -> None:
+    """Raises NoRoom, Unreachable unless every block of a put is in the pool."""
     lost = set(range(len(job.keys))) - job.stored - job.present
     if not lost:
         return
     if lost & job.refused:
-        raise NoRoom(f"{len(lost)} of {len(job.keys)} values found no room in the pool: see --dram-bytes")
+        why = _why(job) or "raise --dram-bytes, or the share of objects in --cache-shares"
+        raise NoRoom(f"{len(lost)} of {len(job.keys)} values found no room in the pool: {why}")
     raise Unreachable(f"no home of {len(lost)} of {len(job.keys)} values answers")
+
+
+def all_lasting(job: Job) -> None:
+    """Raises NoRoom, NotDurable unless the blocks of a put that are in the pool are pinned, and on disk, where that was
+    asked for."""
+    there = job.stored | job.present
+    if job.keep and (loose := there - job.pinned):
+        raise NoRoom(f"{len(loose)} of {len(job.keys)} values are stored, but not pinned: {_why(job) or 'try again'}")
+    if job.durable and (unsafe := there - job.on_disk):
+        raise NotDurable(f"{len(unsafe)} of {len(job.keys)} values are not safe on SSD: {_why(job) or 'try again'}")
+
+
+def _why(job: Job) -> str:
+    return "; ".join(sorted(job.trouble))

@@ -2,15 +2,15 @@
 
 One idea serves every role: a step has a budget of `max_num_batched_tokens`; decodes take one token each, a policy
 (sched/batching.py) says how much of the rest prefill may have, an order (sched/queueing.py) says whose prompts get it.
-A prefill node simply has no decodes, a decode node no prompts. When blocks run out, the newest request of the lowest
-class gives its blocks back and waits again; its named blocks stay in the prefix cache, so little is lost.
+A prefill node simply has no decodes, a decode node no prompts. The same order says who gets a seat, and who gives his
+blocks back when they run out (engine/seats.py): his named blocks stay in the prefix cache, so little is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from cache.pool import BlockPool
+from cache.pool import BlockPool, OutOfBlocks
 from engine.block_book import BlockBook
 from engine.request import Request, RequestState
 from engine.seats import Seats
@@ -39,13 +39,13 @@ class Batcher:
         """policy, order: decode-first and first come, first served unless given; speculator: plans drafts."""
         self.pool = pool
         self.blocks = BlockBook(pool, block_size, prefix_caching)
-        self.seats = Seats(self.blocks, max_num_seqs)
+        self._order = order or FCFS()
+        self.seats = Seats(self.blocks, max_num_seqs, self._order)
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self._policy = policy or DecodeFirst()
-        self._order = order or FCFS()
         self._speculator = speculator
         self._in_step: set[str] = set()
 
@@ -76,15 +76,37 @@ class Batcher:
     def reserve(self, now: float, request: Request) -> int:
         """Take blocks for a prompt that another node computes and pushes here.
 
-        The first n of `request.block_ids` are already here from the prefix cache; returns n. Raises OutOfBlocks.
+        The first n of `request.block_ids` are already here from the prefix cache; returns n. Raises OutOfBlocks, also
+        when the free ones are those that requests before it in the order wait for.
         """
         self.seats.check_new(request)
+        if self.seats.queue_before(now, request) and not self._has_room(now, request):
+            raise OutOfBlocks(f"{request.request_id} comes behind requests that wait for blocks")
         cached = self.blocks.take_all(request)
         self.seats.requests[request.request_id] = request
         request.looked_up = True
         request.num_cached = cached * self.block_size
         request.move(now, RequestState.REMOTE, cached_tokens=request.num_cached)
         return cached
+
+    def _has_room(self, now: float, request: Request) -> bool:
+        """Blocks for it and for what waits for blocks before it, cached ones included."""
+        ahead = self.seats.queue_before(now, request)
+        return sum(map(self.blocks.lacks, [request, *ahead])) <= self.pool.num_free
+
+    def claim(self, request: Request) -> None:
+        """It could not `reserve`: until `unclaim` nothing behind it in the order starts with the blocks it needs, and
+        requests of lower classes behind it give theirs back."""
+        self.seats.claims.append(request)
+
+    def claims(self, now: float) -> list[Request]:
+        """Next first: what cannot be reserved for one is not tried for those behind it."""
+        return self._order.order(now, self.seats.claims)
+
+    def unclaim(self, request: Request) -> None:
+        """It has its blocks, or has ended. Idempotent."""
+        if request in self.seats.claims:
+            self.seats.claims.remove(request)
 
     def arrived(self, now: float, request: Request, first_token: int) -> None:
         """The KV of a reserved prompt is here and its first token is known: decode from the next step on."""
@@ -126,60 +148,82 @@ class Batcher:
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can run. `commit` must follow before the next call."""
-        before = self.seats.num_preemptions
+        first = next(iter(self.claims(now)), None)
+        if first is not None:
+            need = self.blocks.lacks(first) - len(self.blocks.match(first))
+            self.seats.make_room(now, first, need + len(self.running))  # those may grow by a block each
         rows = self._choose(now)
-        if not rows and self.seats.num_preemptions > before:  # the last to run gave up its blocks: others fit now
-            rows = self._choose(now)
+        if (
+            not rows and self.waiting and not (first is not None and self._has_room(now, first))
+        ):  # nobody can go by turns: whoever can goes, and frees what the others wait for
+            rows = self._choose(now, in_turn=False)
         self._in_step = {row.request.request_id for row in rows}
         return Step(rows) if rows else None
 
-    def _choose(self, now: float) -> list[ScheduledRow]:
+    def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
+        """in_turn: who comes first in the order keeps those behind from starting with what it lacks."""
         alone = self._policy.decodes_wait
-        prefills = self._prefill(now, []) if alone else []
-        decodes = [] if prefills else self._decode(now)
+        prefills = self._prefill(now, [], in_turn) if alone else []
+        decodes = [] if prefills else self._decode(now, in_turn)
         if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and be a prompt now
-            prefills = self._prefill(now, decodes)
+            prefills = self._prefill(now, decodes, in_turn)
         prefills = _still_running(prefills)
         for row in prefills:
-            self._order.served(row.request, row.num_tokens)
+            self._served(row.request, row.start + row.num_tokens)
         rows = _still_running(decodes) + prefills
         if self._speculator is not None:
             left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self.blocks)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
-    def _decode(self, now: float) -> list[ScheduledRow]:
-        """One token for each running request whose prompt is done, then for those another node has prefilled."""
+    def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
+        """One token for each running request whose prompt is done, then for those that only need a seat for that."""
         rows: list[ScheduledRow] = []
-        running = [r for r in self.running if r.num_uncomputed == 1]
-        for request in running + self.seats.handed_over():
+        for request in [r for r in self.running if r.num_uncomputed == 1]:
             if len(rows) >= self.max_num_batched_tokens:
                 break
-            if request.num_uncomputed != 1:  # preempted for one before it
+            if request.state is RequestState.RUNNING and request.num_uncomputed == 1:  # not preempted for one before it
+                self._decode_one(now, request, rows)
+        ready = set(self.seats.ready())
+        seats = blocks = 0  # that what comes before waits for
+        for request in self.seats.queue(now) if ready else []:
+            if len(rows) >= self.max_num_batched_tokens:
+                break
+            if request not in ready:
+                seats += request.request_id in self.requests  # a claim wants no seat yet
+                blocks += max(0, self.blocks.lacks(request))
+            elif request.num_uncomputed != 1:  # it lost its blocks to one before it
                 continue
-            if request.state is RequestState.WAITING:
-                if not self.seats.may_start(request):
-                    break
-                self.seats.start(now, request)
-            if self.seats.grow(now, request, 1):
-                rows.append(self._row(request, 1))
+            elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
+                self.seats.start(now, request, seats if in_turn else 0)
+                self._served(request, request.num_tokens)
+                self._decode_one(now, request, rows)
+            elif in_turn:
+                break
         return _still_running(rows)
 
-    def _prefill(self, now: float, decodes: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+    def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> None:
+        if self.seats.grow(now, request, 1):
+            rows.append(self._row(request, 1))
+
+    def _prefill(self, now: float, decodes: Sequence[ScheduledRow], in_turn: bool) -> list[ScheduledRow]:
         """Chunks of the next prompts beside `decodes`. A waiting one that cannot start keeps those behind it from
-        starting: they would take the blocks or the seat that it waits for. One whose next block another prompt has yet
-        to compute gives that one its place in the step: a burst of one prefix is computed once."""
+        starting, and so do hand-overs and claims: they would take the blocks or the seat that it waits for. One whose
+        next block another prompt has yet to compute gives that one its place in the step: a burst of one prefix is
+        computed once."""
         queue = self._order.order(now, self.seats.prompts())
         budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
-        blocked = bool(self.seats.handed_over())
+        blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
         for request in queue:
             if budget <= 0:
                 break
             waits = request.state is RequestState.WAITING
-            if waits and (blocked or not self.seats.may_start(request)):
-                blocked = True
+            if waits and first is not None and not blocked:
+                blocked = self._order.order(now, [request, first])[0] is first
+            if waits and (blocked or not self.seats.may_start(now, request)):
+                blocked = in_turn
                 continue
             if waits and (ahead := self._computing_for(request)) is not None:
                 request, waits = ahead, False
@@ -195,6 +239,11 @@ class Batcher:
                 rows.append(self._row(request, count))
                 budget -= count
         return rows
+
+    def _served(self, request: Request, num_tokens: int) -> None:
+        if num_tokens > request.num_served:
+            self._order.served(request, num_tokens - request.num_served)
+            request.num_served = num_tokens
 
     def _computing_for(self, request: Request) -> Request | None:
         """The begun prompt that is to compute the block which `request` needs next."""

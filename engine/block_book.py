@@ -88,9 +88,9 @@ class BlockBook:
         request.num_named = len(matched)
         return len(matched)
 
-    def fits(self, request: Request) -> bool:
-        """Can all known tokens of the request have blocks now?"""
-        return self.blocks_for(request.num_tokens) - len(request.block_ids) <= self.pool.num_free
+    def lacks(self, request: Request) -> int:
+        """Blocks that the known tokens of the request still need."""
+        return self.blocks_for(request.num_tokens) - len(request.block_ids)
 
     def extend(self, request: Request, count: int) -> None:
         """Blocks for `count` more computed tokens. Raises OutOfBlocks, and then nothing has changed."""
@@ -106,10 +106,14 @@ class BlockBook:
         full = request.num_computed // self.block_size
         if not self.prefix_caching or full <= request.num_named:
             return []
-        keys = request.block_keys(self.block_size)
-        full_blocks = [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(request.num_named, full)]
+        full_blocks = self.named(request, request.num_named, full)
         request.num_named = full
         return [block for block in full_blocks if self.pool.name(block[1], block[0], block[2])]
+
+    def named(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
+        """The request's blocks from `first` up to `end`: (key, block id, what eviction may want to know)."""
+        keys = request.block_keys(self.block_size)
+        return [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(first, end)]
 
     def facts(self, request: Request, position: int) -> Facts:
         """Of the request's block at `position`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from engine.config_cache import CacheConfig
 from engine.config_field import flag
 from engine.config_model import EMBEDDED_MODEL
+from sched.classes import CLASSES, ServiceClass, spell, with_objectives
 
 __all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
@@ -63,9 +64,14 @@ class Config(CacheConfig):
         "who gets 429 beside full queues: nobody, by each stage's own load, early by both, or by both as predicted",
         ("none", "stage-load", "early", "predicted"),
     )
-    slo_scale: float = flag(
-        1.0, "scheduling", "multiplies the objectives of the service classes that --rejection judges by", least=0.001
+    slo: str = flag(
+        spell(CLASSES),
+        "scheduling",
+        "seconds to the first token (ttft) and between tokens (tbt) that each class wants: --rejection and "
+        "--queue-order go by it; what is not named keeps its default; give all nodes the same",
+        unit="CLASS:ttft=S,tbt=S;...",
     )
+    slo_scale: float = flag(1.0, "scheduling", "multiplies what --slo says for --rejection", least=0.001)
     calibration_ms: int = flag(
         500,
         "scheduling",
@@ -200,12 +206,33 @@ class Config(CacheConfig):
     rate_limit: float = flag(
         0.0, "api", "POST requests per second and key (without keys: and address) before 429; 0 = no limit", least=0
     )
-    max_connections: int = flag(4096, "api", "open HTTP connections before requests on new ones get 503", least=1)
+    max_connections: int = flag(
+        4096,
+        "api",
+        "open HTTP connections; a new one takes the place of one that waits, and gets 503 when all are at work, but to "
+        "/health",
+        least=1,
+    )
+    read_timeout_ms: int = flag(30_000, "api", "longest wait for the head of a request, and for its body", least=100)
     max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
+    max_answer_logprobs: int = flag(
+        250_000,
+        "api",
+        "log probabilities in one whole answer: tokens x choices x (1 + others beside each); more get 400",
+        unit="values",
+        least=1000,
+    )
     max_header_bytes: int = flag(
         16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
     )
     request_timeout_ms: int = flag(600_000, "api", "longest life of a request before it is aborted", least=1)
+    role_wait_ms: int = flag(
+        30_000,
+        "api",
+        "how long a new request waits while no node of a role that it needs is there, before 503; one that has begun "
+        "waits until --request-timeout-ms",
+        least=0,
+    )
     drain_timeout_ms: int = flag(
         5000,
         "api",
@@ -218,3 +245,8 @@ class Config(CacheConfig):
         """The roles in canonical order, 'mixed' spelt out."""
         named = {part.strip() for part in self.role.split(",")}
         return ROLES if "mixed" in named else tuple(role for role in ROLES if role in named)
+
+    @property
+    def classes(self) -> dict[str, ServiceClass]:
+        """The service classes with the objectives of --slo, which `engine.flags` has checked."""
+        return with_objectives(self.slo)

@@ -65,15 +65,16 @@ class CacheConfig(ModelConfig):
     cache_admission: str = flag(
         "always",
         "cache",
-        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME",
+        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME; what an engine "
+        "uses in its own arena is offered again where this is not always",
         ("always", "second-hit", "tinylfu", "class-aware"),
         file=True,
     )
     cache_shares: str = flag(
         "none",
         "cache",
-        "parts of the KV arena and of DRAM that belong to a class and are lent while it does not use them: "
-        "interactive=0.6,batch=0.1",
+        "parts of the KV arena, of DRAM and of the SSD tier that belong to a class and are lent while it does not use "
+        "them; values and objects that programs store are of class objects: interactive=0.6,objects=0.1",
         unit="CLASS=SHARE,...",
     )
     pool_dtype: str = flag(
@@ -111,6 +112,14 @@ class CacheConfig(ModelConfig):
         "cache",
         "the SSD tier is synced so often, which bounds what a power failure loses; 0 = at each write",
         least=0,
+    )
+    pin_share: float = flag(
+        0.25,
+        "cache",
+        "part of this node's share (of its SSD tier where it has one, else of its DRAM) that values stored with "
+        "pin=True may take; 0 = none",
+        least=0.0,
+        most=0.9,
     )
     replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
     store_timeout_ms: int = flag(

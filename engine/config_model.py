@@ -23,7 +23,8 @@ class ModelConfig:
     control_port: int = flag(
         0,
         "node",
-        "port for node-to-node traffic (TCP: control and KV; UDP: gossip); 0 = any free port",
+        "port for node-to-node traffic (TCP: control and KV; UDP: gossip); 0 = that of --port + 10000 if it is free, "
+        "so that a node started again is found by those that knew it; else any free port",
         unit="port",
         least=0,
         most=65535,

@@ -78,7 +78,7 @@ class Engine:
             BoundedSteps(
                 batching_policies[config.batching_policy](tuning), config.max_step_ms / 1000, self.costs.mixed
             ),
-            queue_orders[config.queue_order](),
+            queue_orders[config.queue_order](config.classes),
             self.speculator,
         )
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
@@ -101,6 +101,7 @@ class Engine:
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
             least_s=rails.fetch_s,
+            used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
         )
         self.worker = Worker(
             self.batcher,
@@ -121,7 +122,7 @@ class Engine:
             self.worker,
             geometry,
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](), config.slo_scale),
+            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](config.classes), config.slo_scale),
             metrics,
             config.kv_transfer,
             config.kv_overlap,
@@ -155,12 +156,17 @@ class Engine:
         return speculator
 
     async def calibrate(self) -> int:
-        """Measure steps before `start`, for --calibration-ms at most; returns how many."""
+        """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
+        others may reserve already, so every block is taken until it is over, and a request that comes waits."""
         config, size = self._config, self._config.block_size
-        free = self.pool.num_blocks
-        room = Room(free, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        lent = self.pool.allocate(self.pool.num_blocks)
+        room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
-        return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+        try:
+            return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+        finally:
+            self.pool.release(lent)
+            self.service.blocks_freed()
 
     def start(self) -> None:
         self.publisher.start()
@@ -178,7 +184,7 @@ class Engine:
     @property
     def lost(self) -> str | None:
         """Why this engine cannot compute any more; None while it can."""
-        return None if self._processes is None else self._processes.lost
+        return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
@@ -203,6 +209,7 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
+            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
         except Exception as error:
             return str(error)
         return None

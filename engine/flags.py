@@ -15,10 +15,12 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from cache.policies.shares import parse as parse_shares
+from cache.policy import OBJECTS
 from engine import __version__
-from engine.config import NO_MODEL, ROLES, Config
+from engine.config import ROLES, Config
+from engine.contradictions import contradictions
 from engine.flag_values import flag_name, metavar, reader, spell
-from sched.classes import CLASSES
+from sched.classes import CLASSES, with_objectives
 
 GROUPS = {
     "node": "who this node is and where it listens",
@@ -130,35 +132,24 @@ def _validated(config: Config) -> Config:
             raise UsageError(f"--role must be made of {', '.join(ROLES)}, or mixed, not {part!r}{hint}")
     if "mixed" in role:
         role = "mixed"
-    if config.model == NO_MODEL and role != "store":
-        raise UsageError(f"--model none keeps values and computes nothing: it needs --role store, not {role}")
-    if config.host in ("0.0.0.0", "::"):
-        raise UsageError(
-            f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
-        )
-    if config.prompt_lookup_min > config.prompt_lookup_max:
-        raise UsageError(
-            f"--prompt-lookup-min {config.prompt_lookup_min} exceeds --prompt-lookup-max {config.prompt_lookup_max}"
-        )
-    if (config.speculative_method == "draft") != (config.speculative_model is not None):
-        raise UsageError("--speculative-method draft and --speculative-model go together: give both or neither")
+    config = replace(config, role=role)
+    if (reason := next(contradictions(config), None)) is not None:
+        raise UsageError(reason)
     try:
         named = parse_shares(config.cache_shares)
     except ValueError as error:
         raise UsageError(f"--cache-shares: {error}") from None
-    if strange := set(named) - set(CLASSES):
-        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(CLASSES)}")
-    if config.weights_from_store and config.tensor_parallel_size > 1:
-        raise UsageError("--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two")
-    if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
-        raise UsageError(
-            "--transport rdma moves KV unencrypted, --cluster-key-file is given: --transport auto (sealed TCP between "
-            "hosts), or --rdma-plaintext for a network you trust"
-        )
+    known = (*CLASSES, OBJECTS.service_class)
+    if strange := set(named) - set(known):
+        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(known)}")
+    try:
+        with_objectives(config.slo)
+    except ValueError as error:
+        raise UsageError(f"--slo: {error}") from None
     if config.join is None:
-        return replace(config, role=role)
+        return config
     host, port = host_port(config.join)
-    return replace(config, role=role, join=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return replace(config, join=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 # --- errors in one line

@@ -65,6 +65,7 @@ class FrontDoor:
             keys=self._keys,
             max_body_bytes=config.max_body_bytes,
             max_connections=config.max_connections,
+            read_timeout_s=config.read_timeout_ms / 1000,
             rate_limit=config.rate_limit,
             allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
             version=__version__,
@@ -106,7 +107,7 @@ class FrontDoor:
             node.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,
-            rejections[config.rejection](),
+            rejections[config.rejection](config.classes),
             config.slo_scale,
             node.rng,
             config.prefix_intents,
@@ -119,6 +120,7 @@ class FrontDoor:
             node.root,
             config.max_model_len,
             config.request_timeout_ms / 1000,
+            config.role_wait_ms / 1000,
             node.metrics,
             self._recorder,
             self._export,
@@ -126,7 +128,16 @@ class FrontDoor:
         node.gossip.on_suspected(self._acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
-        return ServingFrontend(name, config.model, longest, tokenizer, self.grammars, self._acceptor, *self._answers())
+        return ServingFrontend(
+            name,
+            config.model,
+            longest,
+            tokenizer,
+            self.grammars,
+            self._acceptor,
+            *self._answers(),
+            config.max_answer_logprobs,
+        )
 
     def _answers(self) -> Answers:
         """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
+from engine.gpu import Event, Gpu, gpu_of
 from engine.request import TokenLogprobs
 from engine.sampling.logit_rules import SamplingRow
 
@@ -69,11 +70,13 @@ class Inputs:
 class InputBuilder:
     """Builds the inputs of one step after the other. Inputs hold until the next `build`."""
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
+    def __init__(self, block_size: int, device: torch.device, gpu: Gpu | None = None) -> None:
+        """gpu: what moves them, by default what `device` says."""
         self._block_size = block_size
-        self._device = device
+        self._gpu = gpu or gpu_of(device)
+        self._device = torch.empty(0, dtype=torch.int64, device=device)  # any tensor there
         self._host = torch.empty(0, dtype=torch.int64)
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Event | None = None
 
     def build(self, rows: Sequence[Row]) -> Inputs:
         """One-token rows first, otherwise in their order. Raises ValueError on a row that cannot run."""
@@ -132,14 +135,12 @@ class InputBuilder:
         if self._copied is not None:
             self._copied.synchronize()
         if len(self._host) < count:
-            self._host = torch.empty(2 * count, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+            self._host = self._gpu.buffer(2 * count, self._device)
         return self._host[:count]
 
     def _move(self, host: Tensor) -> Tensor:
-        moved = host.to(self._device, non_blocking=True)
-        if self._device.type == "cuda":
-            self._copied = self._copied or torch.cuda.Event()
-            self._copied.record()
+        moved = self._gpu.move(host, self._device)
+        self._copied = self._gpu.mark(self._device)
         return moved
 
 

@@ -51,7 +51,7 @@ class Leaving:
     async def run(self) -> None:
         """Returns when nothing is left to do, or time is up. Cancelled, it fails what its clients still wait for."""
         node = self._node
-        node.unready = "shutting down"
+        node.unready = node.lost or "shutting down"
         self._deadline = time.monotonic() + self._timeout_s
         if node.engine is not None:
             node.engine.load.draining = True

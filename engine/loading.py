@@ -126,9 +126,7 @@ def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegio
         return region, blocks_in(region, geometry)
     num_blocks = config.kv_cache_bytes // geometry.block_bytes
     memory = torch.zeros(num_blocks * geometry.block_bytes, dtype=torch.uint8, device=config.device)
-    # Steps run on the default stream: what they have queued when a layer is reported is copied out behind it.
-    device = CudaMemory(memory, after=torch.cuda.default_stream(memory.device))
-    return DeviceRegion(KV_REGION, device), pool_in(memory, geometry.shape, geometry.dtype)
+    return DeviceRegion(KV_REGION, CudaMemory(memory)), pool_in(memory, geometry.shape, geometry.dtype)
 
 
 def blocks_in(region: Region, geometry: BlockGeometry) -> Tensor:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Any
 
 from net.log_context import request_id
+
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""All but the tab."""
 
 TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
@@ -37,10 +41,15 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         of = request_id.get()
-        if of is None or of in record.getMessage():
-            return super().format(record)
         head, newline, rest = super().format(record).partition("\n")
-        return f"{head} [{of}]{newline}{rest}"
+        if of is not None and of not in head:
+            head = f"{head} [{of}]"
+        return f"{head}{newline}{rest}"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line, whatever a peer has put into it: what would move a terminal's cursor is spelt out."""
+        record.message = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), record.message)
+        return super().formatMessage(record)
 
 
 def configure(level: str, log_format: str, **constant: Any) -> None:

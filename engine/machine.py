@@ -34,6 +34,7 @@ class Machine:
     free_bytes: int  # RAM that can be taken without swapping
     bfloat16: bool  # the CPU multiplies bfloat16 natively
     gpu: Gpu | None = None
+    total_bytes: int = 1 << 62  # RAM that there is, the cgroup's limit applied
 
 
 def survey(look_for_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
@@ -45,12 +46,18 @@ def survey(look_for_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("
         free_bytes=free_bytes(proc, cgroup),
         bfloat16=bool(BF16_FLAGS & set(_cpu_flags(_read(proc / "cpuinfo")))),
         gpu=_gpu() if look_for_gpu else None,
+        total_bytes=_total_bytes(cgroup),
     )
 
 
 def total_bytes() -> int:
     """RAM of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _total_bytes(cgroup: Path) -> int:
+    limit = _read(cgroup / "memory.max").strip()
+    return min(total_bytes(), int(limit)) if limit.isdigit() else total_bytes()
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

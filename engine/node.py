@@ -44,8 +44,11 @@ from net.load_words import LoadWords
 from net.metrics import Metrics
 from net.prefault import Prefault
 from net.rdma.verbs import prepare as rdma_prepare
+from net.sockets import control_port
 from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
+from net.supervisor import Supervisor
+from net.tasks import spawn
 from sched.member import Member, presets
 from sched.role_change import BOTH
 from sched.state import NodeRecord
@@ -56,6 +59,9 @@ if TYPE_CHECKING:
     from engine.loading import LoadedModel
 
 log = logging.getLogger("mooncake.node")
+
+JOIN_S = 10.0
+"""For a member of the cluster to answer on its control port."""
 
 
 class Node:
@@ -114,6 +120,9 @@ class Node:
         self.door = FrontDoor(self)
         watch(self)
         self.unready: str | None = "starting"
+        self.supervisor = Supervisor(self.metrics.count_background_failure, self.give_up)
+        self.given_up = asyncio.Event()
+        self._gave_up: str | None = None
         self._publishing: asyncio.Task[None] | None = None  # of weights
         self._prefault: Prefault | None = None
 
@@ -122,10 +131,14 @@ class Node:
     async def start(self) -> None:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
+        self.supervisor.install()
         self.stalls.start()
         if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
-        host, port = await self.channel.start(config.host, config.control_port)
+            if config.transport == "rdma" or config.rdma_devices != "auto":
+                self._check_rdma()
+        wanted = config.control_port or control_port(config.host, config.port)
+        host, port = await self.channel.start(config.host, wanted)
         self.gossip.on_up(self._member_up)
         self.gossip.on_down(self._member_down)
         self.channel.on_lost(self.gossip.suspect)
@@ -152,7 +165,7 @@ class Node:
             self.engine.load.beside = self.use.onto
             self.words.start(self.engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
-                self._publishing = asyncio.create_task(self._publish_weights())
+                self._publishing = spawn(self._publish_weights(), "giving weights to the pool")
             if self.engine.load.does < BOTH <= set(config.roles):
                 hold_s = config.role_change_hold_ms / 1000
                 self._role_changes = RoleChanges(self.gossip, self.engine.load, hold_s)
@@ -161,8 +174,15 @@ class Node:
         if config.prefault:
             self._prefault = prefault(self.engine, self.share)
             self._prefault.start()
-        self.unready = None
+        self.unready = self._gave_up
         log.info("ready after %s", self._phases.line())
+
+    def _check_rdma(self) -> None:
+        """What was asked for by name has to be here: a node that finds out from its first peer serves nothing."""
+        if (reason := self.transfer.refusal("rdma")) is not None:
+            by_name = self.config.transport != "rdma"
+            asked = f"--rdma-devices {self.config.rdma_devices}" if by_name else "--transport rdma"
+            raise UsageError(f"{asked}: {reason}; give --transport auto or tcp (mooncake.py doctor shows what is here)")
 
     async def drain(self) -> None:
         """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""
@@ -190,12 +210,25 @@ class Node:
         await self.channel.close()
         await self.store.close()
         await self.stalls.close()
+        self.supervisor.remove()
+
+    def give_up(self, reason: str) -> None:
+        """This node cannot go on: it says why, leaves the cluster, and ends with exit code 1."""
+        if self._gave_up is None:
+            self._gave_up = self.unready = reason
+            log.critical("%s; this node leaves", reason)
+            self.given_up.set()
+
+    @property
+    def lost(self) -> str | None:
+        """Why this node cannot go on; None while it can."""
+        return self._gave_up or (None if self.engine is None else self.engine.lost)
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])
         try:
             await self.channel.connect(address)
-            await self.gossip.join(address)
+            await self.gossip.join(address, self._join_s(cluster))
         except (PeerRefused, JoinRefused) as error:
             raise UsageError(f"--join {self.config.join}: {error}") from None
         except (OSError, TimeoutError) as error:
@@ -203,6 +236,15 @@ class Node:
                 f"--join {self.config.join}: the node answers HTTP, but not on its control port {address[1]} "
                 f"({error or type(error).__name__}); open that port for TCP and UDP, or fix it by --control-port"
             ) from None
+
+    def _join_s(self, cluster: dict[str, Any]) -> float:
+        """How long to ask. A node that is started again under its name is let in when its old self is known to be dead
+        or, at an address of its own, at once."""
+        members = cluster["members"]
+        if not any(m["node_id"] == self.config.node_id and m["status"] in ("alive", "suspect") for m in members):
+            return JOIN_S
+        log.info("this name is still that of a member: waiting until that has proved to live, or is given up")
+        return JOIN_S + presets[self.config.net].suspicion_max_s(len(members))
 
     async def _load_engine(self) -> Engine:
         """In a thread: importing torch takes a second, and a store node never pays for it."""
@@ -286,7 +328,7 @@ class Node:
 
     def _homes(self) -> dict[str, int]:
         """Members that pooled blocks live on, with the bytes of their shares."""
-        return {member.node_id: member.info["share"] for member in self.gossip.members if member.info["share"] > 0}
+        return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
     async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         return node_report.store_members(self)

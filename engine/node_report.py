@@ -55,7 +55,7 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
 
 def store_members(node: Node) -> dict[str, Any]:
     """For clients of the store (cache/remote.py): where the shares are, and what they keep."""
-    rows = [[member.node_id, *member.address, member.info["share"]] for member in node.gossip.members]
+    rows = [[member.node_id, *member.address, member.share] for member in node.gossip.members]
     return {"members": rows, "block_bytes": node.geometry.pool_bytes, "replicas": node.config.replicas}
 
 

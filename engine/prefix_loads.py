@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from cache.calls import HOME_ERRORS
 from engine.batcher import Batcher
 from engine.kv.layered_load import Arriving, LayerGate
 from engine.kv.reuse import PrefixLoader
 from engine.request import Request
+from net.tasks import spawn
 
 log = logging.getLogger("mooncake.engine")
 
@@ -30,7 +32,7 @@ class PrefixLoads:
     def start(self, now: float) -> None:
         """Look for the prefixes of the next waiting requests."""
         for request in self._batcher.loads(now, MAX_LOADS_IN_FLIGHT):
-            task = asyncio.create_task(self._load(request))
+            task = spawn(self._load(request), "prefix load")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -39,6 +41,8 @@ class PrefixLoads:
             load = await self._loader.load(request)
             if load is not None:
                 self._arriving.add(request, load)
+        except HOME_ERRORS as error:
+            log.info("prefix load of %s failed; it will be computed: %r", request.request_id, error)
         except Exception:
             log.exception("prefix load of %s failed; it will be computed", request.request_id)
         self._batcher.loaded(time.monotonic(), request)
@@ -61,6 +65,10 @@ class PrefixLoads:
                 self._batcher.abort(time.monotonic(), request.request_id)
                 failed.append(request)
         return failed
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference on a block that is being filled."""
+        return self._loader.held_blocks()
 
     def drop(self, request_id: str) -> None:
         """The request has ended."""

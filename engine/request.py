@@ -159,7 +159,9 @@ class Request:
     looked_up: bool = False  # lower tiers and pool have been asked for the prefix
     handover: bool = False  # decode happens on another node: end here after the first new token
     handed_over: bool = False  # the prompt was computed on another node and pushed here
+    paused: bool = False  # it lost its seat and kept its blocks
     num_preemptions: int = 0
+    num_served: int = 0  # known tokens that the queue order has been told of: what is computed again costs no share
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed
@@ -175,6 +177,11 @@ class Request:
     def num_uncomputed(self) -> int:
         """1 while decoding: the last known token."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def resumes(self) -> bool:
+        """While its blocks are there, it goes on from them instead of looking for a prefix."""
+        return self.handed_over or self.paused
 
     @property
     def num_output_tokens(self) -> int:

@@ -72,7 +72,31 @@ def resolve(
         dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
     )
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
+    check_memory(resolved, machine)
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
+
+
+def check_memory(config: Config, machine: Machine) -> None:
+    """Raises UsageError for arenas larger than the memory that there is. `auto` counts for nothing."""
+    flags = {
+        "--kv-cache-bytes": 0 if config.device == "cuda" else config.kv_cache_bytes,
+        "--speculative-kv-bytes": 0 if config.device == "cuda" else config.speculative_kv_bytes,
+        "--dram-bytes": config.dram_bytes,
+    }
+    given = {flag: number for flag, number in flags.items() if number > 0}
+    if (wanted := sum(given.values())) > machine.total_bytes:
+        named = " + ".join(f"{flag} {number}" for flag, number in given.items())
+        raise UsageError(
+            f"{named}: {wanted // MiB} MiB, and this machine (or its cgroup) has {machine.total_bytes // MiB} MiB; "
+            "give less, or leave them on auto"
+        )
+    if machine.gpu is not None and config.device == "cuda":
+        there = machine.gpu.total_bytes * config.tensor_parallel_size
+        if config.kv_cache_bytes > there:
+            raise UsageError(
+                f"--kv-cache-bytes {config.kv_cache_bytes}: {config.kv_cache_bytes // MiB} MiB, and the GPUs of this "
+                f"node have {there // MiB} MiB; give less, or leave it on auto"
+            )
 
 
 def geometry(config: Config, model: ModelConfig, kv_dtype: str) -> BlockGeometry:

@@ -8,6 +8,7 @@ import logging
 
 from engine.load import EngineLoad
 from net.gossip import Gossip
+from net.tasks import keep
 from sched.load_word import ROLE_BITS
 from sched.member import Member, Status
 from sched.record import NodeRecord
@@ -29,7 +30,7 @@ class RoleChanges:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = keep(self._run, "changing the role")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -55,7 +56,8 @@ def seen(member: Member, record: NodeRecord) -> Seen:
     """A node as the rules look at it."""
     roles = BOTH & set(member.roles)
     does = frozenset(role for role in roles if record.flags & ROLE_BITS[role])
-    home = frozenset(member.info.get("first_role", ()))
+    first = member.info.get("first_role")
+    home = BOTH & set(map(str, first)) if isinstance(first, list) else frozenset[str]()
     return Seen(
         node_id=member.node_id,
         can=roles if home else does,

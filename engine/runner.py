@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
+from engine.gpu import Gpu, gpu_of
 from engine.inputs import InputBuilder, Inputs, Row
+from engine.layer_reports import LayerReports
 from engine.model.decoder import Model
 from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
@@ -39,7 +41,10 @@ class StepTime:
 class Runner:
     """Runs the model over a KV pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]."""
 
-    def __init__(self, model: Model, kv_pool: Tensor, block_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self, model: Model, kv_pool: Tensor, block_size: int, device: str = "cpu", gpu: Gpu | None = None
+    ) -> None:
+        """gpu: whose memory the pool is, by default what `device` says."""
         config = model.config
         shape = (config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
         if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
@@ -47,7 +52,9 @@ class Runner:
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
         self._forward = model.forward
-        self._inputs = InputBuilder(block_size, self.device)
+        self._gpu = gpu or gpu_of(self.device)
+        self._inputs = InputBuilder(block_size, self.device, self._gpu)
+        self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
         self.masks: Masks | None = None  # of requests with a grammar
         self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
         """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
@@ -85,22 +92,30 @@ class Runner:
             return []
         began = time.perf_counter()
         inputs = self._inputs.build(rows)
-        with self.beside(rows):
-            logits = self._forward(
-                inputs.token_ids,
-                inputs.batch,
-                self.kv_pool,
-                inputs.last_rows,
-                on_layer,
-                before_layer,
-                self._scores(PromptScorer, rows, inputs),
-            )
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
-        chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
-        if self.device.type != "cpu" and not wanted:
-            # Nothing has waited for the device yet, and a step that returned has its KV in the pool: it is pushed
-            # and published from there.
-            torch.accelerator.synchronize()
+        if self._reports is not None and on_layer is not None:
+            on_layer = self._reports.behind(on_layer)
+        try:
+            with self.beside(rows):
+                logits = self._forward(
+                    inputs.token_ids,
+                    inputs.batch,
+                    self.kv_pool,
+                    inputs.last_rows,
+                    on_layer,
+                    before_layer,
+                    self._scores(PromptScorer, rows, inputs),
+                )
+            chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
+            if not wanted:
+                # Nothing has waited for the device yet, and a step that returned has its KV in the pool: it is pushed
+                # and published from there.
+                self._gpu.settle(self.kv_pool)
+            if self._reports is not None:
+                self._reports.finish()
+        except BaseException:
+            self._gpu.settle(self.kv_pool)  # its blocks are given to others now: what is queued must not write there
+            raise
         self.last = _step_time(inputs.batch, time.perf_counter() - began)
         results: list[list[Sampled]] = [[] for _ in rows]
         for (i, _), token in zip(wanted, chosen, strict=True):

@@ -14,6 +14,7 @@ import orjson
 
 from engine.config import Config
 from engine.flags import UsageError
+from engine.line_file import LineFile
 from engine.step import Step
 
 
@@ -22,18 +23,19 @@ class StepRecorder:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be opened."""
-        self._file = path.open("ab")
+        self._file = LineFile(path, "--record-steps")
         self._notes: list[dict[str, Any]] = []
 
     def add(self, step: Step, begin: float, end: float, idle: bool, waited: bool) -> None:
         """Tokens that were computed, drafts included, and where they start in their request."""
+        if not self._file.is_open:
+            return
         rows = [(row.num_tokens, row.start) for row in step.rows]
         self._notes.append({"begin": begin, "end": end, "idle": idle, "waited": waited, "rows": rows})
 
     def write(self) -> None:
         notes, self._notes = self._notes, []
-        self._file.write(b"".join(orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes))
-        self._file.flush()
+        self._file.add(b"".join(orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes))
 
     def close(self) -> None:
         self.write()

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from engine.batcher import Batcher
 from engine.costs import StepCosts
@@ -28,7 +29,10 @@ from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step
 from engine.step_recorder import StepRecorder
+from net.errors import RemoteError
 from net.metrics import Metrics
+from net.restarts import Restarts
+from net.tasks import keep
 
 log = logging.getLogger("mooncake.engine")
 
@@ -91,15 +95,24 @@ class Worker:
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (nice,))
         self._loop_task: asyncio.Task[None] | None = None
+        self._in_flight: tuple[Step, asyncio.Future[list[list[Sampled]]]] | None = None
+        self.lost: str | None = None  # why no step runs any more
 
     # --- requests
 
     def add(self, request: Request, transfer: KvTransfer | None = None) -> None:
-        """Queue a request; its KV leaves through `transfer` while it is computed."""
+        """Queue a request; its KV leaves through `transfer` while it is computed. Raises RemoteError when no step runs
+        any more."""
+        self.check()
         self.batcher.add(time.monotonic(), request)
         if transfer is not None:
             self._transfers[request.request_id] = transfer
         self.wake()
+
+    def check(self) -> None:
+        """Raises RemoteError when no step runs any more."""
+        if self.lost is not None:
+            raise RemoteError(self._farewell, "lost")
 
     def wake(self) -> None:
         """Something changed that may make a request runnable."""
@@ -117,10 +130,17 @@ class Worker:
         """Hand over the transfer of a request that has ended."""
         return self._transfers.pop(request_id, None)
 
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference that is held for what this worker moves."""
+        yield from self._loads.held_blocks()
+        yield from self._publisher.held_blocks()
+        for transfer in self._transfers.values():
+            yield from transfer.held_blocks()
+
     # --- the loop
 
     def start(self) -> None:
-        self._loop_task = asyncio.create_task(self._run())
+        self._loop_task = keep(self._run, "engine loop", Restarts(0))
 
     async def before_start(self, work: Callable[[], int]) -> int:
         """Run in the engine thread."""
@@ -141,6 +161,36 @@ class Worker:
             self.batcher.abort(time.monotonic(), request_id)
 
     async def _run(self) -> None:
+        """A step that raises ends its requests. What raises outside of it, a policy or the books of the pool, leaves
+        nobody knows what: this node computes nothing any more, and its requests are placed again by their acceptors."""
+        try:
+            await self._steps()
+        except Exception as error:
+            self.lost = f"{type(error).__name__}: {error}"
+            if self._in_flight is not None:
+                step, running = self._in_flight
+                await asyncio.wait([running])  # it writes into the blocks of its requests
+                self._try(partial(self._fail, step, self._farewell))
+            for request in list(self.batcher.requests.values()):
+                self._try(partial(self._end, request))
+            raise
+
+    @property
+    def _farewell(self) -> str:
+        return f"the node cannot compute any more: {self.lost}"
+
+    def _end(self, request: Request) -> None:
+        self.batcher.abort(time.monotonic(), request.request_id)
+        self.on_emissions([Emission(request, None, error=self._farewell)])
+
+    def _try(self, end: Callable[[], None]) -> None:
+        """As far as that is possible with the books as they are."""
+        try:
+            end()
+        except Exception:
+            log.exception("a request could not be ended")
+
+    async def _steps(self) -> None:
         """What the engine thread waits for comes first: commit, schedule, submit. What a step produced is handed out
         while the next one computes."""
         loop = asyncio.get_running_loop()
@@ -149,6 +199,7 @@ class Worker:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
             running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
+            self._in_flight = None if step is None or running is None else (step, running)
             if produced is not None:
                 self._hand_out(produced)
                 produced = None
@@ -161,9 +212,11 @@ class Worker:
             try:
                 sampled = await running
             except Exception as error:
+                self._in_flight = None
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
                 continue
+            self._in_flight = None
             produced = self._commit(step, sampled, await self._settle(step))
 
     async def _sleep(self) -> None:

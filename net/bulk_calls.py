@@ -11,6 +11,7 @@ from net.clock import Clock
 from net.deadlines import Deadlines
 from net.errors import PeerLost
 from net.path import Path, Reached
+from net.tasks import awaited
 from net.tcp import Tcp
 from net.traffic import RailLimit
 from net.transport import BULK, Transport
@@ -65,7 +66,7 @@ class BulkCalls:
             return True
         if peer_id not in self._opening and asyncio.get_running_loop().time() >= self._rest_until.get(peer_id, 0.0):
             self._rest_until[peer_id] = asyncio.get_running_loop().time() + REST_S
-            task = self._opening[peer_id] = asyncio.get_running_loop().create_task(self._tcp.open(peer_id, {}))
+            task = self._opening[peer_id] = awaited(self._tcp.open(peer_id, {}))
             task.add_done_callback(lambda done: self._opened(peer_id, done))
         return False
 

@@ -13,6 +13,7 @@ from net.bulk_call import Answer, Receiving, Services, Views
 from net.connection import Connection
 from net.errors import PeerLost, RemoteError
 from net.pushing import at_once, push
+from net.tasks import spawn
 from net.wire import FrameError, Header, nowhere
 
 log = logging.getLogger("mooncake.net")
@@ -139,7 +140,7 @@ class BulkServer:
     # --- answers
 
     def _spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._answering[number] = asyncio.get_running_loop().create_task(work)
+        task = self._answering[number] = spawn(work, "bulk answer")
         task.add_done_callback(lambda done: self._forget(number, done))
         return task
 

@@ -20,6 +20,7 @@ from net.connection import Connection
 from net.deadlines import Deadlines
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.links import Links
+from net.tasks import spawn
 from net.wire import PAYLOAD_MAX, Buffer, Frame, Header, allocate
 
 __all__ = ["Channel", "Handler", "PeerLost", "PeerRefused", "RemoteError"]
@@ -121,19 +122,23 @@ class Channel:
 
     def post(self, peer_id: str, kind: str, body: Body, data: Sequence[Buffer] = ()) -> None:
         """Send without an answer, in order with everything else to this peer. A peer that cannot be reached shows up
-        through `on_lost`. Raises TypeError when the body has no JSON form."""
+        through `on_lost`, never here. Raises TypeError when the body has no JSON form."""
         if self._closed:
             log.debug("closing: a %r to %s is not sent", kind, peer_id)
             return
         header = {"t": "post", "k": kind, "b": body}
         line = self._loopback if peer_id == self.node_id else self.links.control_now(peer_id)
         if line is not None:
-            line.send(header, data)
+            with suppress(PeerLost):  # it broke in this turn of the loop: `on_lost` follows
+                line.send(header, data)
             return
         orjson.dumps(body)  # the caller's mistake is the caller's exception, not the delivery's
         backlog = self._backlog.setdefault(peer_id, [])
         if len(backlog) >= BACKLOG_MAX:
-            raise PeerLost(f"{BACKLOG_MAX} messages wait for {peer_id!r} already")
+            log.warning("%d messages wait for %s already: it counts as lost", BACKLOG_MAX, peer_id)
+            backlog.clear()
+            asyncio.get_running_loop().call_soon(self.links.report_lost, peer_id)
+            return
         backlog.append((header, [bytes(piece) for piece in data]))
         if len(backlog) == 1:
             self._spawn(self._reach(peer_id))
@@ -151,8 +156,9 @@ class Channel:
         await self.links.close()
 
     def _opened(self, connection: Connection) -> Channel:
-        for header, data in self._backlog.pop(connection.peer_id, ()):
-            connection.send(header, data)
+        with suppress(PeerLost):  # it broke during its hellos: its end tells `on_lost`
+            for header, data in self._backlog.pop(connection.peer_id, ()):
+                connection.send(header, data)
         return self
 
     # --- net.connection.Receiver
@@ -170,7 +176,7 @@ class Channel:
                     answer.set_result(frame)
             case "error":
                 if (answer := self._answer(connection, header["i"])) is not None:
-                    answer.set_exception(RemoteError(header["reason"], header["code"]))
+                    answer.set_exception(RemoteError(header["reason"], header["code"], header.get("f")))
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self._fail_calls(connection.peer_id)
@@ -189,7 +195,7 @@ class Channel:
     # --- tasks
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = spawn(work, "message to or from a peer")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -214,12 +220,13 @@ class Channel:
                 _reply(line, {"t": "reply", "i": call_id, "b": body}, payload)
             return
         except RemoteError as error:
-            reason, code = error.reason, error.code
+            reason, code, facts = error.reason, error.code, error.facts
         except Exception:  # a body without a JSON form is the handler's mistake, too
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
-            reason, code = f"internal error in {kind}", "internal"
+            reason, code, facts = f"internal error in {kind}", "internal", {}
         if call_id is not None:
-            _reply(line, {"t": "error", "i": call_id, "reason": reason, "code": code})
+            told = {"t": "error", "i": call_id, "reason": reason, "code": code}
+            _reply(line, told | {"f": facts} if facts else told)
         else:
             log.warning("a %r posted by %s was refused: %s", kind, line.peer_id, reason)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +54,12 @@ class Greeter(Protocol):
     def judge(self, connection: Connection, hello: Header) -> str | None:
         """A reason to refuse the peer that sent `hello`, or None."""
 
+    def came(self, connection: Connection) -> None:
+        """A stranger has connected."""
+
+    def settled(self, connection: Connection) -> None:
+        """It is none any more: its hello is done, or it has ended. May be called twice."""
+
     def opened(self, connection: Connection) -> Receiver:
         """The handshake is done: who gets the frames?"""
 
@@ -68,7 +75,7 @@ class Connection(Stream):
 
     def __init__(self, greeter: Greeter, everyone: set[Connection], purpose: str | None = None) -> None:
         self.dialed = purpose is not None
-        super().__init__(allocate(HELLO_MAX), HELLO_MAX, greeter.sealing(self.dialed))
+        super().__init__(allocate(0), HELLO_MAX, greeter.sealing(self.dialed))
         self.purpose = purpose or ""
         self.instance = ""  # of the peer's process: another one means it has restarted
         self.hello: dict[str, Any] = {}  # the peer's, as its owner gave it
@@ -91,7 +98,8 @@ class Connection(Stream):
     def close(self) -> None:
         """Close in good order: what was sent arrives, then a bye."""
         if self.is_open and not self._ended:
-            self.send({"bye": True})
+            with suppress(PeerLost):
+                self.send({"bye": True})
         self._end()
         self._greeter.left(self)
         if self._transport is not None:
@@ -101,6 +109,10 @@ class Connection(Stream):
         """Close now; nothing more is sent, and nothing received after this is looked at."""
         self._cut()
         self._greeter.left(self)
+
+    def crowded_out(self) -> None:
+        """Others want to say their hello, too, and this one has waited longest."""
+        self._break("too many connections without a hello")
 
     def _cut(self) -> None:
         self._end()
@@ -127,6 +139,7 @@ class Connection(Stream):
 
     def _end(self) -> None:
         self._stop_writing()
+        self._greeter.settled(self)
         self.is_open = False
         self._late.cancel()
         self._receiver = None
@@ -141,6 +154,8 @@ class Connection(Stream):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._everyone.add(self)
         super().connection_made(transport)
+        if not self.dialed:
+            self._greeter.came(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._break(str(error) if error else "the peer closed the connection without a bye")
@@ -200,9 +215,11 @@ class Connection(Stream):
 
     def _open(self) -> None:
         self._late.cancel()
+        self._greeter.settled(self)
         self.is_open = True
         receiver = self._receiver = self._greeter.opened(self)
         self.decoder.header_max = HEADER_MAX
+        self.decoder.widen()
         self.decoder.place = partial(receiver.place, self)
         if not self.ready.done():
             self.ready.set_result(None)

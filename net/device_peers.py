@@ -8,7 +8,7 @@ device.stop{id}                            ──>  <── {}               not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,11 +16,12 @@ from net.channel import Body, Channel
 from net.errors import PeerLost, RemoteError, TransferError
 from net.path import Completion
 from net.spans import Span, pack_spans, unpack_spans
+from net.tasks import awaited
 from net.transport import Op
 
 STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
 
-Move = Callable[[str, Op, str, str, Sequence[Span], float], Awaitable[Completion]]
+Move = Callable[[str, Op, str, str, Sequence[Span], float], Coroutine[Any, Any, Completion]]
 """(peer id, op, region on a device here, the peer's region, spans, timeout_s)"""
 
 
@@ -33,12 +34,15 @@ class DevicePeers:
         is_device: Callable[[str], bool],
         move: Move,
         fence: Callable[[str], Awaitable[None]],
+        epoch_of: Callable[[str], str],
     ) -> None:
-        """is_device: of a region's name, here. move: does what a peer asks for. fence: see TransferEngine."""
+        """is_device: of a region's name, here. move: does what a peer asks for. fence, epoch_of: see
+        TransferEngine."""
         self._channel = channel
         self._is_device = is_device
         self._move = move
         self._fence = fence
+        self._epoch_of = epoch_of
         self._known: set[tuple[str, str]] = set()  # (peer, region) on a device there
         self._serving: dict[tuple[str, int], asyncio.Task[Completion]] = {}
         self._ids = count(1)
@@ -65,12 +69,19 @@ class DevicePeers:
         return bool(answer["device"])
 
     async def move(
-        self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float
+        self,
+        peer_id: str,
+        op: Op,
+        local: str,
+        remote: str,
+        spans: Sequence[Span],
+        timeout_s: float,
+        epoch: str | None = None,
     ) -> Completion:
         """Have the peer move `spans` between our region `local` and its device. Raises as TransferEngine.submit, and
         keeps its promise: nothing moves any more then."""
         number = next(self._ids)
-        body = {"id": number, "op": op.value, "region": remote, "other": local, "timeout_s": timeout_s}
+        body = {"id": number, "op": op.value, "region": remote, "other": local, "timeout_s": timeout_s, "epoch": epoch}
         try:
             answer, _ = await self._channel.call(peer_id, "device.move", body, [pack_spans(spans)], timeout_s + STOP_S)
         except RemoteError as error:
@@ -86,7 +97,7 @@ class DevicePeers:
 
     async def _stop(self, peer_id: str, number: int) -> None:
         """Return when the peer moves nothing of it any more."""
-        stopping = asyncio.ensure_future(self._channel.call(peer_id, "device.stop", {"id": number}, timeout_s=STOP_S))
+        stopping = awaited(self._channel.call(peer_id, "device.stop", {"id": number}, timeout_s=STOP_S))
         await ended({stopping}, cancel=False)
         if stopping.exception() is not None and not isinstance(stopping.exception(), PeerLost):
             self._channel.drop(peer_id, "it does not confirm the end of a transfer")
@@ -102,9 +113,11 @@ class DevicePeers:
     async def _on_move(self, peer: str, body: Body, data: memoryview) -> Body:
         if not self._is_device(body["region"]):
             raise RemoteError(f"region {body['region']!r} is not on a device here", "transfer")
+        if body["epoch"] is not None and body["epoch"] != self._epoch_of(peer):
+            raise RemoteError(f"{self._channel.node_id!r} has lost this node since it gave the memory", "transfer")
         op = Op.READ if Op(body["op"]) is Op.WRITE else Op.WRITE
         spans = [(here, there, length) for there, here, length in unpack_spans(data)]
-        task = asyncio.ensure_future(self._move(peer, op, body["region"], body["other"], spans, body["timeout_s"]))
+        task = awaited(self._move(peer, op, body["region"], body["other"], spans, body["timeout_s"]))
         self._serving[peer, body["id"]] = task
         try:
             done = await task

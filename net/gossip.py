@@ -13,6 +13,8 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.packet_guard import PacketGuard
+from net.restarts import Restarts
+from net.tasks import tell
 from sched.cells import Rows
 from sched.digest import key64
 from sched.events import (
@@ -67,6 +69,8 @@ class Gossip:
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._restarts = Restarts()
+        self._complaints = Restarts()
         self._joining: asyncio.Future[None] | None = None
         self._on_up: list[Callable[[Member], None]] = []
         self._on_down: list[Callable[[Member, str], None]] = []
@@ -208,9 +212,17 @@ class Gossip:
     # --- the shell
 
     def _tick(self) -> None:
-        """Feed a Tick; `_handle` sets the timer anew."""
+        """Feed a Tick; `_handle` sets the timer again. One that fails is made up for a few times."""
         self._timer = None
-        self._handle(Tick())
+        try:
+            self._handle(Tick())
+        except Exception as error:
+            loop = asyncio.get_running_loop()
+            pause_s = self._restarts.failed(loop.time())
+            tell("gossip", error, pause_s)
+            if pause_s is not None and self._transport is not None:
+                self._due = loop.time() + pause_s
+                self._timer = loop.call_at(self._due, self._tick)
 
     def _arm(self, now: float) -> None:
         """Have the next Tick fed when it is due, never more often than every millisecond."""
@@ -224,8 +236,14 @@ class Gossip:
 
     def _received(self, payload: bytes, source: Address) -> None:
         self._count("received", payload)
-        if (packet := self._guard.incoming(payload, source)) is not None:
+        if (packet := self._guard.incoming(payload, source)) is None:
+            return
+        try:
             self._handle(Datagram(source, packet))
+        except Exception as error:  # whoever sent it must neither end the gossip nor fill the log
+            self._guard.dropped["failed"] += 1
+            if self._complaints.failed(asyncio.get_running_loop().time()) is not None:
+                tell("gossip packet", error, 0.0)
 
     def _handle(self, event: Event) -> None:
         now = asyncio.get_running_loop().time()

@@ -18,15 +18,18 @@ from typing import Any
 
 from net.cluster_key import ClusterKey
 from net.connection import Connection, Receiver
+from net.doorstep import Doorstep
 from net.errors import PeerLost, PeerRefused
 from net.peer import Address, Peer
 from net.sealed_stream import SealedStream
+from net.tasks import spawn
 from net.wire import Header
 
 log = logging.getLogger("mooncake.net")
 
 CONNECT_S = 10.0  # TCP connection and hellos
 CLOSE_S = 1.0  # to send what is queued when closing
+NAME_MAX = 256  # characters of a node's id, instance, host and of a purpose
 ANY_HOST = ("", "0.0.0.0", "::")
 
 
@@ -49,7 +52,10 @@ class Links:
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._vital: set[str] = set()
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether this peer may open connections that are not for control now."""
         self._everyone: set[Connection] = set()  # also those still shaking hands
+        self._doorstep: Doorstep[Connection] = Doorstep()
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
         self._server: asyncio.Server | None = None
@@ -125,7 +131,7 @@ class Links:
         if (ready := peer.control()) is not None:
             return ready
         if peer.dialing is None:
-            peer.dialing = asyncio.get_running_loop().create_task(self._dial_control(peer))
+            peer.dialing = spawn(self._dial_control(peer), "dialing a peer")
         waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         peer.waiters.append(waiter)
         return await waiter
@@ -154,7 +160,8 @@ class Links:
         log.info("%s lost %s: %s", self.node_id, peer_id, reason)
         peer.lost_because = reason
         connections, peer.connections = peer.connections, []
-        for connection in connections:
+        greeting = [one for one in self._everyone if one.peer_id == peer_id and not (one.dialed or one.is_open)]
+        for connection in connections + greeting:
             connection.abort()
         self.report_lost(peer_id)
 
@@ -199,6 +206,9 @@ class Links:
             await self.dial(peer.peer_id, "control")
         except (PeerLost, PeerRefused) as error:
             peer.fail(error)
+        except Exception as error:
+            peer.fail(PeerLost(f"cannot reach {peer.peer_id!r}: {error!r}"))
+            raise
         finally:
             peer.dialing = None
 
@@ -242,7 +252,9 @@ class Links:
         node, host, port, body = hello.get("node"), hello.get("host"), hello.get("port"), hello.get("hello")
         instance, purpose = hello.get("instance"), hello.get("purpose")
         texts = (node, instance, purpose, host)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(port, int) or not isinstance(body, dict):
+        if not all(isinstance(text, str) and len(text) <= NAME_MAX and text.isprintable() for text in texts):
+            return "malformed hello"
+        if type(port) is not int or not 0 <= port < 1 << 16 or not isinstance(body, dict):
             return "malformed hello"
         connection.peer_id, connection.instance, connection.hello = str(node), str(instance), body
         connection.purpose = str(purpose)
@@ -254,7 +266,16 @@ class Links:
             return "a node does not connect to itself" if instance == self.instance else _taken(self.node_id)
         if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
+        if not (connection.dialed or purpose == "control" or self.admits(str(node))):
+            return f"this node has lost {node!r} meanwhile"
         return self._check(body)
+
+    def came(self, connection: Connection) -> None:
+        if (crowded_out := self._doorstep.come(connection, connection.remote_host)) is not None:
+            crowded_out.crowded_out()
+
+    def settled(self, connection: Connection) -> None:
+        self._doorstep.leave(connection)
 
     def opened(self, connection: Connection) -> Receiver:
         peer = self._peer(connection.peer_id)

@@ -18,14 +18,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from net.channel import Body, Channel
 from net.errors import PeerLost, PeerRefused, RemoteError, TransferError
 from net.memory import Region
+from net.tasks import keep, spawn
 from net.transfer import URGENT, Op, TransferEngine
 from net.transport import Unusable
 from sched.load_word import (
     BY_MESSAGE_AT,
+    CLAIM_MAX,
     CLAIMED_AT,
     COUNTERS,
     PAGE_BYTES,
@@ -110,12 +113,12 @@ class LoadWords:
         """Publish `source()` every `period_s` while others are known, and before each answer to a probe that comes as a
         call."""
         self._source = source
-        self._publisher = asyncio.get_running_loop().create_task(self._publish(period_s))
+        self._publisher = keep(partial(self._publish, period_s), "telling the load")
 
     async def _publish(self, period_s: float) -> None:
         while True:
-            if not self._channel.links.alone:
-                self._refresh()
+            if not self._channel.links.alone and self._source is not None:
+                self.publish(self._source())
             await asyncio.sleep(period_s)
 
     def _refresh(self) -> None:
@@ -175,8 +178,8 @@ class LoadWords:
         """Announce work of `amount` > 0. Compare `previous` with the probe's `claimed`: the difference came in between.
         Raises PeerLost, PeerRefused, RemoteError, TransferError, TimeoutError; the claim may stand then, until its time
         is over."""
-        if not 0 < amount < 2**62:
-            raise ValueError(f"a claim is between 1 and 2**62, got {amount}")
+        if not 0 < amount <= CLAIM_MAX:
+            raise ValueError(f"a claim is between 1 and {CLAIM_MAX}, got {amount}")
         expires_at = self._clock() + self._ledger.ttl_s
         if peer == self._channel.node_id:
             previous = self._claimed()
@@ -235,7 +238,7 @@ class LoadWords:
     def open_soon(self, peer: str) -> None:
         """So that the next probe of this peer can be one-sided."""
         if self._transfer.may_be_one_sided(peer) and peer not in self._opening:
-            task = asyncio.get_running_loop().create_task(self._open(peer))
+            task = spawn(self._open(peer), "opening the path to a load word")
             self._opening[peer] = task
             task.add_done_callback(lambda _: self._opening.pop(peer, None))
 
@@ -260,12 +263,12 @@ class LoadWords:
     async def _on_claim(self, peer: str, body: Body, data: memoryview) -> Body:
         self._check_open()
         previous = self._claimed()
-        self._count(_amount(body), 0)
+        self._count(amount_of(body), 0)
         return {"previous": previous}
 
     async def _on_release(self, peer: str, body: Body, data: memoryview) -> None:
         self._check_open()
-        self._count(0, _amount(body))
+        self._count(0, amount_of(body))
 
     async def close(self) -> None:
         """Before the transfer engine. Idempotent."""
@@ -282,8 +285,9 @@ class LoadWords:
                 region.close()
 
 
-def _amount(body: Body) -> int:
+def amount_of(body: Body) -> int:
+    """Of a claim, or of its release. Raises RemoteError."""
     amount = body.get("amount")
-    if not isinstance(amount, int) or not 0 < amount < 2**62:
-        raise RemoteError(f"a claim needs an amount between 1 and 2**62, got {amount!r}", "bad_request")
+    if type(amount) is not int or not 0 < amount <= CLAIM_MAX:
+        raise RemoteError(f"a claim needs an amount between 1 and {CLAIM_MAX}, got {amount!r:.40}", "bad_request")
     return amount

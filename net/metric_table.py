@@ -59,7 +59,11 @@ ENGINE = (
     Declared(Gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled"),
     Declared(Gauge, "mooncake:requests_waiting", "Requests waiting, by service class", ("service_class",)),
     Declared(Gauge, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1"),
-    Declared(Counter, "vllm:num_preemptions", "Requests sent back to the queue because blocks ran out"),
+    Declared(
+        Counter,
+        "vllm:num_preemptions",
+        "Requests sent back to the queue because blocks ran out, or for one of a higher class",
+    ),
     Declared(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
     Declared(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, any tier"),
     Declared(Counter, "vllm:spec_decode_num_drafts", "Drafts verified: one per request and step"),
@@ -97,6 +101,13 @@ REQUESTS = (
         ("service_class",),
         FIRST_TOKEN_BUCKETS_S,
     ),
+    Declared(
+        Histogram,
+        "mooncake:inter_token_latency_seconds",
+        "Between successive tokens, by service class",
+        ("service_class",),
+        NEXT_TOKEN_BUCKETS_S,
+    ),
 )
 
 CLUSTER = (
@@ -126,6 +137,12 @@ CLUSTER = (
         "|estimated - measured| / measured; sum / count is the MAPE",
         ("estimate",),
         ERROR_BUCKETS,
+    ),
+    Declared(
+        Counter,
+        "mooncake:background_failures",
+        "Background tasks, callbacks and threads that raised, by name; each has an error line in the log",
+        ("task",),
     ),
     Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
     Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),

@@ -100,9 +100,10 @@ class Metrics:
         self._child("vllm:time_to_first_token_seconds").observe(seconds)
         self._child("mooncake:time_to_first_token_seconds", service_class=service_class).observe(seconds)
 
-    def observe_itl(self, seconds: float) -> None:
+    def observe_itl(self, seconds: float, service_class: str) -> None:
         """Between two successive tokens of one request."""
         self._child("vllm:inter_token_latency_seconds").observe(seconds)
+        self._child("mooncake:inter_token_latency_seconds", service_class=service_class).observe(seconds)
 
     def observe_queue(self, seconds: float) -> None:
         """Arrival to first scheduled."""
@@ -134,6 +135,10 @@ class Metrics:
         if output_tokens > 1:
             per_token = decode_s / (output_tokens - 1)
             self._child("vllm:request_time_per_output_token_seconds").observe(per_token)
+
+    def count_background_failure(self, task: str) -> None:
+        """A background task of this name failed (net/supervisor.py)."""
+        self._child("mooncake:background_failures", task=task).inc()
 
     # --- the cluster, transfers, the pooled store
 

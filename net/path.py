@@ -15,6 +15,7 @@ class Path:
     transport: str
     reason: str
     refused: dict[str, str]  # the better transports, and why they cannot be used
+    epoch: str = ""  # the peer's name for the time since it last lost us: see PathFinder.epoch_of
 
     def why(self) -> str:
         """One line: how, and why not better."""

@@ -1,7 +1,13 @@
-"""Which transport reaches a peer: asks what it offers, and answers peers that ask here."""
+"""Which transport reaches a peer: asks what it offers, and answers peers that ask here.
+
+A peer that stood still or was cut off for a while may not know that it was given up. Two things keep what it writes
+then out of memory that has other uses by now: it gets no new way to this node's memory before it has asked for offers
+again, and its answer names the epoch, which a WRITE can be bound to.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +26,20 @@ class PathFinder:
         self.closed = False
         self._channel = channel
         self._transports = transports
+        self._epochs: dict[str, str] = {}  # by peer
+        self._admitted: set[str] = set()  # peers that have asked since they were last lost
+        channel.links.admits = self._admitted.__contains__
         channel.handle("transfer.open", self._offer)
+
+    def epoch_of(self, peer_id: str) -> str:
+        """Names the time since this node last lost the peer. What the peer was told to write in an earlier epoch must
+        not land any more."""
+        return self._epochs.setdefault(peer_id, secrets.token_hex(8))
+
+    def lost(self, peer_id: str) -> None:
+        """A new epoch. Every connection for transfers from this peer is cut by now."""
+        self._epochs.pop(peer_id, None)
+        self._admitted.discard(peer_id)
 
     async def find(self, peer_id: str) -> Path:
         """The first transport that works between the two. Raises PeerLost, PeerRefused, TransferError when there is
@@ -36,7 +55,7 @@ class PathFinder:
                 refused[name] = "the peer does not offer it"
                 continue
             try:
-                return Path(name, await transport.open(peer_id, offer), refused)
+                return Path(name, await transport.open(peer_id, offer), refused, answer["epoch"])
             except Unusable as error:
                 refused[name] = str(error)
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
@@ -45,4 +64,6 @@ class PathFinder:
     async def _offer(self, peer_id: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         if self.closed:
             raise RemoteError("its transfer engine is closed", "closed")
-        return {"offers": {name: transport.offer() for name, transport in self._transports.items()}}
+        self._admitted.add(peer_id)
+        offers = {name: transport.offer() for name, transport in self._transports.items()}
+        return {"offers": offers, "epoch": self.epoch_of(peer_id)}

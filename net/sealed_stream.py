@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from net.errors import ONE_KEY, OTHER_KEY
 from net.keyring import ID_BYTES, KEYS_MAX, Key, Keyring
+from net.wire import FIRST, SEALED_MAGIC, Buffer, Decoder, Frame, FrameError, KeyMismatch, nbytes_of
 from net.wire import MAGIC as PLAIN_MAGIC
-from net.wire import SEALED_MAGIC, Buffer, Decoder, Frame, FrameError, KeyMismatch, nbytes_of
 
 VERSION = 1
 RECORD = 128 << 10  # bytes of plaintext in one record: stays in the second-level cache between cipher and socket
@@ -48,7 +48,7 @@ class SealedStream:
         self._dialed = dialed
         self._private = X25519PrivateKey.from_private_bytes(private)
         self._offered = [key.id for key in ring.keys]
-        self._staging = memoryview(bytearray(STAGING))
+        self._staging = memoryview(bytearray(FIRST))  # grows with what comes until a record has opened
         self._start = self._end = 0
         self._refused = False  # a dialed peer answers in plain frames: it can only say why it refuses us
         self._sent = self._received = 0  # records
@@ -122,10 +122,20 @@ class SealedStream:
         if not TAG < nbytes <= RECORD + TAG:
             raise FrameError(f"a sealed record of {nbytes} bytes is not between {TAG + 1} and {RECORD + TAG}")
         if have < _LENGTH.size + nbytes:
+            self._reserve(_LENGTH.size + nbytes)
             return None
         begin = self._start + _LENGTH.size
         self._start = begin + nbytes
         return self._staging[begin : self._start]
+
+    def _reserve(self, needed: int) -> None:
+        """Make room for a record. Who has not shown that it has the key gets no more memory than it has filled."""
+        size = STAGING if self._received else min(needed, max(FIRST, 2 * (self._end - self._start)))
+        if size > len(self._staging):
+            self._compact()
+            grown = memoryview(bytearray(size))
+            grown[: self._end] = self._staging[: self._end]
+            self._staging = grown
 
     def _open(self, record: memoryview, decoder: Decoder) -> Iterator[Frame]:
         """Straight into the destination where that is large enough; a forged record may leave bytes in the memory of

@@ -43,7 +43,7 @@ class Shm:
 
     def __init__(self, links: Links, regions: Mapping[str, Region]) -> None:
         self._links = links
-        self._exported = Exported(regions)
+        self._exported = Exported(regions, lambda peer_id: links.admits(peer_id))
         self._attached: dict[str, _Attached] = {}
         self._copier = Copier()
         self._token = secrets.token_hex(16)
@@ -98,9 +98,7 @@ class Shm:
         region = attached.regions.get(remote)
         if region is None:
             region = await attached.region(remote)
-            attached.lifeline.poll()
-        if region.closed:
-            raise TransferError(f"region {remote!r} was unregistered there")
+        attached.check_usable(region, local)
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
         nbytes = total(spans)
         stopped = False
@@ -108,7 +106,9 @@ class Shm:
             if nbytes <= TURNS_MAX:
                 _populate(region, new)
             else:
-                await asyncio.to_thread(_populate, region, new)
+                hold = region.memory[:0]  # the mapping stays while the thread works on it, also when this is cancelled
+                await asyncio.to_thread(_populate, region, new, hold)
+                attached.check_usable(region, local)
         if nbytes <= INLINE_MAX:
             copy_now(op, local, region, spans)
             if landed is not None:
@@ -130,7 +130,9 @@ class Shm:
         attached = self._attached.get(peer_id)
         if attached is None:
             raise PeerLost(f"the shared memory of {peer_id!r} is gone")
-        return await attached.region(remote)
+        region = await attached.region(remote)
+        attached.check_usable(region)
+        return region
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         return []
@@ -176,9 +178,11 @@ def _reach(offer: dict[str, Any]) -> Lifeline:
         raise Unusable(f"same host, but its socket is out of reach (another container or user?): {error}") from None
 
 
-def _populate(region: Region, places: Sequence[Run]) -> None:
+def _populate(region: Region, places: Sequence[Run], hold: memoryview | None = None) -> None:
     for offset, nbytes in places:
         region.populate(offset, nbytes)
+    if hold is not None:
+        hold.release()
 
 
 class _Attached:
@@ -210,6 +214,17 @@ class _Attached:
             region = await self._ask(name, {"region": name})
             assert region is not None
         return region
+
+    def check_usable(self, region: Region, local: Region | None = None) -> None:
+        """After every wait: the peer may be lost, which closes its regions here and lets its fence pass, or may have
+        withdrawn this one. Raises PeerLost, TransferError."""
+        self.lifeline.poll()
+        if self._leaving or self.lifeline.ended:
+            raise PeerLost(f"lost {self.peer_id!r} during a transfer")
+        if region.closed:
+            raise TransferError(f"region {region.name!r} was unregistered there")
+        if local is not None and local.closed:
+            raise TransferError(f"region {local.name!r} is not registered here")
 
     def unmapped(self, region: Region, spans: Sequence[Span]) -> list[Run]:
         """Places that are written to for the first time: they have no pages in this process yet. Small ones are left

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,10 @@ def proof(token: str, side: str, guest_nonce: str, owner_nonce: str) -> str:
 class Exported:
     """The lifelines of the peers that map this node's regions."""
 
-    def __init__(self, regions: Mapping[str, Region]) -> None:
+    def __init__(self, regions: Mapping[str, Region], admits: Callable[[str], bool] = lambda peer_id: True) -> None:
+        """admits: whether this peer may map them now."""
         self._regions = regions
+        self._admits = admits
         self._strangers: dict[Lifeline, tuple[str, str] | None] = {}  # (node id, the proof expected) once greeted
         self._peers: dict[Lifeline, str] = {}
         self._leaving: dict[Lifeline, str] = {}  # told to stop, may still be copying
@@ -78,6 +80,10 @@ class Exported:
             self._strangers[lifeline] = str(message.get("node")), proof(token, "guest", theirs, ours)
             lifeline.send({"nonce": ours, "proof": proof(token, "owner", theirs, ours)})
         elif expected is not None and hmac.compare_digest(str(message.get("proof")), expected[1]):
+            if not self._admits(expected[0]):
+                lifeline.send({"refused": "same host, but the peer has lost this node meanwhile"})
+                lifeline.hang_up()
+                return
             del self._strangers[lifeline]
             self._peers[lifeline] = expected[0]
             self._send(lifeline, {"welcome": True})

@@ -1,4 +1,4 @@
-"""The HTTP listening socket, taken before anything slow happens."""
+"""The HTTP listening socket, taken before anything slow happens, and the control port that goes with it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,27 @@ def listen(host: str, port: int) -> socket.socket:
         sock.close()
         raise ListenError(_remedy(host, port, error)) from None
     return sock
+
+
+BESIDE = 10_000
+
+
+def control_port(host: str, http_port: int) -> int:
+    """The same for the same HTTP port, if TCP and UDP are free there, else 0: a node that is started again by the same
+    command is found at its old address by those that knew it. Call it before anything binds that port."""
+    port = http_port + BESIDE
+    if not 0 < http_port <= port <= 65_535:
+        return 0
+    try:
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
+            with socket.socket(family, kind) as sock:
+                if kind is socket.SOCK_STREAM:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind(address)
+    except OSError:
+        return 0
+    return port
 
 
 def _remedy(host: str, port: int, error: OSError) -> str:

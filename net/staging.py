@@ -25,11 +25,12 @@ from net.errors import TransferError
 from net.landed import Landed
 from net.memory import Region
 from net.spans import Span, merged
+from net.tasks import awaited
 from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
-STAGING = "staging"  # name of the region of buffers
+STAGING = "device-staging"  # name of the region of buffers; a node registers others beside it
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per lane
@@ -47,7 +48,7 @@ class DeviceTransferEngine(TransferEngine):
     def __init__(self, channel: Channel, *args: Any, buffer_bytes: int = BUFFER_BYTES, **options: Any) -> None:
         super().__init__(channel, *args, **options)
         self._devices: dict[str, DeviceRegion] = {}
-        self._others = DevicePeers(channel, self._devices.__contains__, self._serve, self._fence_hosts)
+        self._others = DevicePeers(channel, self._devices.__contains__, self._serve, self._fence_hosts, self.epoch_of)
         self._buffers: Region | None = None
         self._buffer_bytes = buffer_bytes
         self._free: dict[int, asyncio.Queue[int]] = {}  # per lane: offsets of buffers
@@ -99,18 +100,21 @@ class DeviceTransferEngine(TransferEngine):
         priority: int = BULK,
         landed: Landed | None = None,
         notice: bytes = b"",
+        epoch: str | None = None,
     ) -> Completion:
         """See TransferEngine.submit."""
         if local not in self._devices and not self._others.known(peer_id, remote):
             until = time.monotonic() + timeout_s
             try:
-                return await super().submit(peer_id, op, local, remote, spans, timeout_s, priority, landed, notice)
+                return await super().submit(
+                    peer_id, op, local, remote, spans, timeout_s, priority, landed, notice, epoch
+                )
             except TransferError:
                 if not await self._others.ask(peer_id, remote):
                     raise
             timeout_s = until - time.monotonic()
         lane = min(priority, URGENT)
-        done = await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or Landed())
+        done = await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or Landed(), epoch)
         if notice:
             await self.notices.send(peer_id, done.transport.removesuffix(STAGED), notice)
         return done
@@ -125,6 +129,7 @@ class DeviceTransferEngine(TransferEngine):
         timeout_s: float,
         lane: int,
         landed: Landed,
+        epoch: str | None = None,
     ) -> Completion:
         """One side is on a device, as far as is known."""
         device = self._devices.get(local)
@@ -136,11 +141,13 @@ class DeviceTransferEngine(TransferEngine):
             left = until - time.monotonic()
             if not self._others.known(peer_id, remote):
                 try:
-                    return await TransferEngine.submit(self, peer_id, op, region.name, remote, moves, left, priority)
+                    return await TransferEngine.submit(
+                        *(self, peer_id, op, region.name, remote, moves, left, priority), epoch=epoch
+                    )
                 except TransferError:
                     if not await self._others.ask(peer_id, remote):
                         raise
-            return await self._others.move(peer_id, op, region.name, remote, moves, left)
+            return await self._others.move(peer_id, op, region.name, remote, moves, left, epoch)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -171,7 +178,7 @@ class DeviceTransferEngine(TransferEngine):
             for chunk in chunks(moves, self._buffer_bytes):
                 buffer = await self._free[lane].get()
                 unbegun.add(buffer)
-                running.add(asyncio.create_task(self._chunk(region, op, chunk, buffer, unbegun, lane, carry, landed)))
+                running.add(awaited(self._chunk(region, op, chunk, buffer, unbegun, lane, carry, landed)))
                 for done in [one for one in running if one.done()]:
                     running.discard(done)
                     transport = done.result()

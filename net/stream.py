@@ -16,7 +16,7 @@ from net.errors import PeerLost
 from net.polling import NEXT, REST, Polling
 from net.sealed_stream import SealedStream
 from net.turns import Turns
-from net.wire import Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head
+from net.wire import FIRST, Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head
 
 log = logging.getLogger("mooncake.net")
 
@@ -32,7 +32,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def __init__(self, place: Place, header_max: int, seal: SealedStream | None) -> None:
         self.peer_id = ""
-        self.decoder = Decoder(place, header_max)
+        self.decoder = Decoder(place, header_max, FIRST)
         self.turns = Turns()
         self.polling: Polling | None = None  # set by who wants answers quickly
         self.expects: Collection[object] = ()  # what the peer has yet to say something to; only for polling
@@ -110,7 +110,7 @@ class Stream(asyncio.BufferedProtocol):
             raise PeerLost(f"the connection to {self.peer_id} is closed")
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        if self._transport is None or self._ended:
+        if self._transport is None or self._ended or self._transport.is_closing():  # closed: nobody is told yet
             raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
         if self._seal is not None:
             buffers = self._seal.seal(buffers)

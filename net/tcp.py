@@ -24,7 +24,7 @@ from typing import Any
 from net.bulk_call import BulkCall, Services
 from net.congestion import check, chosen
 from net.connection import Connection, Receiver
-from net.errors import PeerLost
+from net.errors import PeerLost, PeerRefused
 from net.landed import Landed
 from net.links import Links
 from net.memory import Region
@@ -112,7 +112,11 @@ class Tcp:
             return bundle
 
     async def _dial(self, peer_id: str, purpose: str) -> TcpRail:
-        connection = await self._links.dial(peer_id, purpose)
+        try:
+            connection = await self._links.dial(peer_id, purpose)
+        except PeerRefused as refused:  # it has given this node up: so does this node, and asks for a path again
+            self._links.drop(peer_id, str(refused))
+            raise
         rail = self._dialed.pop(connection, None)
         if rail is None:
             raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
@@ -154,7 +158,11 @@ class Tcp:
         return work(bundle)
 
     async def _first_urgent(self, peer_id: str, work: Callable[[Bundle], Coroutine[Any, Any, None]]) -> None:
-        await work(await self._bundle(peer_id, URGENT_PURPOSE))
+        path = self._bundles.get((peer_id, BULK_PURPOSE))
+        bundle = await self._bundle(peer_id, URGENT_PURPOSE)
+        if self._bundles.get((peer_id, BULK_PURPOSE)) is not path:  # the memory may be in other hands
+            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        await work(bundle)
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         return [

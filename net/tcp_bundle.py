@@ -21,6 +21,7 @@ from net.landed import Landed
 from net.memory import Region
 from net.rails import Rail
 from net.spans import Cursor, Span, sides, slices, total
+from net.tasks import awaited, keep, spawn
 from net.tcp_rail import CANCEL_S, RailBroken, TcpRail, Unresponsive
 from net.transport import Op
 
@@ -100,6 +101,8 @@ class Bundle:
         here, there = sides(spans)
 
         def work(rail: TcpRail, unsettled: set[int]) -> Coroutine[Any, Any, None]:
+            if local.closed:  # it was waited for a connection
+                raise TransferError(f"region {local.name!r} is not registered here")
             if op is Op.READ:
                 return rail.read(Cursor(local.memory, here), remote, there)
             return rail.write(Cursor(local.memory, here), remote, there, unsettled)
@@ -167,7 +170,7 @@ class Bundle:
     async def _settled(self, unsettled: set[int]) -> None:
         """Return when nothing lands on these rails any more, whatever happens meanwhile; the bundle has ended when
         that could not be had."""
-        task = asyncio.create_task(self._cut(unsettled))
+        task = spawn(self._cut(unsettled), "cutting off broken data connections")
         cancelled = False
         give_up_at = time.monotonic() + CANCEL_S
         while not task.done() and (left := give_up_at - time.monotonic()) > 0:
@@ -218,7 +221,7 @@ class Bundle:
 
     def _revive(self, index: int) -> None:
         if index not in self._reviving and self.ended is None:
-            task = asyncio.get_running_loop().create_task(self._bring_back(index))
+            task = keep(partial(self._bring_back, index), "reopening a data connection")
             self._reviving[index] = task
             task.add_done_callback(lambda _: self._reviving.pop(index, None))
 
@@ -252,7 +255,7 @@ class Bundle:
 
 async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run them at once. When one fails, or this is cancelled, the others are cancelled and waited for."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [awaited(one) for one in work]
     cancelled = False
     waiting = set(tasks)
     while waiting:

@@ -89,8 +89,7 @@ class TcpRail:
             raise
         except (RailBroken, PeerLost):
             unsettled.add(self.rail_id)
-            if self.ended and not transfer.done.done():
-                await transfer.done  # which says why
+            await self._why(transfer)
             raise
         finally:
             self._finish(transfer_id)
@@ -119,8 +118,7 @@ class TcpRail:
         except (RailBroken, PeerLost):
             if nbytes:
                 unsettled.add(self.rail_id)
-            if self.ended and not transfer.done.done():
-                await transfer.done  # which says why
+            await self._why(transfer)
             raise
         finally:
             self._finish(transfer_id)
@@ -196,6 +194,12 @@ class TcpRail:
                 return
             with suppress(asyncio.CancelledError):  # a second one changes nothing
                 await asyncio.sleep(0.001)
+
+    async def _why(self, transfer: _Transfer) -> None:
+        """Sending has failed: raise what the end of the connection means for the transfer, which may have been said
+        already: that another connection can do it (RailBroken), or that the peer is lost."""
+        if self.ended or not self.connection.is_open:
+            await transfer.done
 
     def _begin(self, op: Op, ours: Source) -> tuple[int, _Transfer]:
         if self.ended or not self.connection.is_open:

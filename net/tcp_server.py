@@ -13,6 +13,7 @@ from net.errors import PeerLost, TransferError
 from net.memory import Region
 from net.pushing import at_once, push
 from net.spans import Cursor, Run, check, unpack
+from net.tasks import spawn
 from net.wire import Frame, FrameError, Header, allocate, nowhere
 
 FEW_RUNS = 64  # that travel in the header of a request
@@ -142,7 +143,7 @@ class Served:
         if at_once(self.connection, nbytes := source.left):
             self.connection.send_views({"op": "data", "id": transfer_id}, source.take(nbytes), nbytes)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(transfer_id, source))
+        task = spawn(self._answer(transfer_id, source), "answering a read")
         self._reads[transfer_id] = (header["region"], task)
 
     async def _answer(self, transfer_id: int, source: Cursor) -> None:

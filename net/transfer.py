@@ -87,6 +87,11 @@ class TransferEngine:
         channel.on_lost(self._gone)
         channel.on_closed(self._gone)
 
+    def refusal(self, transport: str) -> str | None:
+        """Why this node cannot use `transport`, one of its order; None when it can. May open devices."""
+        refused = self._transports[transport].offer().get("refused")
+        return None if refused is None else str(refused)
+
     def register(self, region: Region) -> None:
         """Peers may read and write the region from now on. Raises ValueError when the name is taken."""
         if region.name in self._regions:
@@ -126,12 +131,14 @@ class TransferEngine:
         priority: int = BULK,
         landed: Landed | None = None,
         notice: bytes = b"",
+        epoch: str | None = None,
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
         returns. `priority` is BULK or URGENT. `landed` knows afterwards, also after an error, which spans have
-        arrived. `notice`, at most NOTICE_BYTES, is given to the peer's `notices` once everything has landed. Cancel
-        the task to cancel the submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for
+        arrived. `notice`, at most NOTICE_BYTES, is given to the peer's `notices` once everything has landed.
+        `epoch`, of the peer's `epoch_of`: nothing moves if it has lost this node since. Cancel the task to cancel the
+        submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for
         what may be reused when."""
         if len(notice) > NOTICE_BYTES:
             raise ValueError(f"a notice of {len(notice)} bytes does not fit into {NOTICE_BYTES}")
@@ -146,6 +153,9 @@ class TransferEngine:
                 path = await self.open(peer_id)
             if nbytes and self._limit is not None:
                 await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
+            region = self._region(local)  # again, as the rest: this has waited
+            if epoch is not None and peer.path is not None and peer.path.epoch != epoch:
+                raise TransferError(f"{peer_id!r} has lost this node since it gave the memory")
             if nbytes and path is LOCAL:
                 await self._copy(op, region, remote, moves, nbytes, priority, landed)
             elif nbytes:
@@ -190,6 +200,11 @@ class TransferEngine:
             return self._region(remote)
         transport = self._transports[path.transport]
         return await transport.mapped(peer_id, remote) if isinstance(transport, Mapped) else None
+
+    def epoch_of(self, peer_id: str) -> str:
+        """For the owner of memory that `peer_id` may write to from now on: the `epoch` of those submissions. A peer
+        that this node loses, and that does not know it yet, can then not write there behind the fence."""
+        return self._finder.epoch_of(peer_id)
 
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
         """For the owner of memory, once `on_lost` has named the peer: return when no byte of that peer's earlier
@@ -282,6 +297,7 @@ class TransferEngine:
     def _gone(self, peer_id: str) -> None:
         for transport in self._transports.values():
             transport.drop(peer_id)
+        self._finder.lost(peer_id)
 
     def _region(self, name: str) -> Region:
         region = self._regions.get(name)

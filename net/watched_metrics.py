@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 Rows = Iterable[tuple[Sequence[str], float]]
 """(values of the own labels, value)"""
 
-TIER_EVENTS = ("hits", "misses", "writes", "evictions", "refused", "corrupt", "failures")
+TIER_EVENTS = ("hits", "misses", "writes", "evictions", "refused", "corrupt", "failures", "renewals")
+TIER_TROUBLES = ("stalled", "failing", "closed")
 STORE_FAULTS = {"corrupt": "damaged", "home_failures": "home"}
 
 
@@ -123,6 +124,13 @@ def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: i
         for tier, row in stats().items():
             yield from (((tier, name), row[name]) for name in TIER_EVENTS if name in row)
 
+    def troubles() -> Rows:
+        for tier, row in stats().items():
+            yield from (((tier, name), row[name]) for name in TIER_TROUBLES if name in row)
+
+    def figures(field: str) -> Callable[[], Rows]:
+        return lambda: [((tier,), row[field]) for tier, row in stats().items() if field in row]
+
     counter, gauge = CounterMetricFamily, GaugeMetricFamily
     return [
         Watched(gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", ("tier",),
@@ -130,7 +138,14 @@ def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: i
         Watched(gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", ("tier",),
                 sizes("capacity", slot_bytes)),
         Watched(counter, "mooncake:store_tier_events", "Blocks of this share: found, missing, written, evicted, "
-                "refused by admission, damaged; writes that failed", ("tier", "event"), events),
+                "refused by admission, damaged; disk operations that failed, tiers started empty after damage",
+                ("tier", "event"), events),
+        Watched(gauge, "mooncake:store_disk_trouble", "1 while the disk of the tier stands still, fails, or could not "
+                "be opened again after damage", ("tier", "trouble"), troubles),
+        Watched(gauge, "mooncake:store_pinned_blocks", "Blocks of this share that are never evicted", ("tier",),
+                figures("pinned")),
+        Watched(gauge, "mooncake:store_unwritten_blocks", "Blocks that the disk did not take, to be tried again",
+                ("tier",), figures("unwritten")),
     ]  # fmt: skip
 
 

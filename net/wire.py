@@ -31,6 +31,7 @@ PAYLOAD_MAX = 256 << 20  # bytes of a payload nobody gave a place for
 STAGING = 256 << 10  # bytes
 DIRECT_MIN = 64 << 10  # bytes: smaller pieces are staged, a read per piece would cost more than the copy
 REST_MIN = 16 << 10  # bytes: a smaller rest of a large piece is staged too, together with what follows it
+FIRST = 2 << 10  # bytes of staging for a peer that has not said who it is
 READ_MAX = 2 << 20  # bytes: bounds how long one read holds the event loop, about 0.7 ms
 ALIGN = 64
 """Bytes: heads are padded with spaces to a multiple, so that payload keeps its alignment in the kernel's buffers: 4 %
@@ -106,11 +107,12 @@ class Decoder:
     """Cuts a byte stream into frames. Put bytes into `buffer()`, then iterate `received(n)`; `place` may be replaced
     between two frames."""
 
-    def __init__(self, place: Place, header_max: int = HEADER_MAX) -> None:
+    def __init__(self, place: Place, header_max: int = HEADER_MAX, staging: int = STAGING) -> None:
+        """staging: bytes taken at once. With fewer it reads in smaller pieces, until `widen`."""
         self.place = place
         self.header_max = header_max
         self.incoming: Frame | None = None  # the frame whose payload is arriving
-        self._staging = memoryview(bytearray(STAGING))
+        self._staging = memoryview(bytearray(staging))
         self._start = 0  # staged bytes not yet used: _staging[_start:_end]
         self._end = 0
         self._limit = STAGING  # how far to read when a prefix comes next
@@ -236,10 +238,18 @@ class Decoder:
         frame = self.incoming = Frame(header, payload)
         return frame
 
+    def widen(self) -> None:
+        """The peer has said who it is: read in large pieces."""
+        self._grow(STAGING)
+
     def _reserve(self, needed: int) -> None:
-        """Make room for a header that is longer than the staging buffer."""
-        if needed > len(self._staging):
-            grown = memoryview(bytearray(needed))
+        """Make room for a header that is longer than the staging buffer, by and by: a stranger gets no more memory than
+        it has filled."""
+        self._grow(min(needed, 2 * (self._end - self._start)))
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._staging):
+            grown = memoryview(bytearray(size))
             staged = self._end - self._start
             grown[:staged] = self._staging[self._start : self._end]
             self._staging, self._start, self._end = grown, 0, staged

@@ -7,6 +7,7 @@ added is always found; one that was not is found with probability <= 8 / 4095 pe
 The owner alone runs the insertions. Readers copy slots, so a delta leaves exactly the table that a full copy would
 bring, and costs a reader one indexed assignment. (epoch, seq) names a state: a delta leads from one seq to another
 within an epoch; a table that had to grow, or that belongs to another process, is a new epoch and travels whole.
+Epochs are serial numbers (sched/serial.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from sched.serial import following
 
 LANES = 4
 """Slots of a bucket."""
@@ -80,6 +83,8 @@ class Delta:
         if len(data) < _delta_head.size or len(data) % 4:
             raise DigestError("delta length")
         epoch, base, seq, buckets = _delta_head.unpack_from(data)
+        if seq != base + 1:
+            raise DigestError("delta state")
         changes = np.frombuffer(data, "<u4", offset=_delta_head.size)
         _check_buckets(buckets)
         if changes.size and int(changes.max() >> FINGERPRINT_BITS) >= buckets * LANES:
@@ -111,7 +116,9 @@ class Page:
             raise DigestError("page length")
         epoch, seq, buckets, start, count = _page_head.unpack_from(data)
         _check_buckets(buckets)
-        if count % 2 or len(data) != _page_head.size + count // 2 * 3 or start + count > buckets * LANES:
+        if start % PAGE_SLOTS or count != min(PAGE_SLOTS, buckets * LANES - start):
+            raise DigestError("page bounds")
+        if len(data) != _page_head.size + count // 2 * 3:
             raise DigestError("page length")
         triples = np.frombuffer(data, np.uint8, offset=_page_head.size).reshape(-1, 3).astype(np.uint16)
         slots = np.empty((count // 2, 2), np.uint16)
@@ -169,9 +176,9 @@ class CuckooDigest:
         """Changes wait for `take_delta`."""
         return bool(self._dirty)
 
-    def outbid(self, epoch: int) -> None:
-        """Go on in a later epoch than `epoch`, which somebody holds of a former process under this name."""
-        self.epoch, self.seq = epoch + 1, 0
+    def begin_epoch(self, epoch: int) -> None:
+        """Go on in another epoch: readers need a full copy."""
+        self.epoch, self.seq = epoch, 0
         self._dirty.clear()
 
     def take_delta(self, limit: int = 300) -> Delta | None:
@@ -225,7 +232,7 @@ class CuckooDigest:
         return False
 
     def _grow(self) -> None:
-        self.epoch, self.seq = self.epoch + 1, 0
+        self.epoch, self.seq = following(self.epoch), 0
         self._rebuild(self.buckets * 2)
 
     def _rebuild(self, buckets: int) -> None:

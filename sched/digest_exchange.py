@@ -23,6 +23,7 @@ from sched.holders import Holders
 from sched.member import Address, Member, Preset, Rng
 from sched.packet import BODY_BYTES, Kind, PacketError, seal
 from sched.record import node_key
+from sched.serial import newer, outbidding
 
 KEPT_DELTAS = 16
 """Per node, for others: rounds that somebody may miss before a whole copy is due."""
@@ -37,7 +38,13 @@ State = tuple[int, int]
 """(epoch, seq)."""
 
 NOTHING: State = (0, 0)
-"""No digest yet: epochs count from 1."""
+"""No digest yet: no epoch is 0."""
+
+
+def _newer(state: State, than: State) -> bool:
+    if state[0] == than[0]:
+        return state[1] > than[1]
+    return than[0] == 0 or (state[0] != 0 and newer(state[0], than[0]))
 
 
 class DigestExchange:
@@ -53,7 +60,9 @@ class DigestExchange:
         self._node_id, self._tag, self._preset, self._rng = node_id, tag, preset, rng
         self._names: dict[int, str] = {node_key(node_id): node_id}
         self._log: dict[str, deque[Delta]] = {}
-        self._parts: dict[str, tuple[State, dict[int, Page]]] = {}  # whole copies under way
+        self._parts: dict[
+            str, tuple[tuple[int, int, int], dict[int, Page]]
+        ] = {}  # whole copies under way, by state and size
         self.holders.admit(node_id)
 
     # --- members
@@ -80,10 +89,11 @@ class DigestExchange:
         packets = list(self._held(self._names)) if chosen else []
         return [SendPacket(peer.address, packet) for peer in chosen for packet in packets]
 
-    def _take_own(self) -> None:
-        """Number the changes; a digest that nobody can follow by deltas, as it is new or grew, is loaded whole."""
+    def _take_own(self, doubted: bool = False) -> None:
+        """Number the changes; a digest that nobody can follow by deltas, as it is new or grew, is loaded whole.
+        `doubted`: somebody holds another one for this node's."""
         known = self.holders.state(self._node_id)
-        if known is None and not self.own.changed:
+        if known is None and not self.own.changed and not doubted:
             return  # a cache that was never used needs no digest
         while (delta := self.own.take_delta()) is not None:
             if self.holders.apply(self._node_id, delta):
@@ -128,11 +138,14 @@ class DigestExchange:
             mine = self.holders.state(name) or NOTHING
             if mine == (epoch, seq):
                 continue
-            if name == self._node_id and mine < (epoch, seq):
-                self.own.outbid(epoch)
-                self._take_own()
-            elif mine < (epoch, seq):
+            ahead = _newer(mine, (epoch, seq))
+            if name == self._node_id and not ahead:  # of a former process, or planted
+                self.own.begin_epoch(outbidding(epoch, self.own.epoch, self._rng))
+                self._take_own(doubted=True)
+            elif _newer((epoch, seq), mine):
                 behind.append(key)
+            elif not ahead:
+                continue  # half of the circle apart: their owner outbids both
             elif deltas := self._since(name, epoch, seq):
                 for delta in deltas:
                     yield seal(Kind.CHANGES, self._tag, key.to_bytes(8, "little") + delta.pack())
@@ -159,15 +172,14 @@ class DigestExchange:
             return
         page = Page.unpack(data)
         state = (page.epoch, page.seq)
-        if state <= (self.holders.state(name) or (-1, -1)):
+        if not _newer(state, self.holders.state(name) or NOTHING):
             return
-        held, parts = self._parts.get(name, (state, {}))
-        if held != state:
+        of = (*state, page.buckets)
+        held, parts = self._parts.get(name, (of, {}))
+        if held != of:
             parts = {}
-        if any(part.buckets != page.buckets for part in parts.values()):
-            raise DigestError("pages of two sizes")
         parts[page.start] = page
-        self._parts[name] = (state, parts)
+        self._parts[name] = (of, parts)
         if (copy := assemble(parts.values())) is not None:
             self.counters["digest_copies"] += 1
             self._log.pop(name, None)

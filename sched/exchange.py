@@ -29,6 +29,7 @@ from sched.events import SendPacket
 from sched.member import Address, Member, Preset, Rng
 from sched.packet import BODY_BYTES, Kind, PacketError, seal
 from sched.record import RECORD_BYTES
+from sched.serial import newer_of
 from sched.state import LAST_KEY, ClusterView
 
 _part = struct.Struct("<QH")
@@ -126,8 +127,8 @@ class Exchange:
         mine = self._view.orders[start : start + theirs.size].astype("<u4")
         if mine.size != theirs.size:
             raise PacketError("malformed")
-        yield from self._deltas(now, start + np.flatnonzero(mine > theirs))
-        if (picked := theirs > mine).any():
+        yield from self._deltas(now, start + np.flatnonzero(newer_of(mine, theirs)))
+        if (picked := newer_of(theirs, mine)).any():
             bits = np.packbits(picked, bitorder="little").tobytes()
             yield self._seal(Kind.PICK, _part.pack(fingerprint, start) + bits)
 

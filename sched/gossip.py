@@ -97,6 +97,9 @@ class GossipCore:
         if isinstance(event, Tick):
             if now >= self._exchange.next_at:
                 if now >= self._publish_at:
+                    if (rival := self.view.rival) is not None:
+                        self.view.rival = None
+                        self.membership.outbid(rival)
                     self._publish_at = max(self._publish_at + self._preset.state_s(len(self.mates()) + 1), now)
                     self.view.publish(now, self.membership.me.incarnation, self._stamped())
                 effects += self._exchange.tick(now, self.mates())

@@ -77,13 +77,41 @@ def obstacle(me: Member, known: Member | None, joiner: Member) -> str | None:
             f"{me.node_id} has {_cache_of(me)}. Start it with {_remedy(me, joiner)}"
         )
         return reason.encode()[:REASON_BYTES].decode(errors="ignore")
-    if known is not None and known.here and known.address != joiner.address:
-        host, port = known.address
-        return (
-            f"node id {joiner.node_id} is taken by the node at {host}:{port}: choose another --node-id, "
-            "or wait until that node is known to be down"
-        )
+    if known is me:
+        return taken(me)
     return None
+
+
+def taken(holder: Member) -> str:
+    """Why its name is not to be had."""
+    host, port = holder.address
+    return f"node id {holder.node_id} is taken by the node at {host}:{port}, which lives: choose another --node-id"
+
+
+class Successions:
+    """Nodes that ask to join under the name of a member elsewhere: its next self, most often, started before the death
+    of the last one is known. They wait while the member is suspected; one that lives refutes it and keeps the name."""
+
+    def __init__(self) -> None:
+        self._doubted: dict[str, tuple[int, int]] = {}  # name -> (life of who wants it, incarnation of who has it)
+
+    def waits(self, holder: Member, joiner: Member) -> bool:
+        """True when `joiner` must ask again later: suspect the holder now. False when that has refuted a suspicion
+        since it was asked first."""
+        life, incarnation = self._doubted.get(joiner.node_id, (joiner.life, holder.incarnation))
+        if life != joiner.life:
+            incarnation = holder.incarnation
+        self._doubted[joiner.node_id] = joiner.life, incarnation
+        return holder.incarnation <= incarnation
+
+    def over(self, node_id: str) -> None:
+        """The name is given, or kept."""
+        self._doubted.pop(node_id, None)
+
+
+def contested(holder: Member | None, joiner: Member) -> bool:
+    """Somebody elsewhere has the name."""
+    return holder is not None and holder.here and holder.address != joiner.address
 
 
 REASON_BYTES = 600

@@ -40,6 +40,9 @@ BY_MESSAGE_AT = 80
 CLAIM_UNIT_S = 1e-6
 """Claims are counted in microseconds of predicted prefill at the node that is claimed."""
 
+CLAIM_MAX = 1 << 32
+"""Of one claim, an hour and a bit: so small that the counters of 64 bits never overflow."""
+
 ROLE_BITS = {"prefill": 1, "decode": 2, "store": 4}
 DRAINING = 8  # finishes what it has, takes nothing new
 CHANGING = 16  # neither prefills nor decodes for others until it has changed its role

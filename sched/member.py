@@ -1,8 +1,8 @@
 """A member of the cluster as gossip tells it, and the timing presets of the protocol.
 
-What is known of one node is totally ordered by (incarnation, status): of two statements the greater one holds, so
-statements may arrive late, twice and in any order. Only the node itself raises its incarnation; that is how it
-refutes a false suspicion.
+What is known of one node is ordered by (incarnation, status): of two statements the newer one holds, so statements may
+arrive late, twice and in any order. Only the node itself raises its incarnation; that is how it refutes a false
+suspicion.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
+
+from sched.serial import newer
 
 Address = tuple[str, int]
 """Host and port: TCP for control and KV, UDP for gossip, the same number."""
@@ -44,6 +46,15 @@ class Status(IntEnum):
     LEFT = 3
 
 
+Order = tuple[int, int]
+"""(incarnation, status): the age of a statement about a node. Incarnations are serial numbers (sched/serial.py)."""
+
+
+def supersedes(order: Order, than: Order) -> bool:
+    """A statement of `order` is news to somebody who has heard `than`."""
+    return order[1] > than[1] if order[0] == than[0] else newer(order[0], than[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One node. `info` is what peers must know before they talk to it: model, block_size, root (hex), share ..."""
@@ -58,9 +69,15 @@ class Member:
     life: int = 0  # random per process: tells a restarted node from its former self
 
     @property
-    def order(self) -> tuple[int, int]:
-        """What is greater is newer."""
+    def order(self) -> Order:
+        """`supersedes` says which of two is the newer."""
         return (self.incarnation, self.status)
+
+    @property
+    def share(self) -> int:
+        """Bytes of the pooled store that it gives; 0 when it says nothing that can be read."""
+        share = self.info.get("share")
+        return share if type(share) is int and 0 <= share < 1 << 63 else 0
 
     @property
     def here(self) -> bool:

@@ -33,11 +33,12 @@ from sched.events import (
     Suspect,
     Tick,
 )
-from sched.joining import Entrance, obstacle
-from sched.member import Address, Member, Preset, Rng, Status, Verdict
+from sched.joining import Entrance, Successions, contested, obstacle, taken
+from sched.member import Address, Member, Preset, Rng, Status, Verdict, supersedes
 from sched.outbox import Outbox
 from sched.packet import UPDATE_BYTES, Kind, Message, PacketError, decode_message, encode_update, tag_of, unseal
 from sched.roster import Change, Roster, fingerprint_of
+from sched.serial import newer, outbidding
 
 BURST = 64
 """Most nodes told directly when this node refutes a suspicion or leaves; rumours reach the rest."""
@@ -60,6 +61,7 @@ class Membership:
         self._out = Outbox(tag_of(me), preset)
         self._detector = Detector(now, me.node_id, preset, rng, self._roster, self._out, self._learn)
         self._entrance = Entrance(preset, self._out)
+        self._successions = Successions()
         self._last = now
         self._gossip_at = now + rng.random() * preset.gossip_period_s
         self._sync_at = now + rng.random() * preset.sync_period_s
@@ -185,20 +187,30 @@ class Membership:
         """Someone holds something else than the truth about this node: outbid it."""
         mine = isinstance(statement, Member) and statement.life == self.me.life and statement.status is Status.ALIVE
         known = (statement.incarnation, statement.status)
-        if not self.me.here or known < self.me.order or (mine and known == self.me.order):
+        if not self.me.here or supersedes(self.me.order, known) or (mine and known == self.me.order):
             return
         self._counters["refutations"] += 1
         self._detector.health.bad()
-        self.me = replace(self.me, incarnation=min(statement.incarnation + 1, 2**32 - 1))
+        self._outbid(statement.incarnation)
+
+    def outbid(self, incarnation: int) -> None:
+        """A load record of this node says that it is of this incarnation, and is not from this process."""
+        if self.me.here and not newer(self.me.incarnation, incarnation):
+            self._outbid(incarnation)
+            self._out.tell(self.me)
+            self._wake_at = self._next_wake()
+
+    def _outbid(self, incarnation: int) -> None:
+        self.me = replace(self.me, incarnation=outbidding(incarnation, self.me.incarnation, self._rng))
         self._sign()
         self._out.tell(self.me)
         for member in self._some(BURST):
             self._out.send(member.address, "gossip", updates=(self.me,))
 
-    def _outbid(self, statement: Member | Verdict) -> bool:
+    def _refuted(self, statement: Member | Verdict) -> bool:
         """It doubts this node, which has refuted that."""
         doubted = statement.node_id == self.me.node_id and statement.status in (Status.SUSPECT, Status.DEAD)
-        return doubted and (statement.incarnation, statement.status) < self.me.order
+        return doubted and supersedes(self.me.order, (statement.incarnation, statement.status))
 
     def _leave(self, now: float) -> None:
         self.me = replace(self.me, status=Status.LEFT)
@@ -233,7 +245,7 @@ class Membership:
             self._correct(now, source, message)
             for update in message.updates:
                 self._learn(now, update)
-            if message.kind == "ping" and any(self._outbid(update) for update in message.updates):
+            if message.kind == "ping" and any(self._refuted(update) for update in message.updates):
                 self._out.send(source, "gossip", updates=(self.me,))  # it missed the refutation
             self._answer(now, source, message)
 
@@ -260,7 +272,7 @@ class Membership:
         elif (
             message.kind != "gossip"  # two nodes that hold each other for dead must not answer answers
             and held.status in (Status.SUSPECT, Status.DEAD)
-            and held.incarnation >= message.incarnation
+            and not newer(message.incarnation, held.incarnation)
         ):
             verdict = Verdict(held.node_id, held.incarnation, held.status, self.me.node_id)
             self._out.send(source, "gossip", updates=(verdict,))
@@ -273,7 +285,15 @@ class Membership:
         if not isinstance(joiner, Member) or joiner.node_id != message.sender:
             self._counters["dropped_malformed"] += 1
             return
-        reason = obstacle(self.me, self.get(joiner.node_id), joiner)
+        holder = self.get(joiner.node_id)
+        reason = obstacle(self.me, holder, joiner)
+        if reason is None and holder is not None and contested(holder, joiner):
+            if self._successions.waits(holder, joiner):
+                self._counters["waiting_joins"] += 1
+                self._detector.suspect(now, joiner.node_id)
+                return
+            reason = taken(holder)
+        self._successions.over(joiner.node_id)
         if reason is not None:
             self._counters["refused_joins"] += 1
             self._out.effect(Refused(joiner.node_id, reason))

@@ -17,10 +17,10 @@ passes a long one at a chunk border.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from sched.classes import CLASSES, RANK
+from sched.classes import CLASSES, RANK, Classes
 
 AGEING = 10
 """A request older than so many first-token objectives of its class is overdue (srpt)."""
@@ -57,6 +57,10 @@ class QueueOrder(Protocol):
 class ByRank:
     """An order without memory: least rank first, equals by arrival, then as given."""
 
+    def __init__(self, classes: Classes = CLASSES) -> None:
+        """`classes`: the objectives in force."""
+        self.classes = classes
+
     def rank(self, now: float, job: Job) -> float:
         raise NotImplementedError
 
@@ -78,14 +82,14 @@ class EDF(ByRank):
     """Earliest deadline first."""
 
     def rank(self, now: float, job: Job) -> float:
-        return job.arrival + CLASSES[job.service_class].ttft_s
+        return job.arrival + self.classes[job.service_class].ttft_s
 
 
 class SRPT(ByRank):
     """Shortest remaining prefill first, with ageing: youth is 1 at arrival and 0 when overdue."""
 
     def rank(self, now: float, job: Job) -> float:
-        youth = 1.0 - (now - job.arrival) / (AGEING * CLASSES[job.service_class].ttft_s)
+        youth = 1.0 - (now - job.arrival) / (AGEING * self.classes[job.service_class].ttft_s)
         return job.num_uncomputed * max(0.0, youth)
 
 
@@ -96,8 +100,9 @@ class WeightedFair:
     the start tag last served, and a class that was idle starts there: idleness earns no credit.
     """
 
-    def __init__(self) -> None:
-        self._finish = dict.fromkeys(CLASSES, 0.0)
+    def __init__(self, classes: Classes = CLASSES) -> None:
+        self.classes = classes
+        self._finish = dict.fromkeys(classes, 0.0)
         self._virtual = 0.0
 
     def order(self, now: float, jobs: Sequence[J]) -> list[J]:
@@ -110,7 +115,7 @@ class WeightedFair:
             name = min(tags, key=lambda name: (tags[name], RANK[name]))
             job = queues[name].popleft()
             ordered.append(job)
-            tags[name] += job.num_uncomputed / CLASSES[name].weight
+            tags[name] += job.num_uncomputed / self.classes[name].weight
             if not queues[name]:
                 del tags[name]
         return ordered
@@ -118,13 +123,13 @@ class WeightedFair:
     def served(self, job: Job, tokens: int) -> None:
         name = job.service_class
         self._virtual = self._start(name)
-        self._finish[name] = self._virtual + tokens / CLASSES[name].weight
+        self._finish[name] = self._virtual + tokens / self.classes[name].weight
 
     def _start(self, name: str) -> float:
         return max(self._finish[name], self._virtual)
 
 
-queue_orders: dict[str, Callable[[], QueueOrder]] = {
+queue_orders: dict[str, type[ByRank] | type[WeightedFair]] = {
     "fcfs": FCFS,
     "edf": EDF,
     "srpt": SRPT,

@@ -14,12 +14,12 @@ prefill, time per token for decode. Above 1 the request is refused, unless an id
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from sched.admission import MAX_RETRY_S, MIN_RETRY_S
-from sched.classes import CLASSES
+from sched.classes import CLASSES, Classes, ServiceClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,14 @@ class Refusal:
 
     reason: str
     retry_after_s: float
+    service_class: str
+    objective: str  # "ttft" or "tbt"
+    estimated_s: float
+    limit_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
 
 
 class Rejection(Protocol):
@@ -53,9 +61,15 @@ class Rejection(Protocol):
         """Before the prefill."""
 
     def after_prefill(
-        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+        self,
+        service_class: str,
+        step_s: float,
+        step_alone_s: float,
+        decode_s: float,
+        scale: float,
+        tbt_scale: float | None = None,
     ) -> Refusal | None:
-        """When the prompt has come to its decode node."""
+        """When the prompt has come to its decode node; `decode_s`: a typical decode there."""
 
 
 class NoRejection:
@@ -63,11 +77,21 @@ class NoRejection:
 
     forecasts = False
 
+    def __init__(self, classes: Classes = CLASSES) -> None:
+        """`classes`: the objectives in force."""
+        self.classes = classes
+
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         return None
 
     def after_prefill(
-        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+        self,
+        service_class: str,
+        step_s: float,
+        step_alone_s: float,
+        decode_s: float,
+        scale: float,
+        tbt_scale: float | None = None,
     ) -> Refusal | None:
         return None
 
@@ -76,20 +100,26 @@ class StageLoad(NoRejection):
     """The paper's baseline."""
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
-        return _late(estimate, scale)
+        return _late(self.classes[estimate.service_class], estimate, scale)
 
     def after_prefill(
-        self, service_class: str, step_s: float, step_alone_s: float, scale: float, tbt_scale: float | None = None
+        self,
+        service_class: str,
+        step_s: float,
+        step_alone_s: float,
+        decode_s: float,
+        scale: float,
+        tbt_scale: float | None = None,
     ) -> Refusal | None:
-        return _slow(service_class, step_s, step_alone_s, 0.0, tbt_scale or scale)
+        return _slow(self.classes[service_class], step_s, step_alone_s, decode_s, tbt_scale or scale)
 
 
 class Early(NoRejection):
     """On the decode load of now."""
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
-        e = estimate
-        return _late(e, scale) or _slow(e.service_class, e.step_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
+        e, wanted = estimate, self.classes[estimate.service_class]
+        return _late(wanted, e, scale) or _slow(wanted, e.step_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
 
 
 class Predicted(NoRejection):
@@ -98,11 +128,11 @@ class Predicted(NoRejection):
     forecasts = True
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
-        e = estimate
-        return _late(e, scale) or _slow(e.service_class, e.step_soon_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
+        e, wanted = estimate, self.classes[estimate.service_class]
+        return _late(wanted, e, scale) or _slow(wanted, e.step_soon_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
 
 
-rejections: dict[str, Callable[[], Rejection]] = {
+rejections: dict[str, type[NoRejection]] = {
     "none": NoRejection,
     "stage-load": StageLoad,
     "early": Early,
@@ -111,24 +141,25 @@ rejections: dict[str, Callable[[], Rejection]] = {
 """By the name on the command line; a rival is one class and one entry here."""
 
 
-def _late(estimate: Estimate, scale: float) -> Refusal | None:
+def _late(wanted: ServiceClass, estimate: Estimate, scale: float) -> Refusal | None:
     """The queue drains in real time, so the objective is met once so much of it is gone."""
-    limit = CLASSES[estimate.service_class].ttft_s * scale
+    limit = wanted.ttft_s * scale
     excess = estimate.ttft_s - limit
     if excess <= 0 or estimate.wait_s <= 0:
         return None
     text = f"estimated time to first token {estimate.ttft_s:.2f} s, the objective of {estimate.service_class} is"
-    return Refusal(f"{text} {limit:.2f} s", bounded_s(min(excess, estimate.wait_s)))
+    retry_s = bounded_s(min(excess, estimate.wait_s))
+    return Refusal(f"{text} {limit:.2f} s", retry_s, estimate.service_class, "ttft", estimate.ttft_s, limit)
 
 
-def _slow(service_class: str, step_s: float, alone_s: float, decode_s: float, scale: float) -> Refusal | None:
+def _slow(wanted: ServiceClass, step_s: float, alone_s: float, decode_s: float, scale: float) -> Refusal | None:
     """Running requests end evenly over a typical decode; their share above the objective must be gone."""
-    limit = CLASSES[service_class].tbt_s * scale
+    limit = wanted.tbt_s * scale
     if step_s <= limit or step_s <= alone_s * 1.01:
         return None
-    text = f"estimated time per token {step_s:.3f} s, the objective of {service_class} is {limit:.3f} s"
+    text = f"estimated time per token {step_s:.3f} s, the objective of {wanted.name} is {limit:.3f} s"
     share = min(1.0, (step_s - limit) / max(step_s - alone_s, 1e-9))
-    return Refusal(text, bounded_s(share * decode_s))
+    return Refusal(text, bounded_s(share * decode_s), wanted.name, "tbt", step_s, limit)
 
 
 def bounded_s(seconds: float) -> float:

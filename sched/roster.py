@@ -1,7 +1,8 @@
 """Who is in the cluster: the merge rule of statements about nodes, and the rumours still worth telling.
 
-The roster is a join-semilattice: it keeps the greatest (incarnation, status) heard of each node, so two nodes that
-have heard the same statements, in any order and any number of times, hold the same roster.
+The roster keeps the newest (incarnation, status) heard of each node, so two nodes that have heard the same statements,
+in any order and any number of times, hold the same roster. That is so for incarnations which the node itself has given;
+those that strangers plant half a circle away (sched/serial.py) it outbids.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from sched.member import Member, Rng, Status, Verdict
+from sched.member import Member, Rng, Status, Verdict, supersedes
 from sched.packet import encode_update
 
 
@@ -84,7 +85,7 @@ class Roster:
             after = replace(before, incarnation=statement.incarnation, status=statement.status)
         else:
             after = statement
-        if before is not None and after.order <= before.order:
+        if before is not None and not supersedes(after.order, before.order):
             return None
         self._members[after.node_id] = after
         self._changed_at[after.node_id] = now

@@ -23,6 +23,7 @@ from sched.record import (
     Version,
     node_key,
 )
+from sched.serial import newer_of
 
 __all__ = ["HEARTBEAT_S", "ClusterView", "NodeRecord", "Version", "node_key"]
 
@@ -63,6 +64,7 @@ class ClusterView:
         self._words: Words = np.zeros((1, RECORD_WORDS), "<u4")
         self._held = np.zeros((1, 3))  # RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS
         self._fingerprint: int | None = None
+        self.rival: int | None = None  # incarnation of an own record that others hold and this process did not write
 
     # --- membership
 
@@ -130,7 +132,8 @@ class ClusterView:
         self._lay_out()
         held = self._held
         records = self._aged(np.arange(self._keys.size), now, held[:, CHARGED_S]).view(RECORD)[:, 0]
-        records["waiting_standard"] += np.minimum(held[:, CHARGED_REQUESTS], 0xFFFF).astype(np.uint16)
+        waiting = records["waiting_standard"] + held[:, CHARGED_REQUESTS]
+        records["waiting_standard"] = np.minimum(waiting, 0xFFFF).astype(np.uint16)
         return [self._names[key] for key in self._keys.tolist()], records
 
     def _aged(self, rows: Rows, now: float, charged_s: npt.NDArray[np.float64] | float = 0.0) -> Words:
@@ -172,15 +175,24 @@ class ClusterView:
         self._lay_out()
         identities = words.take(IDENTITY_WORDS, axis=1).view("<u8")
         keys, orders = identities[:, 0], identities[:, 1]
+        if (own := keys == self._own_key).any():
+            self._compare_own(orders[own])
         rows = self._keys.searchsorted(keys)
         np.minimum(rows, self._keys.size - 1, out=rows)
-        news = (self._keys[rows] == keys) & (orders > self._orders[rows]) & (keys != self._own_key)
+        news = (self._keys[rows] == keys) & newer_of(orders, self._orders[rows]) & (keys != self._own_key)
         kept = int(np.count_nonzero(news))
         if kept < news.size:
             rows, words, orders = rows[news], words[news], orders[news]
         if kept:
             self._put(rows, words, orders, now)
         return kept, news.size - kept
+
+    def _compare_own(self, orders: Keys) -> None:
+        """Records of this node come back from others; one that is not older than the last published is not ours."""
+        published = np.full(orders.size, self._orders[self._row(self._own)])
+        foreign = orders[(orders != published) & ~newer_of(published, orders)]
+        if foreign.size:
+            self.rival = int(foreign[0]) >> 32
 
     def _put(self, rows: Rows, words: Words, orders: Keys, now: float) -> None:
         before = self._orders[rows]

@@ -5,7 +5,8 @@
   scripts/bench_engine.py --quick --peers none                                  ours alone, under a minute
   scripts/bench_engine.py --only decode,prefill --ours '--attention-backend torch'
 
-What is measured, over HTTP, as a streaming client sees it (bfloat16, greedy, no end token):
+What is measured, over HTTP, as a streaming client sees it (greedy, no end token; bfloat16 where the CPU computes in it,
+else float32, the same for all servers):
   decode      TPOT at batch 1, 8, 32 while the whole batch decodes (256-token prompts)
   prefill     TTFT of a prompt of 128, 512, 2,048, 8,000 tokens on an idle server
   open-loop   Poisson arrivals, 512 in / 64 out, 1 and 4 requests/s: p50 and p99 of TTFT and TPOT
@@ -14,8 +15,9 @@ What is measured, over HTTP, as a streaming client sees it (bfloat16, greedy, no
 All servers get the same prompts, as token ids, or as text that becomes the same ids where a server takes no ids. They
 alternate case by case, in an order that turns with each of two rounds; all but one are stopped by SIGSTOP. The client
 runs on the same two cores and takes its share from every server alike. Values are the best of the rounds, open-loop
-percentiles are over the requests of all rounds. Floors are measured in the same run by torch on as many threads:
-decode = bytes of weights and KV / read bandwidth, prefill = 212.3 MFLOP a token and attention / bf16 GEMM rate.
+percentiles are over the requests of all rounds. A server that fails a case is restarted and tried again, twice; the
+result lists the restarts. Floors are measured in the same run by torch on as many threads:
+decode = bytes of weights and KV / read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate.
 
 The peers, each in an environment of its own (never the project's .venv), beside the same torch:
   vllm          python3 -m venv VLLM; install torch 2.13 (CPU build); then the requirements that
@@ -56,6 +58,7 @@ from engine.model.model_error import ModelError
 from engine.text.tokenizer import Tokenizer
 from scripts.benchlib.client import Unreachable
 from scripts.benchlib.datasets import natural, positive
+from scripts.benchlib.machine import busy_note, cpu, machine
 from scripts.benchlib.results import add_result_flags, commit, write_result
 from scripts.enginebench import servers
 from scripts.enginebench.cases import SECTIONS, Case, Prompts, cases
@@ -66,7 +69,6 @@ from scripts.enginebench.verdict import lines, table
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ("vllm", "transformers")
-BUSY_LOAD = 0.5
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
@@ -79,6 +81,12 @@ def parse(argv: Sequence[str] | None) -> Namespace:
         path = Path(found) if found else None
         parser.add_argument(f"--{peer}-python", type=Path, default=path, metavar="PATH", help=f"where {peer} is")
     parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, in one word")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="of all servers [bfloat16 where the CPU computes in it, else float32]",
+    )
     parser.add_argument("--rounds", type=positive, help="default 2, with --quick 1")
     parser.add_argument("--cores", type=positive, default=2, help="cores for everything together (default 2)")
     parser.add_argument("--seed", type=natural, default=0, help="of prompts")
@@ -86,6 +94,8 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget the cells of an interrupted run")
     args = parser.parse_args(argv)
     args.rounds = args.rounds or (1 if args.quick else 2)
+    if args.dtype == "auto":
+        args.dtype = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu()[1]) else "float32"
     if args.json is None and not args.quick and args.only == list(SECTIONS):
         args.json = ROOT / "scripts" / "results" / f"{datetime.now(UTC):%Y-%m-%d}-engine.json"
     return args
@@ -107,14 +117,15 @@ def _peers(text: str) -> list[str]:
 
 def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[list[servers.Program], dict[str, str]]:
     """(what can be started, peer -> why it cannot). Exports the model for the peers."""
-    found, missing = [servers.ours(shlex.split(args.ours))], {}
+    found, missing = [servers.ours(shlex.split(args.ours), args.dtype)], {}
     model = args.work_dir / "model"
     for peer in args.peers:
         python = getattr(args, f"{peer}_python")
         try:
             if python is None:
                 raise Unreachable(f"no --{peer}-python: {servers.HOW}")
-            here = servers.vllm(python, model, cores) if peer == "vllm" else servers.transformers(python, model)
+            start = servers.vllm if peer == "vllm" else servers.transformers
+            here = start(python, model, cores, args.dtype)
             found.append(here)
         except Unreachable as error:
             missing[peer] = str(error)
@@ -131,7 +142,7 @@ def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, con
     """Start what is needed and fill in the missing cells. Ceilings are the best of before and after."""
     prompts = Prompts(Tokenizer.load(describe(EMBEDDED_MODEL)), args.seed)
     console.print("measuring the floors")
-    before = measured_elsewhere(args.cores)
+    before = measured_elsewhere(args.cores, args.dtype)
     try:
         if names := needed(fleet, listed, args.rounds, cells):
             fleet.start(names, prompts, console.print)
@@ -145,14 +156,14 @@ def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, con
                 progress.update(bar, advance=1, description=what)
 
             run_all(fleet, listed, args.rounds, prompts, cells, on_cell)
-        after = measured_elsewhere(args.cores)
+        after = measured_elsewhere(args.cores, args.dtype)
     finally:
         fleet.stop()
     memory = max(before.memory_bytes_per_s, after.memory_bytes_per_s)
     return Ceilings(memory, max(before.gemm_flop_per_s, after.gemm_flop_per_s), args.cores)
 
 
-def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, load: float) -> dict[str, Any]:
+def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -> dict[str, Any]:
     """Flags as used, servers as started, and what the machine could do."""
     flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     server = fleet.servers.get(servers.OURS)
@@ -169,7 +180,8 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, load: float) ->
         "servers": started,
         "memory_gb_per_s": ceilings.memory_bytes_per_s / 1e9,
         "gemm_tflop_per_s": ceilings.gemm_flop_per_s / 1e12,
-        "load_before": load,
+        "resumed_cells": resumed,
+        "restarts": fleet.restarts,
     }
 
 
@@ -193,9 +205,9 @@ def notes_of(fleet: Fleet, listed: Sequence[Case], cells: Cells, missing: dict[s
 def main(argv: Sequence[str] | None = None) -> int:
     """0 = measured, 1 = a case of ours failed, 2 = wrong flags or our server did not start, 130 = interrupted."""
     args, console = parse(argv), Console(stderr=True, highlight=False)
-    load = os.getloadavg()[0]
-    if load > BUSY_LOAD:
-        console.print(f"the machine is busy (load {load:.1f}): these numbers are worth little")
+    here = machine()
+    if not here["quiet"]:
+        console.print(busy_note(here))
     cores = sorted(os.sched_getaffinity(0))[: args.cores]
     if len(cores) < args.cores:
         console.print(f"bench_engine: --cores {args.cores}: this process may use only {len(cores)}")
@@ -206,8 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.work_dir.mkdir(parents=True, exist_ok=True)
         found, missing = programs(args, cores, console)
         asked = {"commit": commit(), "quick": args.quick, "seed": args.seed, "ours": args.ours, "cores": args.cores}
+        asked["dtype"] = args.dtype
         asked["versions"] = {program.name: program.version for program in found}
         cells = Cells(args.work_dir / "cells.jsonl", asked, args.fresh)
+        resumed = len(cells)
         listed = cases(args.only, args.quick)
         fleet = Fleet(found, Path(tempfile.mkdtemp(prefix="logs-", dir=args.work_dir)))
         ceilings = measure(args, fleet, listed, cells, console)
@@ -217,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench_engine: interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130
-    work = Work.of(describe(EMBEDDED_MODEL).config)
+    work = Work.of(describe(EMBEDDED_MODEL).config, args.dtype)
     names = [program.name for program in found[1:]] + list(missing)
     table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
     notes = notes_of(fleet, listed, cells, missing)
@@ -225,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(table_lines, names, notes))
     if args.json is not None:
         rows = [line.as_row() for line in table_lines]
-        write_result(config_of(args, fleet, ceilings, load) | {"notes": notes}, rows, args.json)
+        write_result(config_of(args, fleet, ceilings, resumed) | {"notes": notes}, rows, args.json)
     cells.finish()
     return 0 if all(line.ours is not None for line in table_lines) else 1
 

@@ -4,11 +4,13 @@
     bench_store.py [--quick] [--json PATH] [--peer-python PATH]      memory: put and get of blocks, one and 32 per call
     bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier in both backends, beside direct access
 
-Contenders in memory, each two processes on this host: memcpy (one thread of libc) and sockets (blocking, plain
+Contenders in memory, each two processes on this host: memcpy (libc, one thread or two) and sockets (blocking, plain
 Python) are the limits; store-shm and store-tcp are cache.store; mooncake-store is upstream's (its master, one holder,
-one client; installed in the interpreter that --peer-python names). Every put has new keys; every get finds its block in
-DRAM of the other process. Content is compared at the ends of each cell. Checksums are on in ours, off in upstream's
-(its default). Host drift is 20-30 %: only ratios within one run mean anything.
+one client; installed in the interpreter that --peer-python names). Every put has new keys and goes into an empty store
+that has room for the whole cell, so nobody evicts; every get finds its block in DRAM of the other process. A contender
+that fails is started again, twice at most per cell; all have equal rounds and the same congestion control. Content is
+compared at the ends of each cell. Checksums are on in ours, off in upstream's (its default). Host drift is 20-30 %:
+only ratios within one run mean anything.
 """
 
 from __future__ import annotations
@@ -19,27 +21,34 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchlib.results import write_result
-from transferbench.pairs import Arenas, Missing, Pair
-from transferbench.verdict import BLOCK, KIB, Goal, size_text, verdicts
+from transferbench.contenders import Contenders, Key
+from transferbench.network import one_congestion_control
+from transferbench.pairs import Arenas
+from transferbench.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, size_text, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-NAMES = ("memcpy", "sockets", "store-shm", "store-tcp", "mooncake-store")
+NAMES = ("memcpy", "memcpy-2", "sockets", "store-shm", "store-tcp", "mooncake-store")
 PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; by --only
 
 GOALS = (
     Goal("store-shm", "mooncake-store", 3.0, ops=("read",)),
-    Goal("store-shm", "memcpy", 0.9),
+    Goal("store-shm", MEMCPY, 0.9),
     Goal("store-tcp", "mooncake-store", 1.3),
     Goal("store-tcp", "sockets", 0.9),
     Goal("store-shm", "mooncake-store", 5.0, 4 * KIB, 4 * KIB, (32,), ("read",)),
 )
 
-Key = tuple[str, str, int, int]  # contender, op, size, batch
+SIDES = (
+    Side("store-shm", "shared memory", ("mooncake-store",), ("memcpy", "memcpy-2")),
+    Side("store-tcp", "TCP", ("mooncake-store",), ("sockets",)),
+)
+
+CALLS_OF_A_CELL = 5
+"""At least so many fit into an arena: one to warm up, two that are checked, and some to measure."""
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
@@ -47,6 +56,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--quick", action="store_true", help="one round of short cells")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH")
     parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
+    parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
     parser.add_argument("--only", default=",".join(NAMES), metavar="NAMES")
     parser.add_argument("--sizes", default=",".join(SIZES), help="of a block (K, M are binary)")
     parser.add_argument("--batches", default="1,32", help="blocks per call")
@@ -66,46 +76,6 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     except (KeyError, ValueError):
         parser.error("--sizes are numbers with K or M, --batches are numbers")
     return args
-
-
-def started(args: Namespace, arenas: Arenas, stack: ExitStack, missing: dict[str, str]) -> list[Pair]:
-    """The contenders that run here; why the others do not, in `missing`."""
-    pairs: list[Pair] = []
-    for name in args.names:
-        python = args.peer_python if name == "mooncake-store" else sys.executable
-        try:
-            if python is None:
-                raise Missing("name an interpreter that has it with --peer-python")
-            pairs.append(stack.enter_context(Pair(name, python, arenas)))
-        except Missing as error:
-            missing[name] = str(error)
-    return pairs
-
-
-def measure(args: Namespace, pairs: list[Pair], arenas: Arenas, missing: dict[str, str]) -> dict[Key, dict[str, Any]]:
-    """Medians over the rounds. All contenders take turns in every cell."""
-    runs: dict[Key, list[dict[str, Any]]] = {}
-    grid = [(size, batch, op) for size, batch, op in product(args.sizes, args.batches, ("write", "read"))]
-    for number, (round_, (size, batch, op)) in enumerate(product(range(args.rounds), grid)):
-        if size * batch > arenas.nbytes:
-            continue
-        turn = (number + round_) % len(pairs)
-        for pair in pairs[turn:] + pairs[:turn]:
-            if pair.name in missing:
-                continue
-            try:
-                result = pair.cell(op, size, batch, args.seconds)
-            except (Missing, OSError) as error:
-                missing[pair.name] = f"from {op} {size_text(size)} x{batch} on: {error}"
-                continue
-            runs.setdefault((pair.name, op, size, batch), []).append(result)
-    return {key: _median(results) for key, results in runs.items()}
-
-
-def _median(results: list[dict[str, Any]]) -> dict[str, Any]:
-    speeds = [result["gbs"] for result in results]
-    middle = {name: median(result[name] for result in results) for name in results[0] if name != "n"}
-    return middle | {"n": sum(result["n"] for result in results), "gbs_min": min(speeds), "gbs_max": max(speeds)}
 
 
 def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
@@ -148,22 +118,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     if args.disk is not None:
         return disk(args)
-    missing: dict[str, str] = {}
+    try:
+        congestion = one_congestion_control(args.congestion)
+    except ValueError as error:
+        print(f"bench_store: {error}", file=sys.stderr)
+        return 2
     arenas = Arenas(args.arena_mb << 20)
+    grid = [
+        (op, size, batch)
+        for size, batch, op in product(args.sizes, args.batches, ("write", "read"))
+        if CALLS_OF_A_CELL * size * batch <= arenas.nbytes
+    ]
+    pythons = {name: args.peer_python if name == "mooncake-store" else sys.executable for name in args.names}
     with ExitStack() as stack:
-        pairs = started(args, arenas, stack, missing)
-        cells = measure(args, pairs, arenas, missing)
+        contenders = Contenders(pythons, arenas, congestion, stack)
+        cells = contenders.measure(grid, args.rounds, args.seconds, lambda text: None)
     print(table(args.names, cells))
     goals = verdicts(cells, GOALS)
     for row in goals:
         print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
-    for name, reason in missing.items():
+    for name, reason in contenders.missing.items():
         print(f"missing: {name}: {reason}")
     if args.json is not None:
-        rows = [
-            {"peer": name, "op": op, "size": size, "batch": n, **cell} for (name, op, size, n), cell in cells.items()
-        ]
-        write_result({"argv": sys.argv[1:], "missing": missing, "block": BLOCK}, [*rows, *goals], args.json)
+        config = {
+            "argv": sys.argv[1:],
+            "rounds": args.rounds,
+            "seconds": args.seconds,
+            "congestion": congestion,
+            "missing": contenders.missing,
+            "failures": contenders.failures,
+            "block": BLOCK,
+        }
+        rows = result_rows(cells, SIDES, {"read": "get", "write": "put"})
+        write_result(config | {"goals": goals}, rows, args.json)
     return 0
 
 

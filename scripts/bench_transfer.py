@@ -3,7 +3,7 @@
 "stream" is the limit as iperf measures it: the sockets with hot buffers instead of cold arenas.
 
   scripts/bench_transfer.py --quick
-  scripts/bench_transfer.py --peer-python /path/to/venv/bin/python --json results/transfer.jsonl
+  scripts/bench_transfer.py --peer-python /path/to/venv/bin/python --json results/transfer.json
   scripts/bench_transfer.py --only ours-tcp,sockets --sizes 64K,368K --batches 1
 
 Every contender is two processes over the same two arenas of 512 MB (memfds); calls cycle through all of it in a
@@ -11,9 +11,13 @@ shuffled order, so memory is cold and no contender can merge blocks. Contenders 
 contender is stopped (SIGSTOP) while it is not its turn. The ends of every block of the destination are overwritten
 before a cell and the blocks of its first and last call are compared after it. CPU seconds are of both processes.
 
+All connections use the same congestion control, --congestion: as root in a network of the benchmark's own, else the
+machine's default. Rows say how many threads each contender kept busy on both ends; ours over shared memory stands
+beside memcpy of as many threads.
+
 The peers (mooncake-transfer-engine-non-cuda, nixl-cu12) are looked for in the interpreter --peer-python names. One that
-cannot be started is listed with the reason and has no number. A machine drifts by 20-30 % between minutes: only
-ratios within one run mean anything.
+fails is started again, twice at most per cell; one that cannot be started is listed with the reason. A machine drifts
+by 20-30 % between minutes: only ratios within one run mean anything.
 """
 
 from __future__ import annotations
@@ -24,29 +28,32 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import orjson
-
-from benchlib.portable import portable
-from benchlib.results import commit, machine
+from benchlib.results import write_result
 from transferbench.agent import MODULES, plan
-from transferbench.pairs import Arenas, Missing, Pair
-from transferbench.verdict import size_text, verdicts
+from transferbench.contenders import Contenders, Key
+from transferbench.network import one_congestion_control
+from transferbench.pairs import Arenas, Pair
+from transferbench.verdict import Side, result_rows, size_text, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 PEERS = ("mooncake-te", "nixl")
 STALL_SIZE = 1 << 20  # bytes of a block while the loops are watched
 
-Key = tuple[str, str, int, int]  # contender, op, size, batch
+SIDES = (
+    Side("ours-shm", "shared memory", ("nixl",), ("memcpy", "memcpy-2")),
+    Side("ours-tcp", "TCP", ("mooncake-te",), ("sockets", "stream")),
+    Side("ours-tcp-key", "TCP with a cluster key", (), ("sockets",)),
+)
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of short cells, no 64M: about a minute")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write one JSON object per cell to PATH")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
     parser.add_argument("--only", metavar="NAMES", help=f"contenders, of {','.join(MODULES)}")
     parser.add_argument("--sizes", default=",".join(SIZES), help="of a block (K, M are binary)")
     parser.add_argument("--batches", default="1,32", help="blocks per call")
@@ -70,53 +77,6 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     except (KeyError, ValueError):
         parser.error("--sizes are numbers with K or M, --batches are numbers")
     return args
-
-
-def started(args: Namespace, arenas: Arenas, stack: ExitStack) -> tuple[list[Pair], dict[str, str]]:
-    """The contenders that run here, and why the others do not."""
-    pairs: list[Pair] = []
-    missing: dict[str, str] = {}
-    for name in args.names:
-        python = args.peer_python if name in PEERS else sys.executable
-        try:
-            if python is None:
-                raise Missing("name an interpreter that has it with --peer-python")
-            pairs.append(stack.enter_context(Pair(name, python, arenas)))
-        except Missing as error:
-            missing[name] = str(error)
-            print(f"missing: {name}: {error}", file=sys.stderr)
-    return pairs, missing
-
-
-def measure(args: Namespace, pairs: list[Pair], arenas: Arenas, missing: dict[str, str]) -> dict[Key, dict[str, Any]]:
-    """Medians over the rounds."""
-    runs: dict[Key, list[dict[str, Any]]] = {}
-    grid = [
-        (size, batch, op)
-        for size, batch, op in product(args.sizes, args.batches, args.ops.split(","))
-        if size * batch <= arenas.nbytes
-    ]
-    for number, (round_, (size, batch, op)) in enumerate(product(range(args.rounds), grid), 1):
-        print(f"\r{number}/{args.rounds * len(grid)} {op} {size_text(size)} x{batch}   ", end="", file=sys.stderr)
-        turn = (number + round_) % len(pairs)
-        for pair in pairs[turn:] + pairs[:turn]:
-            if pair.name in missing:
-                continue
-            try:
-                result = pair.cell(op, size, batch, args.seconds)
-            except (Missing, OSError) as error:
-                missing[pair.name] = str(error)
-                print(f"\nmissing from here on: {pair.name}: {error}", file=sys.stderr)
-                continue
-            runs.setdefault((pair.name, op, size, batch), []).append(result)
-    print(file=sys.stderr)
-    return {key: _median(results) for key, results in runs.items()}
-
-
-def _median(results: list[dict[str, Any]]) -> dict[str, Any]:
-    speeds = [result["gbs"] for result in results]
-    middle = {name: median(result[name] for result in results) for name in results[0] if name != "n"}
-    return middle | {"n": sum(result["n"] for result in results), "gbs_min": min(speeds), "gbs_max": max(speeds)}
 
 
 def stalls(args: Namespace, pairs: list[Pair], arenas: Arenas) -> list[dict[str, Any]]:
@@ -146,34 +106,66 @@ def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
     )
 
 
+def progress(text: str) -> None:
+    print(f"\r{text}   ", end="", file=sys.stderr)
+
+
+def late_rows(late: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How late the loops ran, as rows of benchlib.results."""
+    return [
+        {
+            "case": f"event loop of the {row['loop']} under {row['op']}, {row['contender']}",
+            "metric": metric,
+            "unit": "ms",
+            "ours": row[f"{metric}_ms"],
+            "peers": {},
+            "limits": {},
+            "note": "",
+        }
+        for row in late
+        for metric in ("p99", "max")
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
+    try:
+        congestion = one_congestion_control(args.congestion)
+    except ValueError as error:
+        print(f"bench_transfer: {error}", file=sys.stderr)
+        return 2
     arenas = Arenas(args.arena_mb << 20)
+    grid = [
+        (op, size, batch)
+        for size, batch, op in product(args.sizes, args.batches, args.ops.split(","))
+        if size * batch <= arenas.nbytes
+    ]
+    pythons = {name: args.peer_python if name in PEERS else sys.executable for name in args.names}
     with ExitStack() as stack:
-        pairs, missing = started(args, arenas, stack)
-        cells = measure(args, pairs, arenas, missing)
-        late = stalls(args, pairs, arenas)
+        contenders = Contenders(pythons, arenas, congestion, stack)
+        cells = contenders.measure(grid, args.rounds, args.seconds, progress)
+        late = stalls(args, contenders.pairs, arenas)
+    print(file=sys.stderr)
     print(table(args.names, cells))
     goals = verdicts(cells)
     for row in goals:
         print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
     for row in late:
         print("loop late {max_ms:.2f} ms at most, p99 {p99_ms:.2f}: {contender} {op}, {loop}".format(**row))
-    for name, reason in missing.items():
+    for name, reason in contenders.missing.items():
         print(f"missing: {name}: {reason}")
+    print(f"congestion control: {congestion} for all")
     if args.json is not None:
-        head = {
-            "config": {"argv": portable(sys.argv[1:]), "machine": machine()},
-            "commit": commit(),
-            "missing": missing,
+        config = {
+            "argv": sys.argv[1:],
+            "rounds": args.rounds,
+            "seconds": args.seconds,
+            "congestion": congestion,
+            "missing": contenders.missing,
+            "failures": contenders.failures,
         }
-        rows = [
-            {"peer": peer, "op": op, "size": size, "batch": batch, "threads": 1, **cell}
-            for (peer, op, size, batch), cell in cells.items()
-        ]
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in [head, *rows, *late, *goals]))
-        print(f"written: {args.json}")
+        rows = [*result_rows(cells, SIDES, {"read": "read", "write": "write"}), *late_rows(late)]
+        write_result(config | {"goals": goals}, rows, args.json)
     return 0
 
 

@@ -141,13 +141,21 @@ class LocalCluster:
         return node
 
     def restart(self, name: str, *flags: str) -> Node:
-        """Kill the node if it lives, and start one with the same name, role and flags again, as soon as the others
-        know that the name is free."""
+        """Kill the node if it lives, and give the same command again at once: the same name, role, flags and port."""
         old = self._nodes[name]
         self.kill(name)
-        for _ in self._until(self.formed, time.monotonic() + self.start_timeout_s, f"rid of {name}"):
-            time.sleep(POLL_S)
-        return self.add(old.role, *flags, name=name)
+        port = ["--port", old.url.rpartition(":")[2]] if old.url else []
+        return self.add(old.role, *port, *flags, name=name)
+
+    def repeat(self, name: str) -> Node:
+        """Kill the node if it lives, and run its command line again as it was, on the same ports; returns at once. A
+        node without --join, which is the first, is found by the others at its old address."""
+        old = self._nodes[name]
+        self.kill(name)
+        assert old.control is not None, f"{name} was never ready"
+        ports = ["--port", old.url.rpartition(":")[2], "--control-port", str(old.control[1])]
+        self._nodes[name] = spawn(name, old.role, [*old.argv, *ports], self.run_dir, self.env)
+        return self._nodes[name]
 
     def formed(self) -> bool:
         """True when every living node counts exactly the living ones as members."""

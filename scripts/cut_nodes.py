@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from scripts import rest
 from scripts.benchlib.results import Row, add_result_flags, report
 from scripts.cluster import LocalCluster
 from scripts.faultbench.checks import GOAL_S, differences, form, pause_rows, settle
-from scripts.faultbench.client import Stream, random_bodies, stream
+from scripts.faultbench.client import Load, Stream, random_bodies, stream
 from scripts.faultbench.namespaces import Namespaces, Unavailable, Way
 from scripts.faultbench.tiny import tiny_model
 from scripts.nodes import parse_nodes
@@ -54,27 +53,6 @@ SILENT_S = 3.0
 
 UNREACHED_S = 0.5
 """... or without a connection."""
-
-
-@dataclass(slots=True)
-class Load:
-    """What the clients of one case sent: `streams[i]` is a request of client `clients[i]`."""
-
-    streams: list[Stream] = field(default_factory=list)
-    clients: list[int] = field(default_factory=list)
-    over: bool = False  # nothing new is sent
-
-    async def client(
-        self, session: aiohttp.ClientSession, doors: Sequence[str], body: dict[str, Any], name: str, number: int
-    ) -> None:
-        """One request after the other."""
-        sent = 0
-        while not self.over or not sent:
-            one = Stream()
-            self.streams.append(one)
-            self.clients.append(number)
-            await stream(session, doors, body, f"{name}-{number}-{sent}", one)
-            sent += 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -93,6 +93,10 @@ class Node:
         self.process.wait()
 
 
+started: list[Node] = []
+"""Every node that this process has started; the tests look into their logs."""
+
+
 def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping[str, str]) -> Node:
     """Start `argv` with its stderr in NAME.log (appended) and its stdout in NAME.out.
 
@@ -106,7 +110,9 @@ def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping
         process = subprocess.Popen(
             [*guard, *argv], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, start_new_session=True
         )
-    return Node(name, role, list(argv), log, out, process, time.monotonic())
+    node = Node(name, role, list(argv), log, out, process, time.monotonic())
+    started.append(node)
+    return node
 
 
 def pin(pid: int, index: int) -> None:

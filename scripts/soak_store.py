@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cache.arena import checksum
-from cache.ssd import SsdTier, backends
+from cache.ssd import New, SsdTier, backends
 
 SLOT = 20_000  # bytes: several pages, and not a whole number of them
 MAP = 4 << 20
@@ -60,7 +60,7 @@ def life(directory: str, first: int, backend: str) -> None:
             wrong += bytes(into) != content(i)
     print(json.dumps({"here": here, "wrong": wrong, "capacity": tier.capacity}), flush=True)
     while True:
-        rows = [(key_of(i), content(i), checksum(content(i))) for i in range(first, first + BATCH)]
+        rows = [New(key_of(i), content(i), checksum(content(i))) for i in range(first, first + BATCH)]
         if all(tier.put_many(rows)):
             first += len(rows)
         else:

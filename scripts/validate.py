@@ -32,7 +32,8 @@ from rich.table import Table
 from engine.flags import UsageError
 from scripts import rest
 from scripts.benchlib.client import Unreachable
-from scripts.benchlib.results import commit, machine, write_result
+from scripts.benchlib.machine import machine
+from scripts.benchlib.results import commit, write_result
 from scripts.cluster import LocalCluster, NodeDied, StartTimeout
 from scripts.lab.live.calibrate import Calibrated, calibrate, recorded
 from scripts.lab.live.loads import Shape, requests, scaled, specs

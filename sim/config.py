@@ -48,6 +48,7 @@ class SimConfig:
     max_waiting: int = 100_000  # prompts of a node, then it refuses
     rejection: str = "none"  # or stage-load, early, predicted (sched/rejection.py)
     recheck: bool = False  # the decode node looks at the time per token again when a prompt has come
+    slo: str = ""  # objectives other than the classes' own: interactive:ttft=0.5,tbt=0.1;batch:ttft=60
     slo_scale: float = 1.0  # of the objectives that it judges by
     tbt_slo_scale: float = 0.0  # of the time per token; 0 = slo_scale
     predictor: str = "factors"  # of --placement mooncake-learned: factors, perfect, noisy, inverted

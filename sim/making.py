@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cache.policies import policies
 from sched.batching import Tuning, batching_policies
+from sched.classes import with_objectives
 from sched.placements.view import Candidate
 from sched.queueing import queue_orders
 from sim.caches import Cache
@@ -38,7 +39,7 @@ def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _node(cluster: Cluster, index: int, name: str, roles: tuple[str, ...]) -> Node:
     config, model = cluster.config, cluster.model
     chunk = config.chunk_tokens or model.chunk_tokens
-    order = queue_orders[config.queue_order]()
+    order = queue_orders[config.queue_order](with_objectives(config.slo))
     tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
     policy = batching_policies[config.batching](tuning)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sched.classes import with_objectives
 from sched.placements.choice import Placement
 from sched.placements.view import View
 from sched.rejection import Estimate, OutputLengths, Refusal, rejections, running_soon
@@ -20,9 +21,9 @@ class Refusals:
     def __init__(self, cluster: Cluster) -> None:
         config = cluster.config
         self._cluster = cluster
-        self._rejection = rejections[config.rejection]()
+        self._rejection = rejections[config.rejection](with_objectives(config.slo))
         # The decode node's own scheduler, see papers.md section 3.
-        self._again = rejections["stage-load"]() if config.recheck else self._rejection
+        self._again = rejections["stage-load"](with_objectives(config.slo)) if config.recheck else self._rejection
         self._asked = config.rejection != "none"
         self._scale, self._tbt_scale = config.slo_scale, config.tbt_slo_scale or config.slo_scale
         self._lengths = OutputLengths()
@@ -50,7 +51,8 @@ class Refusals:
             return None
         alone_s = self._cluster.model.decode_s(1, job.input_tokens)
         step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
-        return self._again.after_prefill(job.service_class, step_s, alone_s, self._scale, self._tbt_scale)
+        decode_s = self._lengths.mean * step_s
+        return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s, self._scale, self._tbt_scale)
 
     def ended(self, job: Job) -> None:
         self._lengths.ended(job.resumed + job.output_tokens)

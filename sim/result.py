@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sched.classes import CLASSES
+from sched.classes import CLASSES, Classes, with_objectives
 from sim.cluster import Cluster
 from sim.job import Job
 
@@ -20,11 +20,11 @@ def figures(
 ) -> dict[str, Any]:
     """JSON-ready. Goodput counts requests that keep both objectives: those given, or the ones of their class; the time
     between tokens is a request's mean, or with `tail_tbt` the mean of its longest tenth, as FAST'25 has it."""
-    jobs = cluster.jobs
+    jobs, classes = cluster.jobs, with_objectives(cluster.config.slo)
     done = [job for job in jobs if not math.isnan(job.finished)]
     placed = [job for job in jobs if not math.isnan(job.first_token)]
     span = max((job.finished for job in done), default=0.0) - min((job.arrival for job in jobs), default=0.0)
-    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt)]
+    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes)]
     tokens = sum(job.input_tokens for job in placed)
     return {
         "requests": len(jobs),
@@ -53,7 +53,7 @@ def figures(
             name: {
                 "requests": len(own),
                 "ttft_s": spread(own, lambda job: job.ttft),
-                "goodput": sum(kept(job, ttft_slo_s, tbt_slo_s, tail_tbt) for job in own) / len(own),
+                "goodput": sum(kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes) for job in own) / len(own),
             }
             for name in CLASSES
             if (own := [job for job in jobs if job.service_class == name])
@@ -61,11 +61,17 @@ def figures(
     }
 
 
-def kept(job: Job, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None, tail_tbt: bool = False) -> bool:
+def kept(
+    job: Job,
+    ttft_slo_s: float | None = None,
+    tbt_slo_s: float | None = None,
+    tail_tbt: bool = False,
+    classes: Classes = CLASSES,
+) -> bool:
     """Both objectives; a request that did not end kept none."""
     if math.isnan(job.finished):
         return False
-    wanted = CLASSES[job.service_class]
+    wanted = classes[job.service_class]
     late = job.ttft > (wanted.ttft_s if ttft_slo_s is None else ttft_slo_s)
     tbt = job.tail_tbt if tail_tbt else job.tbt
     slow = job.output_tokens > 1 and tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)

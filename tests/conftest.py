@@ -1,4 +1,5 @@
-"""Temporary files of the processes that tests start lie under pytest's own directory, which it clears away."""
+"""For every test: error lines fail it (complaints.py); temporary files of the processes that it starts lie under
+pytest's own directory, which it clears away."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+from tests.complaints import no_unexpected_errors, no_unexpected_errors_at_the_end
+
+__all__ = ["no_unexpected_errors", "no_unexpected_errors_at_the_end"]
 
 SOCKET_PATH_MAX = 70  # bytes: a Unix socket's path has 108, of which a private directory takes some 30
 

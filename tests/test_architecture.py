@@ -41,8 +41,10 @@ PURE = (
     "engine.serving.recent",
     "engine.serving.clocks",
     "engine.serving.intervals",
+    "engine.serving.persistence",
     "engine.kv.kv_ready",
     "engine.speculation.ngram",
+    "engine.contradictions",
     "engine.resolve",
     "engine.speculation.speculative",
     "engine.sampling.uniform",
@@ -62,14 +64,22 @@ PURE = (
     "cache.heat",
     "cache.recent",
     "cache.repair",
+    "cache.agreement",
+    "cache.deciding",
     "net.wire",
+    "net.doorstep",
     "net.keyring",
     "net.sealed_packets",
+    "net.seldom",
     "net.sealed_stream",
     "net.landed",
     "net.rails",
+    "net.restarts",
     "net.topology",
     "net.traffic",
+    "net.rdma.completion_shares",
+    "net.rdma.endpoint",
+    "net.rdma.gids",
     "net.rdma.send_queue",
     "sched",
     "sim.caches",
@@ -122,6 +132,8 @@ MAY_PICKLE = ("engine.model.rank_processes", "engine.model.rank_worker")
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
+    "engine.gpu",
+    "engine.layer_reports",
     "attention",
     "engine.kv.cuda_memory",
     "engine.kv.rank_arenas",
@@ -260,6 +272,12 @@ def test_only_these_read_the_wall_clock():
     reads = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.now\b|\butcnow\b|from time import .*\btime\b")
     found = {name for name, path in MODULES.items() if reads.search(path.read_text())}
     assert found == set(WALL_CLOCK)
+
+
+def test_every_task_is_made_in_one_place():
+    """net/tasks.py: so that nobody can forget to say who hears of its failure."""
+    makes = re.compile(r"\b(create_task|ensure_future)\(")
+    assert {name for name, path in MODULES.items() if makes.search(path.read_text())} == {"net.tasks"}
 
 
 def test_a_store_node_loads_no_torch():

@@ -44,10 +44,14 @@ class Shares:
         self._shares = {**shares, OTHERS: max(0.0, 1 - sum(shares.values()))}
         self._policies = {name: policy() for name in self._shares}
         self._sizes = dict.fromkeys(self._shares, 0)  # items, pinned ones, too
+        self._blocks = dict.fromkeys(self._shares, 0)  # by `took` and `gave`
         self._class_of: dict[Hashable, str] = {}
 
+    def _name(self, service_class: str) -> str:
+        return service_class if service_class in self._shares else OTHERS
+
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
-        name = facts.service_class if facts.service_class in self._shares else OTHERS
+        name = self._name(facts.service_class)
         self._class_of[item] = name
         self._sizes[name] += 1
         self._policies[name].added(item, facts)
@@ -72,6 +76,23 @@ class Shares:
         if not givers:
             raise LookupError("nothing is evictable")
         return self._policies[max(givers, key=lambda name: self._sizes[name] - self._shares[name] * total)].victim()
+
+    def took(self, service_class: str) -> None:
+        self._blocks[self._name(service_class)] += 1
+
+    def gave(self, service_class: str) -> None:
+        self._blocks[self._name(service_class)] -= 1
+
+    def victim_for(self, service_class: str) -> Hashable | None:
+        """A class that would be above its share takes nothing from one that is within its own: it gives up what is its
+        own, or waits until others that are above their shares have something to give."""
+        mine, room = self._name(service_class), sum(self._blocks.values())
+        above = {name: self._blocks[name] - share * room for name, share in self._shares.items()}
+        givers = [name for name, policy in self._policies.items() if len(policy)]
+        giver = max(givers, key=above.__getitem__, default=mine)
+        if giver != mine and above[giver] <= 0 < above[mine] + 1:
+            giver = mine
+        return self._policies[giver].victim() if len(self._policies[giver]) else None
 
     def __len__(self) -> int:
         return sum(map(len, self._policies.values()))

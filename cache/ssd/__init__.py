@@ -1,6 +1,8 @@
 """The SSD tier: blocks on disk under a byte budget, found again after a restart.
 
 tier.py          SsdTier: which blocks are here, who goes next, checksums, syncs, what to do when the disk fails
+health.py        what the disk is doing, since when, and what it fails at
+note.py          what is stored with a block beside its bytes
 medium.py        what a tier asks of what it is kept in
 lmdb_medium.py   one LMDB file (--ssd-backend lmdb, the default)
 lmdb_pages.py    that file read page by page without LMDB: whether LMDB can be let near it
@@ -13,6 +15,7 @@ direct.py        reads and writes past the page cache
 from __future__ import annotations
 
 from cache.ssd.claim import SsdError
+from cache.ssd.medium import New
 from cache.ssd.tier import SsdTier, backends
 
-__all__ = ["SsdError", "SsdTier", "backends"]
+__all__ = ["New", "SsdError", "SsdTier", "backends"]

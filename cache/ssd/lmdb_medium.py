@@ -1,8 +1,8 @@
 """LmdbMedium: blocks in one LMDB file of fixed size.
 
 A block is two records written in one transaction: its bytes, in pages of their own, as they lie in the arena (one copy,
-made by LMDB without the GIL), and an index entry (checksum, length, sequence number of the write). Writes go to the
-mapping without sync. Where in the file a value lies is known from its write or from the start, so reads ask LMDB
+made by LMDB without the GIL), and an index entry (checksum, length, sequence number of the write, note). Writes go to
+the mapping without sync. Where in the file a value lies is known from its write or from the start, so reads ask LMDB
 nothing: they are read calls at that offset, from the page cache where all of it is there, else past it.
 
 LMDB sees the file only after every page of its trees has been checked (cache/ssd/lmdb_pages.py), and gives back a
@@ -18,7 +18,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -27,6 +27,7 @@ import lmdb
 
 from cache.arena import Buffer
 from cache.block import KEY_BYTES, BlockKey
+from cache.ssd import note
 from cache.ssd.claim import SsdError
 from cache.ssd.direct import PAGE, DirectFile, address_of
 from cache.ssd.lmdb_pages import Pages, Run, check_value
@@ -43,7 +44,7 @@ AHEAD_BYTES = (
 SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
 TREE_BYTES = 512  # of both trees, per block: generous
 VALUE_MIN = PAGE // 2  # shorter values would lie among others in a leaf, and move with it: they are filled up
-ROW = Struct("<QQQ")  # index entry: checksum, length, sequence
+ROW = Struct("<QQQ")  # index entry: checksum, length, sequence; behind it a note, but in rows of older versions
 BROKEN = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, lmdb.BadTxnError)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,22 +93,34 @@ class LmdbMedium:
             for key, _ in erase:
                 self._delete(txn, key)
             places = []
-            for key, memory, block_checksum in rows:
-                txn.put(key, _filled_up(memory), db=self._blocks)
-                places.append(self._values.offset_of(txn.get(key, db=self._blocks)))
-                txn.put(key, ROW.pack(block_checksum, len(memory), self._sequence), db=self._index)
-                self._sequence += 1
-        self._unsent += sum(len(memory) for _, memory, _ in rows)
+            for row in rows:
+                txn.put(row.key, _filled_up(row.memory), db=self._blocks)
+                places.append(self._values.offset_of(txn.get(row.key, db=self._blocks)))
+                self._put_row(txn, row.key, Entry(0, row.checksum, len(row.memory), row.facts, row.kept))
+        self._unsent += sum(len(row.memory) for row in rows)
         if self._unsent >= AHEAD_BYTES:
             self._unsent = 0
             self._values.file.begin_writing()
-        return [Entry(place, found, len(memory)) for place, (_, memory, found) in zip(places, rows, strict=True)]
+        return [
+            Entry(place, row.checksum, len(row.memory), row.facts, row.kept)
+            for place, row in zip(places, rows, strict=True)
+        ]
 
     def erase(self, rows: Sequence[Found]) -> None:
         self._check(rows)
         with self._transaction() as txn:
             for key, _ in rows:
                 self._delete(txn, key)
+
+    def mark(self, rows: Sequence[Found]) -> None:
+        with self._transaction() as txn:
+            for key, entry in rows:
+                self._put_row(txn, key, entry)
+
+    def _put_row(self, txn: Any, key: BlockKey, entry: Entry) -> None:
+        row = ROW.pack(entry.checksum, entry.length, self._sequence)
+        txn.put(key, row + note.pack(entry.facts, entry.kept), db=self._index)
+        self._sequence += 1
 
     def read(self, entry: Entry, into: memoryview) -> None:
         self._values.read(entry.place, entry.length, into)
@@ -192,10 +205,12 @@ class LmdbMedium:
         bad: list[Found] = []
         for key, row, _ in rows:
             run = runs.pop(key, None)
-            found, length, sequence = ROW.unpack(row) if isinstance(row, bytes) and len(row) == ROW.size else (0, 0, 0)
+            known = isinstance(row, bytes) and len(row) in (ROW.size, ROW.size + note.NOTE.size)
+            found, length, sequence = ROW.unpack_from(row) if known and isinstance(row, bytes) else (0, 0, 0)
+            about = note.unpack(row[ROW.size :]) if isinstance(row, bytes) and len(row) > ROW.size and known else ()
             self._sequence = max(self._sequence, sequence + 1 if sequence < 1 << 48 else 0)
             if run is not None and 0 < length <= self.slot_bytes and max(length, VALUE_MIN) == run.nbytes:
-                good.append((sequence, (key, Entry(run.offset, found, length))))
+                good.append((sequence, (key, Entry(run.offset, found, length, *about))))
             else:
                 bad.append((key, _entry(run)))
         bad += [(key, _entry(run)) for key, run in runs.items()]
@@ -230,8 +245,9 @@ class LmdbMedium:
         return env
 
     def _retire(self) -> None:
-        """Reads under way keep the file open, but it takes no room any more."""
-        with open(self.path, "r+b") as file:
+        """Reads under way keep the file open, but it takes no room any more. A renewal that failed may have deleted it
+        already."""
+        with suppress(FileNotFoundError), open(self.path, "r+b") as file:
             file.truncate(0)
         self._retired.append(self._values)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from cache.arena import Buffer
 from cache.block import BlockKey
+from cache.policy import PLAIN, Facts
 
 
 class Entry(NamedTuple):
@@ -15,11 +16,21 @@ class Entry(NamedTuple):
     place: int  # the medium's own; -1: nowhere, only a record of it is left
     checksum: int
     length: int  # bytes
+    facts: Facts = PLAIN
+    kept: bool = False  # never evicted
+
+
+class New(NamedTuple):
+    """A block to be written."""
+
+    key: BlockKey
+    memory: Buffer
+    checksum: int
+    facts: Facts = PLAIN
+    kept: bool = False
 
 
 Found = tuple[BlockKey, Entry]
-New = tuple[BlockKey, Buffer, int]
-"""(key, bytes, checksum)"""
 
 
 class Full(Exception):
@@ -48,12 +59,16 @@ class Medium(Protocol):
     def erase(self, rows: Sequence[Found]) -> None:
         """Raises Damaged, OSError."""
 
+    def mark(self, rows: Sequence[Found]) -> None:
+        """Facts and `kept` of blocks that are here are now as these entries say. Raises Full, Damaged, OSError."""
+
     def read(self, entry: Entry, into: memoryview) -> None:
         """Copy entry.length bytes to the start of `into`, whose rest may be overwritten. They are whatever lies there:
         the tier compares checksums. Raises OSError."""
 
     def renew(self) -> None:
-        """Throw everything away and start empty. Reads under way get other bytes or an OSError. Raises SsdError."""
+        """Throw everything away and start empty. Reads under way get other bytes or an OSError. Raises SsdError,
+        OSError; then only `renew`, again, and `close` may be called."""
 
     def sync(self) -> None:
         """What was written is on disk when this returns. Raises OSError."""

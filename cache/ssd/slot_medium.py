@@ -1,7 +1,7 @@
 """SlotMedium: blocks in one preallocated file of equal slots, written and read past the page cache.
 
     slots   block i lies at i * stride, stride = the slot size rounded up to pages
-    table   row i says what is in slot i: key, checksum, length, sequence number, and a checksum over these
+    table   row i says what is in slot i: key, checksum, length, sequence number, note, and a checksum over these
 
 A block is written into a free slot first and its row afterwards, so a row never names bytes that were not written by
 this order; if the machine goes down in between, or a slot was written over whose old row is still on disk, the checksum
@@ -21,14 +21,16 @@ from struct import Struct
 
 from xxhash import xxh3_64_intdigest
 
+from cache.block import BlockKey
+from cache.ssd import note
 from cache.ssd.claim import SsdError
 from cache.ssd.direct import PAGE, DirectFile, aligned
-from cache.ssd.medium import Damaged, Entry, Found, Full, New
+from cache.ssd.medium import Entry, Found, Full, New
 from cache.ssd.place import Place
 
 log = logging.getLogger(__name__)
 
-ROW = Struct("<16sQQQ16xQ")  # key, checksum, length, sequence, checksum of the row
+ROW = Struct("<16sQI4sQ16sQ")  # key, checksum, length, note's start, sequence, note's end, checksum of the row
 COVERED = ROW.size - 8
 NOTHING = bytes(ROW.size)
 
@@ -45,9 +47,12 @@ class SlotMedium:
         self.capacity = self._slots - 1  # a block is written before the one that goes for it is given up
         if self.capacity < 1:
             raise SsdError(f"--ssd-bytes {nbytes} is too small for blocks of {slot_bytes} bytes: raise it")
+        if slot_bytes >= 1 << 32:
+            raise SsdError(f"--ssd-backend file has no room for blocks of {slot_bytes} bytes: give --ssd-backend lmdb")
         self._directory = directory
         self._sequence = 0
         self._free: deque[int] = deque()
+        self._unerased: list[int] = []  # slots whose row still names a block that is none any more
         self._retired: list[DirectFile] = []
         self._place = Place(
             directory, "file", ("slots", "table"), nbytes, root=root, slot_bytes=slot_bytes, lasting=True
@@ -80,7 +85,7 @@ class SlotMedium:
             if row == NOTHING:
                 self._free.append(slot)
                 continue
-            key, block_checksum, length, sequence, told = ROW.unpack(row)
+            key, block_checksum, length, start, sequence, end, told = ROW.unpack(row)
             before = found.get(key)
             if (
                 told != xxh3_64_intdigest(row[:COVERED])
@@ -92,7 +97,7 @@ class SlotMedium:
                 continue
             if before is not None:
                 self._free.append(before[1].place)
-            found[key] = sequence, Entry(slot, block_checksum, length)
+            found[key] = sequence, Entry(slot, block_checksum, length, *note.unpack(start + end))
             self._sequence = max(self._sequence, sequence + 1)
         if damaged:
             log.warning("%d rows of %s are damaged: their blocks are gone", damaged, self._directory / "table")
@@ -114,37 +119,48 @@ class SlotMedium:
     def write(self, rows: Sequence[New], erase: Sequence[Found]) -> list[Entry]:
         entries: list[Entry] = []
         try:
-            for _, memory, block_checksum in rows:
+            for row in rows:
                 if not self._free:
                     raise Full("every slot is taken")
                 slot = self._free.popleft()
-                entries.append(Entry(slot, block_checksum, len(memory)))
-                self._file.write(slot * self._stride, memory)
+                entries.append(Entry(slot, row.checksum, len(row.memory), row.facts, row.kept))
+                self._file.write(slot * self._stride, row.memory)
+            for row, entry in zip(rows, entries, strict=True):
+                self._put_row(row.key, entry)
         except (Full, OSError):
             self._free.extend(entry.place for entry in entries)  # behind the others: this place may be bad
             raise
         self.erase(erase)
-        for (key, _, _), entry in zip(rows, entries, strict=True):
-            covered = ROW.pack(key, entry.checksum, entry.length, self._sequence, 0)[:COVERED]
-            self._put_row(entry.place, covered + xxh3_64_intdigest(covered).to_bytes(8, "little"))
-            self._sequence += 1
         return entries
 
     def erase(self, rows: Sequence[Found]) -> None:
-        for _, entry in rows:
-            self._put_row(entry.place, NOTHING)
-            self._free.append(entry.place)
+        """A row that cannot be erased now is tried again with every call of this, and its slot is not used until then;
+        `sync` fails for so long."""
+        self._unerased += [entry.place for _, entry in rows]
+        with suppress(OSError):
+            self._erase()
 
-    def _put_row(self, slot: int, row: bytes) -> None:
-        try:
-            os.pwrite(self._table, row, slot * ROW.size)
-        except OSError as error:
-            raise Damaged(f"its table cannot be written: {error.strerror}") from error
+    def mark(self, rows: Sequence[Found]) -> None:
+        for key, entry in rows:
+            self._put_row(key, entry)
+
+    def _erase(self) -> None:
+        while self._unerased:
+            os.pwrite(self._table, NOTHING, self._unerased[0] * ROW.size)
+            self._free.append(self._unerased.pop(0))
+
+    def _put_row(self, key: BlockKey, entry: Entry) -> None:
+        about = note.pack(entry.facts, entry.kept)
+        row = ROW.pack(key, entry.checksum, entry.length, about[:4], self._sequence, about[4:], 0)[:COVERED]
+        os.pwrite(self._table, row + xxh3_64_intdigest(row).to_bytes(8, "little"), entry.place * ROW.size)
+        self._sequence += 1
 
     def read(self, entry: Entry, into: memoryview) -> None:
         self._file.read(entry.place * self._stride, entry.length, into)
 
     def sync(self) -> None:
+        if self._unerased:
+            raise OSError(f"{len(self._unerased)} rows of its table cannot be erased")
         os.fdatasync(self._file.fd)
         os.fdatasync(self._table)
 
@@ -158,6 +174,7 @@ class SlotMedium:
         self._place.drop()
         self._open()
         self._free = deque(range(self._slots))
+        self._unerased.clear()
 
     def close(self) -> None:
         clean = False

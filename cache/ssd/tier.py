@@ -1,23 +1,27 @@
 """SsdTier: which blocks are on disk, who goes next, and what happens when the disk does not do what it should.
 
-The books are in memory: an entry per block says where it lies and which checksum it has, so lookups and reads ask no
-tree. A restart adopts what its medium finds, oldest first. Reads verify the checksum; a damaged block is dropped and a
-miss. A medium that finds itself damaged is renewed, empty, while the node serves. A thread syncs in the background,
-which bounds what a failing power supply takes; a killed process loses nothing that was written.
+The books are in memory: an entry per block says where it lies, which checksum it has and what policies know of it, so
+lookups and reads ask no tree. A restart adopts what its medium finds, oldest first. Reads verify the checksum; a
+damaged block is dropped and a miss. A medium that finds itself damaged is renewed, empty, while the node serves; where
+that fails, the tier is closed and tries again. A thread syncs in the background, which bounds what a failing power
+supply takes; a killed process loses nothing that was written.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from cache.arena import Buffer, checksum
 from cache.block import BlockKey
-from cache.policy import LRU, EvictionPolicy
+from cache.policy import LRU, PLAIN, EvictionPolicy, Facts
 from cache.ssd.claim import SsdError
+from cache.ssd.health import Health
 from cache.ssd.lmdb_medium import LmdbMedium
 from cache.ssd.medium import Damaged, Entry, Found, Full, Medium, New
 from cache.ssd.slot_medium import SlotMedium
@@ -25,6 +29,10 @@ from cache.ssd.slot_medium import SlotMedium
 log = logging.getLogger(__name__)
 
 TRIES = 4  # at a write for which the medium has no room: freed pages may be usable two writes later only
+RENEW_AGAIN_S = 1.0  # after a renewal that failed; twice as long each time ...
+RENEW_AGAIN_MAX_S = 60.0  # ... up to this
+READ_FAILURES = 3  # in a row: the disk fails as a whole
+TEND_S = 1.0  # between two tries of what failed
 
 backends: dict[str, Callable[[Path, int, int, bytes], Medium]] = {"lmdb": LmdbMedium, "file": SlotMedium}
 """(directory, slot bytes, bytes on disk, root) -> medium; the registry behind --ssd-backend."""
@@ -33,9 +41,9 @@ backends: dict[str, Callable[[Path, int, int, bytes], Medium]] = {"lmdb": LmdbMe
 class SsdTier:
     """Blocks of at most `slot_bytes` in `directory`, at most `nbytes` on disk.
 
-    Everything blocks except `contains`, `all_keys`, `touch` and `stats`. Any thread may call those, `get` and `sync`;
-    the rest belongs to one thread of the owner. Raises SsdError at construction; later trouble is counted, logged, and
-    a miss.
+    Everything blocks except `contains`, `facts`, `all_keys`, `kept_keys`, `touch`, `forget` and `stats`. Any thread may
+    call those, `get` and `sync`; the rest belongs to one thread of the owner. Raises SsdError at construction; later
+    trouble is counted, logged, and a miss.
     """
 
     def __init__(
@@ -53,32 +61,60 @@ class SsdTier:
         self.directory = Path(directory)
         self.slot_bytes = slot_bytes
         self.nbytes = nbytes
+        self.health = Health(str(directory))
         self._policy: EvictionPolicy = LRU() if policy is None else policy
         self._entries: dict[BlockKey, Entry] = {}
-        self._lock = threading.Lock()  # over _entries, _policy and _doomed, for moments only
+        self._lock = threading.Lock()  # over the books: _entries, _policy and what follows, for moments only
         self._doomed: list[Found] = []  # on the medium, but no block of ours any more: erased with the next write
-        self._counts = dict.fromkeys(("hits", "misses", "writes", "evictions", "corrupt", "failures", "renewals"), 0)
+        self._forgotten: Counter[BlockKey] = Counter()  # what is being written of them is not found afterwards
+        self._unsynced: set[BlockKey] = set()  # written since the last sync began
+        self._doubtful: set[BlockKey] = set()  # written before a sync that failed: the kernel may have dropped them
+        self._unread: dict[BlockKey, int] = {}  # blocks whose last read failed: how many reads had worked by then
+        self._reads = self._read_failures = 0  # that worked; that failed since
+        counted = ("hits", "misses", "writes", "evictions", "corrupt", "failures", "renewals")
+        self._counts = dict.fromkeys(counted, 0)
         self._medium: Medium = backends[backend](self.directory, slot_bytes, nbytes, root)
         self.capacity = self._medium.capacity
         blocks, self._doomed = self._medium.adopt()
         for key, entry in blocks:
             self._enter(key, entry)
+        self._writing = threading.RLock()  # one at a time: the owner's thread, and the one that renews again
         self._syncing = threading.Lock()  # a medium is not renewed while it is synced
         self._sync_s = sync_ms / 1000
+        self._renew_at, self._renew_pause_s = 0.0, RENEW_AGAIN_S
         self._stop = threading.Event()
         self._written = threading.Event()
-        self._syncer = threading.Thread(target=self._sync_loop, name="ssd-sync", daemon=True)
-        self._syncer.start()
+        self._tender = threading.Thread(target=self._tend, name="ssd-sync", daemon=True)
+        self._tender.start()
 
     # --- what is here
 
     def contains(self, key: BlockKey) -> bool:
         return key in self._entries
 
+    def content(self, key: BlockKey) -> tuple[int, int] | None:
+        """(checksum, bytes) of a block here."""
+        entry = self._entries.get(key)
+        return None if entry is None else (entry.checksum, entry.length)
+
+    def facts(self, key: BlockKey) -> Facts:
+        """What was known of the block when it was written."""
+        entry = self._entries.get(key)
+        return PLAIN if entry is None else entry.facts
+
+    def is_durable(self, key: BlockKey) -> bool:
+        """It is here, and no sync has failed since it was written."""
+        return key in self._entries and key not in self._doubtful
+
     def all_keys(self) -> list[BlockKey]:
         """All blocks here, in no order."""
         with self._lock:
             return list(self._entries)
+
+    def kept_keys(self) -> list[BlockKey]:
+        """Those that are never evicted."""
+        with self._lock:
+            return [key for key, entry in self._entries.items() if entry.kept]
 
     def touch(self, key: BlockKey) -> None:
         """A hit in a tier above: keep this copy from aging meanwhile."""
@@ -88,37 +124,45 @@ class SsdTier:
 
     # --- writing
 
-    def put(self, key: BlockKey, memory: Buffer, block_checksum: int) -> bool:
+    def put(self, key: BlockKey, memory: Buffer, block_checksum: int, facts: Facts = PLAIN) -> bool:
         """Write one block of 1 to `slot_bytes` bytes; True when it is here afterwards. The memory must not change
         meanwhile. The checksum is stored as given: a block that was already bad is found out at its next read."""
-        return self.put_many([(key, memory, block_checksum)])[0]
+        return self.put_many([New(key, memory, block_checksum, facts)])[0]
 
     def put_many(self, rows: Sequence[New]) -> list[bool]:
         """The same for several blocks, with one sync where each put is synced."""
-        for _, memory, _ in rows:
-            if not 0 < len(memory) <= self.slot_bytes:
-                raise ValueError(f"a block of {len(memory)} bytes, this tier has at most {self.slot_bytes}")
+        for row in rows:
+            if not 0 < len(row.memory) <= self.slot_bytes:
+                raise ValueError(f"a block of {len(row.memory)} bytes, this tier has at most {self.slot_bytes}")
         done: list[bool] = []
         step = self._medium.batch
-        for first in range(0, len(rows), step):
-            some = rows[first : first + step]
-            if len(some) > 1 and self._put(some):
-                done += [True] * len(some)
-            else:
-                done += [self._put([row]) for row in some]
+        with self._writing:
+            for first in range(0, len(rows), step):
+                some = rows[first : first + step]
+                if len(some) > 1 and self._put(some):
+                    done += [True] * len(some)
+                else:
+                    done += [self._put([row]) for row in some]
         if self._sync_s or not any(done):
             return done
         return done if self.sync() else [False] * len(done)
 
     def _put(self, rows: Sequence[New]) -> bool:
         """All of them or none."""
-        new = list({row[0]: row for row in rows if row[0] not in self._entries}.values())
+        if self.health.closed:
+            return False
+        with self._lock:
+            for row in rows:
+                if row.key in self._doubtful and (entry := self._leave(row.key)) is not None:
+                    self._doomed.append((row.key, entry))
+            new = list({row.key: row for row in rows if row.key not in self._entries}.values())
         if not new:
             return True
         victims = self._take_victims(len(self._entries) + len(new) - self.capacity)
         doomed = self._take_doomed()
         try:
-            entries = self._write(new, victims + doomed)
+            with self.health.doing("write"):
+                entries = self._write(new, victims + doomed)
         except (Full, OSError) as error:
             with self._lock:
                 self._doomed += doomed
@@ -129,8 +173,9 @@ class SsdTier:
         except Damaged as error:
             self._renew(error)
             return False
-        for (key, _, _), entry in zip(new, entries, strict=True):
-            self._enter(key, entry)
+        self.health.worked("write")
+        for row, entry in zip(new, entries, strict=True):
+            self._enter(row.key, entry)
         self._counts["writes"] += len(new)
         self._counts["evictions"] += len(victims)
         self._written.set()
@@ -147,21 +192,67 @@ class SsdTier:
                 self._counts["evictions"] += len(more)
         return self._medium.write(new, erase)
 
+    def keep(self, key: BlockKey, kept: bool) -> bool:
+        """From now on, and after a restart, the block is never evicted, or it may be again. False when it is not here,
+        or the disk fails."""
+        with self._writing:
+            with self._lock:
+                entry = self._entries.get(key)
+                if entry is None or self.health.closed:
+                    return False
+                if entry.kept == kept:
+                    return True
+                marked = self._entries[key] = entry._replace(kept=kept)
+                (self._policy.pinned if kept else self._policy.unpinned)(key)
+            try:
+                with self.health.doing("write"):
+                    self._medium.mark([(key, marked)])
+            except Damaged as error:
+                self._renew(error)
+                return False
+            except (Full, OSError) as error:
+                self._failed("write", error)
+                return False
+            self._written.set()
+            return True
+
+    def forget(self, keys: Sequence[BlockKey]) -> None:
+        """Nobody finds these here from now on, not even those whose write is under way. `erase_forgotten(keys)`
+        follows, in the owner's thread, behind the writes that it had begun by now."""
+        with self._lock:
+            for key in keys:
+                self._forgotten[key] += 1
+                if (entry := self._leave(key)) is not None:
+                    self._doomed.append((key, entry))
+
+    def erase_forgotten(self, keys: Sequence[BlockKey]) -> None:
+        """They are not found after a restart either."""
+        with self._writing:
+            with self._lock:
+                self._forgotten.subtract(keys)
+                self._forgotten = +self._forgotten
+            doomed = self._take_doomed()
+            if self.health.closed or not doomed:
+                return
+            try:
+                with self.health.doing("write"):
+                    self._medium.erase(doomed)
+            except Damaged as error:
+                self._renew(error)
+            except (Full, OSError) as error:
+                self._failed("delete", error)
+                with self._lock:
+                    self._doomed += doomed
+            else:
+                self.health.worked("delete")
+            self._written.set()
+
     def delete(self, key: BlockKey) -> bool:
         """False when it was not here."""
-        with self._lock:
-            entry = self._leave(key)
-        if entry is None:
-            return False
-        try:
-            self._medium.erase([(key, entry)])
-        except Damaged as error:
-            self._renew(error)
-        except (Full, OSError) as error:
-            self._failed("delete", error)
-            with self._lock:
-                self._doomed.append((key, entry))
-        return True
+        here = self.contains(key)
+        self.forget([key])
+        self.erase_forgotten([key])
+        return here
 
     def _take_victims(self, count: int) -> list[Found]:
         """The next `count` blocks to go leave the books."""
@@ -181,36 +272,49 @@ class SsdTier:
 
     def _enter(self, key: BlockKey, entry: Entry) -> None:
         with self._lock:
+            if key in self._forgotten:  # it was removed while it was written
+                self._doomed.append((key, entry))
+                return
             self._entries[key] = entry
-            self._policy.added(key)
+            self._unsynced.add(key)
+            self._policy.added(key, entry.facts)
+            if entry.kept:
+                self._policy.pinned(key)
 
     def _leave(self, key: BlockKey) -> Entry | None:
         """Out of the books; the caller has the lock."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._policy.removed(key)
+            self._unread.pop(key, None)
+            self._unsynced.discard(key)
+            self._doubtful.discard(key)
         return entry
 
     # --- reading
 
-    def get(self, key: BlockKey, into: Buffer) -> tuple[int, int] | None:
-        """Copy a block into `into` (slot_bytes, writable); returns its checksum, verified there, and its length. None
-        is a miss; `into` may then hold anything."""
+    def get(self, key: BlockKey, into: Buffer) -> Entry | None:
+        """Copy a block into `into` (slot_bytes, writable); returns what is known of it, its checksum verified there.
+        None is a miss; `into` may then hold anything."""
         entry = self._entries.get(key)
         if entry is None or entry.length > len(into):
             self._counts["misses"] += 1
             return None
         target = memoryview(into)
         try:
-            self._medium.read(entry, target)
+            with self.health.doing("read"):
+                self._medium.read(entry, target)
+            self.health.worked("read")
             good = checksum(target[: entry.length]) == entry.checksum
+            self._read_failures = 0
         except OSError as error:
-            self._failed("read", error)
-            good = False
+            self._read_failed(key, entry, error)
+            return None
         if good:
+            self._reads += 1
             self._counts["hits"] += 1
             self.touch(key)
-            return entry.checksum, entry.length
+            return entry
         with self._lock:
             ours = self._entries.get(key) is entry
             if ours:
@@ -219,11 +323,38 @@ class SsdTier:
         if not ours:  # evicted meanwhile, by the thread that writes, and written over
             self._counts["misses"] += 1
             return None
-        self._counts["corrupt"] += 1
-        log.warning("block %s in %s is damaged: dropped", key.hex(), self.directory)
+        self._counts["corrupt"] = count = self._counts["corrupt"] + 1
+        if _is_power_of_two(count):
+            log.warning("block %s in %s is damaged: dropped (%d so far)", key.hex(), self.directory, count)
         return None
 
     # --- trouble
+
+    @property
+    def readable(self) -> bool:
+        """Whether it makes sense to wait for a read."""
+        return self._read_failures < READ_FAILURES and not self.health.reads_stalled
+
+    def _read_failed(self, key: BlockKey, entry: Entry, error: OSError) -> None:
+        """The disk fails, and may be back soon; or it is this block, when others were read since its last failure."""
+        self._counts["misses"] += 1
+        self._read_failures += 1
+        self._failed("read", error)
+        with self._lock:
+            if self._unread.setdefault(key, self._reads) < self._reads and self._entries.get(key) is entry:
+                self._leave(key)
+                self._doomed.append((key, entry))
+                self._counts["corrupt"] += 1
+
+    def _try_reading(self) -> None:
+        """Any block, to see whether the disk is back."""
+        with self._lock:
+            key = next((key for key in self._entries if key not in self._unread), next(iter(self._entries), None))
+        if key is None:
+            self._read_failures = 0
+            self.health.worked("read")
+        else:
+            self.get(key, bytearray(self.slot_bytes))
 
     def _renew(self, error: Damaged) -> None:
         """Start empty, and go on serving."""
@@ -233,48 +364,97 @@ class SsdTier:
                 self._leave(key)
             self._doomed.clear()
         self._counts["renewals"] += 1
+        self._renew_pause_s = RENEW_AGAIN_S
+        self._renew_now()
+
+    def _renew_now(self) -> None:
         try:
-            with self._syncing:
+            with self._syncing, self.health.doing("write"):
                 self._medium.renew()
         except (SsdError, OSError) as failure:
             self._failed("renewal", failure)
+            self.health.closed = str(failure)
+            self._renew_at = time.monotonic() + self._renew_pause_s
+            self._renew_pause_s = min(RENEW_AGAIN_MAX_S, 2 * self._renew_pause_s)
+            return
+        self.health.renewed()
+        if self.health.closed:
+            log.warning("%s is open again, and empty", self.directory)
+            self.health.closed = ""
 
     def _failed(self, what: str, error: Exception) -> None:
         """Count it; log it at powers of two, so that a dead disk does not fill the log."""
+        self.health.failed(what, error)
         self._counts["failures"] = count = self._counts["failures"] + 1
-        if count & (count - 1) == 0:
+        if _is_power_of_two(count):
             log.warning("SSD tier %s: %s failed (%d failures so far): %s", self.directory, what, count, error)
 
     # --- life
 
     def sync(self) -> bool:
         """Everything written so far is on disk when this returns True."""
-        try:
-            with self._syncing:
-                self._medium.sync()
-        except OSError as error:
-            self._failed("sync", error)
-            return False
+        with self._syncing:
+            with self._lock:
+                pending, self._unsynced = self._unsynced, set()
+            try:
+                if self.health.closed:
+                    raise OSError(f"it is closed: {self.health.closed}")
+                with self.health.doing("sync"):
+                    self._medium.sync()
+            except OSError as error:
+                with self._lock:
+                    self._doubtful |= pending & self._entries.keys()
+                self._failed("sync", error)
+                self._written.set()
+                return False
+        self.health.worked("sync")
         return True
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         return {
             "blocks": len(self._entries),
             "capacity": self.capacity,
             "bytes": len(self._entries) * self.slot_bytes,
             "map_bytes": self.nbytes,
+            "closed": int(bool(self.health.closed)),
+            "failing": int(self.health.failing),
+            "stalled": int(self.health.reads_stalled or self.health.writes_stalled),
+            "trouble": self.health.trouble,
         } | self._counts
 
-    def _sync_loop(self) -> None:
-        while self._sync_s and not self._stop.wait(self._sync_s):
-            if self._written.is_set():
+    def _tend(self) -> None:
+        """In a thread: sync what was written, and try again what failed."""
+        sync_at = tend_at = time.monotonic()
+        while not self._stop.wait(min(self._sync_s or TEND_S, TEND_S)):
+            now = time.monotonic()
+            if now >= tend_at + TEND_S:
+                tend_at = now
+                self._try_again(now)
+            if self._sync_s and now >= sync_at + self._sync_s and self._written.is_set():
+                sync_at = now
                 self._written.clear()
                 self.sync()
+
+    def _try_again(self, now: float) -> None:
+        if self.health.closed:
+            if now >= self._renew_at:
+                with self._writing:
+                    self._renew_now()
+            return
+        if self._read_failures:
+            self._try_reading()
+        if self.health.failing:
+            self.erase_forgotten(())
+            self.sync()
 
     def close(self) -> None:
         """Sync and give the directory back. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
-        self._syncer.join()
+        self._tender.join()
         self._medium.close()
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count & (count - 1) == 0

@@ -85,7 +85,11 @@ def no_model(value_bytes: int, block_size: int) -> ModelSource:
     ModelError when no such block has that size."""
     head_size, rest = divmod(value_bytes, 4 * block_size)
     if rest or not head_size:
-        raise ModelError(f"--value-bytes {value_bytes}: give a multiple of {4 * block_size}")
+        unit = 4 * block_size
+        raise ModelError(
+            f"--value-bytes {value_bytes} is no multiple of {unit}, which is 4 bytes for each token of --block-size "
+            f"{block_size}: the next size is {-(-value_bytes // unit) * unit}"
+        )
     config = ModelConfig(
         num_layers=1,
         hidden_size=head_size,

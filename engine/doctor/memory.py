@@ -40,10 +40,15 @@ def shm(system: System) -> list[Finding]:
     return [Finding("/dev/shm", OK, found)]
 
 
-def free_memory(system: System) -> list[Finding]:
-    """What --kv-cache-bytes auto and --dram-bytes auto are cut from."""
+def free_memory(system: System, wanted_bytes: int = 0) -> list[Finding]:
+    """What --kv-cache-bytes auto and --dram-bytes auto are cut from. wanted_bytes: of these flags, where given."""
     machine = survey(False, system.root / "proc", system.root / "sys/fs/cgroup")
     found = f"{size(machine.free_bytes)} can be taken"
+    if wanted_bytes > machine.free_bytes:
+        level = FAIL if wanted_bytes > machine.total_bytes else WARN
+        remedy = "give smaller --kv-cache-bytes and --dram-bytes, or leave them on auto"
+        found += f" of {size(machine.total_bytes)}, {size(wanted_bytes)} asked for"
+        return [Finding("memory", level, found, remedy)]
     if machine.free_bytes < 1 << 30:
         return [Finding("memory", WARN, found, "give smaller --kv-cache-bytes and --dram-bytes, or more memory")]
     return [Finding("memory", OK, found)]

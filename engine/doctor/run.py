@@ -32,7 +32,7 @@ def checks(config: Config) -> dict[str, Check]:
         "C++ compiler": compute.compiler,
         "OpenMP": compute.openmp,
         "GPU": compute.gpu,
-        "memory": memory.free_memory,
+        "memory": partial(memory.free_memory, wanted_bytes=pinned),
         "memfd": memory.memfd,
         "/dev/shm": memory.shm,
         "huge pages": memory.huge_pages,

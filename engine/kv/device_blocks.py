@@ -15,8 +15,10 @@ from cache.policy import Facts
 from cache.results import GetResult
 from cache.store import Store
 from engine.kv.prefetch import total
+from net.device_peers import ended
 from net.memory import Region
 from net.staging import Copying, DeviceRegion
+from net.tasks import awaited
 
 WINDOW = "kv-window"
 WINDOWS = 4
@@ -51,6 +53,9 @@ class DeviceBlocks:
                 self._free.put_nowait(window)
         return stored
 
+    async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
+        return await self._store.exists_many(keys)
+
     async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
         """Returns or raises behind the last copy into the device."""
         parts: list[GetResult] = []
@@ -67,13 +72,12 @@ class DeviceBlocks:
                 except BaseException:
                     self._free.put_nowait(window)
                     raise
-                copies.append(asyncio.create_task(self._behind(copying, window)))
+                copies.append(awaited(self._behind(copying, window)))
                 parts.append(result)
                 if result.blocks < wanted:
                     break
         finally:
-            if copies:
-                await asyncio.wait(copies)
+            await ended(set(copies), cancel=False)
         for copy in copies:
             copy.result()
         return total(parts)
@@ -99,10 +103,7 @@ class DeviceBlocks:
 
 
 async def _ended(copying: Copying) -> None:
-    """Behind the copies, also when cancelled. Raises what the device raised."""
-    waiting = asyncio.ensure_future(asyncio.to_thread(copying.wait))
-    try:
-        await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        await asyncio.wait([waiting])
-        raise
+    """Behind the copies, however often this is cancelled. Raises what the device raised."""
+    waiting = awaited(asyncio.to_thread(copying.wait))
+    await ended({waiting}, cancel=False)
+    waiting.result()

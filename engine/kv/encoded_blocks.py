@@ -56,6 +56,9 @@ class EncodedBlocks:
                 stored += await self._store.put_from(keys[part], self._out.name, offsets, facts[part])
         return stored
 
+    async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
+        return await self._store.exists_many(keys)
+
     async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
         parts = []
         for first in range(0, len(keys), self._window):

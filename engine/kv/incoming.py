@@ -1,6 +1,6 @@
 """The decode node's side of a prompt that another node computes: blocks for it, and what becomes of them.
 
-reserve    wait for blocks in order of arrival; they are held with transfer references from now on
+reserve    wait for blocks in the order of the queue; they are held with transfer references from now on
 pull       read a part of the KV out of the prefill node's blocks (with --kv-transfer push it writes them itself)
 arrive     handover: everything has landed, the request decodes
 give_up    the request has ended: the blocks go back once nobody can write to them any more
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,12 @@ from net.metrics import Metrics
 from net.spans import unpack_spans
 from net.transfer import TransferEngine, TransferError
 
+log = logging.getLogger("mooncake.engine")
+
 KV_REGION = "kv"
 BLOCKED_RETRY_S = 0.02
-FENCE_TIMEOUT_S = 60.0
+WORD_S = 60.0  # for a prefill node that lives to say that it writes no more
+FENCE_S = 10.0  # between two warnings about one that was cut off and may still be writing
 
 
 @dataclass(slots=True)
@@ -64,19 +68,27 @@ class Incoming:
         self._metrics = metrics
         self._cancelled = cancelled
         self._reservations: dict[str, Reservation] = {}
-        self._order = asyncio.Lock()  # reservations wait for blocks in order of arrival
+        self._ending: dict[int, Reservation] = {}  # given up, not yet safe to reuse
         self._num_waiting = 0
-        self._blocks_freed = asyncio.Event()
+        self._turns: dict[str, asyncio.Future[None]] = {}  # of requests that wait for blocks
+        self._look: asyncio.TimerHandle | None = None
         channel.handle(messages.PULL, self._on_pull)
 
     def __len__(self) -> int:
-        return len(self._reservations)
+        return len(self._reservations) + len(self._ending)
 
-    def check_room(self) -> None:
-        """Raises RemoteError when as many wait as may."""
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference on a block that is held for a prefill node."""
+        for reservation in [*self._reservations.values(), *self._ending.values()]:
+            yield from reservation.held
+
+    def check_room(self, retry_after_s: Callable[[], float]) -> None:
+        """Raises RemoteError when as many wait as may; `retry_after_s`: until one of them has its blocks."""
         if self._num_waiting >= self._max_waiting:
             raise RemoteError(
-                f"{self._max_waiting} requests wait for KV blocks of {self._channel.node_id}", code="overloaded"
+                f"{self._max_waiting} requests wait for KV blocks of {self._channel.node_id}",
+                "overloaded",
+                {"retry_after_s": retry_after_s()},
             )
 
     async def reserve(self, request: Request, prefill_node: str) -> dict[str, Any]:
@@ -90,27 +102,46 @@ class Incoming:
         self._worker.batcher.pool.hold(held)
         pull = KvPull(self._transfer, KV_REGION, self._geometry.block_bytes, prefill_node, held)
         self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
-        return {"region": KV_REGION, "blocks": request.block_ids, "first_missing": first_missing}
+        epoch = self._transfer.epoch_of(prefill_node)
+        return {"region": KV_REGION, "blocks": request.block_ids, "first_missing": first_missing, "epoch": epoch}
 
     async def _blocks_for(self, request: Request) -> int:
-        async with self._order:
+        batcher = self._worker.batcher
+        batcher.claim(request)
+        try:
             while not self._cancelled(request.request_id):
-                try:
-                    return self._worker.batcher.reserve(time.monotonic(), request)
-                except OutOfBlocks:
-                    await self._wait_for_blocks()
+                if batcher.claims(time.monotonic())[0] is request:
+                    with contextlib.suppress(OutOfBlocks):
+                        return batcher.reserve(time.monotonic(), request)
+                await self._turn(request)
+        finally:
+            batcher.unclaim(request)
+            self.blocks_freed()  # for the next one
         raise RemoteError("the request was cancelled before it had blocks", code="gone")
 
-    async def _wait_for_blocks(self) -> None:
-        """Until a request ended here; transfers free blocks without telling, so look again soon anyway."""
-        self._blocks_freed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BLOCKED_RETRY_S):
-                await self._blocks_freed.wait()
+    async def _turn(self, request: Request) -> None:
+        """Until it may be worth another look: `blocks_freed` says so. Transfers free blocks without a word, so it is
+        said again soon anyway."""
+        self._worker.wake()  # the next step makes room for who comes first
+        turn = self._turns[request.request_id] = asyncio.get_running_loop().create_future()
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(BLOCKED_RETRY_S, self._looked)
+        try:
+            await turn
+        finally:
+            del self._turns[request.request_id]
+
+    def _looked(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(BLOCKED_RETRY_S, self._looked) if self._turns else None
+        self.blocks_freed()
 
     def blocks_freed(self) -> None:
-        """Let a waiting reservation try again."""
-        self._blocks_freed.set()
+        """Let the first of those that wait for blocks try again, and those end that were cancelled."""
+        waiting = self._worker.batcher.claims(time.monotonic()) if self._turns else []
+        for place, request in enumerate(waiting):
+            turn = self._turns.get(request.request_id)
+            if turn is not None and not turn.done() and (place == 0 or self._cancelled(request.request_id)):
+                turn.set_result(None)
 
     async def _on_pull(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         reservation = self._reservations.get(body["id"])
@@ -146,25 +177,40 @@ class Incoming:
 
     def take(self, request_id: str) -> Reservation | None:
         """The request has ended: no further read starts. `give_up` what is returned."""
-        return self._reservations.pop(request_id, None)
+        reservation = self._reservations.pop(request_id, None)
+        if reservation is not None:
+            self._ending[id(reservation)] = reservation
+        return reservation
 
     async def give_up(self, reservation: Reservation) -> None:
-        """Let the blocks go: behind our own reads, and behind the prefill node's word that it will not write, or the
-        fence of its lost connection."""
+        """Let the blocks go: behind our own reads, and behind the prefill node's word that it will not write. One that
+        does not give it is cut off, and what it writes after that is of an earlier epoch."""
         await reservation.pull.stop()
+        node, request_id = reservation.prefill_node, reservation.request.request_id
         try:
-            await self._channel.call(
-                reservation.prefill_node,
-                messages.FENCE,
-                {"id": reservation.request.request_id},
-                timeout_s=FENCE_TIMEOUT_S,
-            )
-        except (ConnectionError, RemoteError, TimeoutError):
-            await self._transfer.fence(reservation.prefill_node)  # it cannot tell; make sure that nothing lands
-        self._worker.batcher.pool.unhold(reservation.held)
+            await self._channel.call(node, messages.FENCE, {"id": request_id}, timeout_s=WORD_S)
+        except (ConnectionError, RemoteError, TimeoutError) as error:
+            self._channel.drop(node, f"it does not say that it writes no more KV of {request_id}: {error}")
+            await self._behind_fence(node, len(reservation.held))
+        self._let_go(reservation)
+
+    async def _behind_fence(self, node: str, num_blocks: int) -> None:
+        """A node of this host that stands still may write when it goes on: its end or its next turn is waited for."""
+        while True:
+            try:
+                await self._transfer.fence(node, FENCE_S)
+                return
+            except TimeoutError as error:
+                log.warning("%d blocks for KV of %s stay held: %s", num_blocks, node, error)
+
+    def _let_go(self, reservation: Reservation) -> None:
+        if self._ending.pop(id(reservation), None) is not None:
+            self._worker.batcher.pool.unhold(reservation.held)
 
     async def close(self) -> None:
-        for reservation in self._reservations.values():
+        """`give_up` runs no more. Nobody is asked: this node ends."""
+        for request_id in list(self._reservations):
+            self.take(request_id)
+        for reservation in list(self._ending.values()):
             await reservation.pull.stop()
-            self._worker.batcher.pool.unhold(reservation.held)
-        self._reservations.clear()
+            self._let_go(reservation)

@@ -26,6 +26,7 @@ class KvTarget:
     region: str
     block_ids: Sequence[int]  # one per block of the prompt
     first_missing: int  # leading blocks the decode node has already
+    epoch: str  # of the decode node's hold on the prefill node: see TransferEngine.epoch_of
 
 
 class Piece(NamedTuple):

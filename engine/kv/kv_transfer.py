@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from cache.pool import BlockPool
 from engine.kv.kv_ready import KvReady, Piece
 from engine.serving.intervals import Intervals
 from net.spans import Span
+from net.tasks import awaited
 from net.transfer import Completion
 
 BATCH_BYTES = 32 << 20
@@ -53,9 +54,10 @@ class KvTransfer:
         self._ready = ready
         self._pool = pool
         self._waiting: deque[Piece] = deque()
+        self._moving: list[Piece] = []
         self._wake = asyncio.Event()
         self._closed = False
-        self._sender = asyncio.create_task(self._send())
+        self._sender = awaited(self._send())
 
     def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
         """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""
@@ -73,11 +75,12 @@ class KvTransfer:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            batch = self._next_batch()
+            batch = self._moving = self._next_batch()
             begin = time.monotonic()
             try:
                 done = await self._mover.move([(piece.local, piece.remote, piece.nbytes) for piece in batch])
             finally:
+                self._moving = []
                 self._pool.unhold([piece.block_id for piece in batch])
             self.report.intervals.add(begin, time.monotonic(), done.nbytes)
             self.report.nbytes += done.nbytes
@@ -92,6 +95,10 @@ class KvTransfer:
             room -= self._waiting[0].nbytes
             batch.append(self._waiting.popleft())
         return batch
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (piece.block_id for pieces in (self._waiting, self._moving) for piece in pieces)
 
     async def finish(self) -> KvReport:
         """All layers were handed in: wait until they have landed. Raises what the mover raised."""

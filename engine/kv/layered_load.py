@@ -1,6 +1,9 @@
 """A prefix that arrives layer by layer while the engine computes with it: before the attention of layer l the engine
 thread waits until the prefix's layer l has landed, so that loading takes max(load, compute) (arXiv 2407.00079,
 section 5.2). What was computed counts only when the last layer is there and all checksums agree.
+
+A step that waits keeps everybody in it waiting. So a request in company joins a step only when what is still to come
+should land before the step gets to it, and a step waits for it only so long.
 """
 
 from __future__ import annotations
@@ -8,17 +11,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
+from cache.calls import HOME_ERRORS
 from engine.request import Request
 
 log = logging.getLogger("mooncake.engine")
 
 
+def hides(landed: int, layers: int, load_s: float, step_s: float) -> bool:
+    """Whether a step of `step_s` that begins now need not wait for a prefix of which `landed` of `layers` layers came
+    in the last `load_s`. Layer l is due after (l + 1 - landed) load_s / landed and used after l step_s / layers: both
+    are lines, so the next layer and the last one decide."""
+    if not landed:
+        return False
+    each_s, used_s = load_s / landed, step_s / layers
+    return all((at + 1 - landed) * each_s <= at * used_s for at in (landed, layers - 1) if landed <= at < layers)
+
+
 class LayerGate:
     """How many layers have landed. `landed` and `open` on the event loop, `wait` in the engine thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float | None = None) -> None:
+        """patience_s: how long it is waited for all layers together; then the gate is `late`, and open."""
+        self.late = False
+        self._patience_s = patience_s
         self._count = 0
         self._open = False
         self._changed = threading.Condition()
@@ -37,7 +55,11 @@ class LayerGate:
 
     def wait(self, layer: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._open or self._count > layer)
+            begin = time.monotonic()
+            if not self._changed.wait_for(lambda: self._open or self._count > layer, self._patience_s):
+                self.late = self._open = True
+            elif self._patience_s is not None:
+                self._patience_s = max(0.0, self._patience_s - (time.monotonic() - begin))
 
 
 class LayeredLoad:
@@ -55,12 +77,19 @@ class LayeredLoad:
         return request.block_ids[self._first : self._first + len(self._block_ids)] == self._block_ids
 
     async def whole(self) -> bool:
-        """Waits for the end of the load; False too when it was cancelled or failed."""
+        """Waits for the end of the load; False too when it was cancelled or failed, or a step did not wait for it."""
+        if self.gate.late:
+            self.cancel()
         await self.ended()
+        if self.gate.late:
+            return False
         if self._task.cancelled():
             return False
         if (error := self._task.exception()) is not None:
-            log.error("a layered load failed", exc_info=error)
+            if isinstance(error, HOME_ERRORS):
+                log.info("a layered load failed: %r", error)
+            else:
+                log.error("a layered load failed", exc_info=error)
             return False
         return self._task.result()
 

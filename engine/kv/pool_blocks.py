@@ -21,6 +21,9 @@ class PoolBlocks(Protocol):
     async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
         """Fetch the leading run of `keys` that can be had into the arena; bytes are those that moved."""
 
+    async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Whether the pool has each of them now."""
+
     def close(self) -> None:
         """Give memory back. No call is under way."""
 
@@ -38,6 +41,9 @@ class PlainBlocks:
 
     async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
         return await self._store.get_into(keys, self._region, self._offsets(block_ids))
+
+    async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
+        return await self._store.exists_many(keys)
 
     def _offsets(self, block_ids: Sequence[int]) -> list[int]:
         return [block_id * self._block_bytes for block_id in block_ids]

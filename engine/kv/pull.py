@@ -20,6 +20,7 @@ from engine.serving import messages
 from net.channel import Channel
 from net.errors import RemoteError
 from net.spans import Span, pack_spans
+from net.tasks import awaited
 from net.transfer import URGENT, Completion, Op, TransferEngine
 
 REPLY_MARGIN_S = 5.0  # the reader's own deadline should be the one that is met
@@ -67,7 +68,7 @@ class KvPull:
         self._check(spans)
         swapped = [(here, there, nbytes) for there, here, nbytes in spans]
         reading = self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s, URGENT)
-        task = asyncio.create_task(reading)
+        task = awaited(reading)
         self._reads.add(task)
         try:
             return await task

@@ -20,6 +20,7 @@ class Push:
         self._timeout_s = timeout_s
 
     async def move(self, spans: Sequence[Span]) -> Completion:
+        target = self._target
         return await self._transfer.submit(
-            self._target.node, Op.WRITE, self._region, self._target.region, spans, self._timeout_s, URGENT
+            *(target.node, Op.WRITE, self._region, target.region, spans, self._timeout_s, URGENT), epoch=target.epoch
         )

@@ -2,8 +2,8 @@
 
 Rank 0 maps the arenas of the others into its own process (CUDA IPC, as torch sends a CUDA tensor to another process)
 and copies for transfers by itself: the others need not be told, and never wait. It is in time without asking them: a
-layer's KV is reported after the sum over the ranks that follows it, so rank 0's stream is past the sum once every rank
-has written; and what is copied in has arrived before a step that reads it is sent to the ranks.
+layer's KV is reported once rank 0's GPU is past the sum over the ranks that follows it, which is after every rank has
+written; and what is copied in has arrived before a step that reads it is sent to the ranks.
 
 No machine with several GPUs was at hand: over CUDA and NCCL none of this has run. The bytes and the way of the parts
 between real processes are tested with CPU tensors and gloo (tests/e2e/test_split_arena.py); scripts/gpu_check.py runs
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attention.codes import pool_in
 from cache.block import BlockGeometry
+from engine.gpu import gpu_of
 from engine.kv.incoming import KV_REGION
 from engine.kv.split_arena import SplitArena
 from engine.kv.split_memory import SplitMemory
@@ -46,5 +47,6 @@ def part_of(geometry: BlockGeometry, shard: Shard) -> BlockGeometry:
 def whole_arena(parts: Sequence[Tensor], geometry: BlockGeometry, shards: Sequence[Shard]) -> DeviceRegion:
     """All ranks' parts, in rank 0's process, as the node's arena of whole blocks."""
     head_bytes = geometry.block_size * geometry.row_bytes
-    split = SplitArena(parts, [shard.kv_heads for shard in shards], geometry.num_kv_heads, head_bytes)
+    heads = [shard.kv_heads for shard in shards]
+    split = SplitArena(parts, heads, geometry.num_kv_heads, head_bytes, gpu_of(parts[0].device))
     return DeviceRegion(KV_REGION, SplitMemory(split))

@@ -10,27 +10,34 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cache.block import BlockGeometry, BlockKey
+from cache.calls import HOME_ERRORS
 from cache.layered import PinnedBlocks
 from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.kv.layered_load import LayeredLoad, LayerGate
+from engine.kv.layered_load import LayeredLoad, LayerGate, hides
 from engine.kv.pool_blocks import PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.request import Request
 from engine.serving.intervals import Intervals
 from net.metrics import Metrics
+from net.tasks import awaited, keep
 from sched.cost import TransferModel
 
 log = logging.getLogger("mooncake.engine")
 
 PUBLISH_BATCH_BLOCKS = 32
+LATE_S = 1.0  # a step with others in it waits for a prefix at most, beyond its own time: its home hangs
 MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
+
+
+Named = tuple[BlockKey, int, Facts]
+"""A full block: (key, block id, facts)."""
 
 
 class PrefixLoader:
@@ -49,11 +56,14 @@ class PrefixLoader:
         prefetch: Prefetch,
         by_layer: bool = False,
         least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
+        used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """by_layer: a request that is alone here starts before its prefix has arrived, and waits layer by layer, where
-        blocks need no decoding and it is to wait at all; least_s: what a fetch of these blocks takes at least, as the
-        rails to their homes are now."""
+        """by_layer: a request starts before its prefix has arrived, and waits layer by layer, where blocks need no
+        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. least_s: what a
+        fetch of these blocks takes at least, as the rails to their homes are now; used: told of blocks that were
+        found in the engine's own arena."""
         self._least_s = least_s
+        self._used = used
         self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
         self._prefetch = prefetch
         self._batcher = batcher
@@ -64,22 +74,37 @@ class PrefixLoader:
         self._network = network
         self._policy = policy  # auto | always | never
         self._metrics = metrics
+        self._held: list[Sequence[int]] = []  # blocks that are being filled
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for blocks in self._held for block_id in blocks)
+
+    def _hold(self, blocks: Sequence[int]) -> None:
+        self._batcher.pool.hold(blocks)
+        self._held.append(blocks)
+
+    def _unhold(self, blocks: Sequence[int]) -> None:
+        self._held = [one for one in self._held if one is not blocks]
+        self._batcher.pool.unhold(blocks)
 
     async def load(self, request: Request) -> LayeredLoad | None:
         """Extend the request's prefix. Whatever cannot be had is simply computed later. A load that is returned goes
         on beside the request's first step, which has to wait for each of its layers."""
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)
+        if local:
+            self._used(self._batcher.blocks.named(request, 0, local))
         keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
         if self._store is None or not keys or self._policy == "never":
             return None
         found = await self._store.lookup(keys)
         if not found or request.finished or not self._pays(keys[:found], local * size):
             return None
-        # A step that waits for layers keeps everybody in it waiting.
-        if self._by_layer and len(self._batcher.requests) == 1:
+        if self._by_layer:
+            before = len(request.block_ids)
             load = await self._start(request, keys[:found])
-            if load is not None or request.finished:
+            if load is not None or request.finished or len(request.block_ids) > before:
                 return load
         await self._fetch(request, keys[:found])
         return None
@@ -97,31 +122,62 @@ class PrefixLoader:
         pool, first = self._batcher.pool, len(request.block_ids)
         if pool.num_free < len(keys):
             return None
-        blocks, gate = pool.allocate(len(keys)), LayerGate()
-        pool.hold(blocks)
+        known = (first + len(keys)) * self._geometry.block_size
+        step_s = self._costs.prefill.estimate(request.num_tokens - known, known)
+        in_company = len(self._batcher.requests) > 1
+        blocks, gate = pool.allocate(len(keys)), LayerGate(LATE_S + step_s if in_company else None)
+        self._hold(blocks)
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._read_layers(request, keys, blocks, gate, begun))
+        joins = asyncio.Event()
+
+        def landed(count: int, seconds: float) -> None:
+            gate.landed(count - 1)
+            if hides(count, self._geometry.num_layers, seconds, step_s):
+                joins.set()
+
+        def over(task: asyncio.Task[bool]) -> None:
+            """However the load ended, also before its first line."""
+            gate.open()
+            joins.set()
+            self._unhold(blocks)
+            if not begun.done():
+                begun.set_result(False)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
+                    log.log(level, "a layered load could not begin", exc_info=error)
+
+        task = awaited(self._read_layers(request, keys, blocks, landed, begun))
+        task.add_done_callback(over)
+        load = LayeredLoad(first, blocks, gate, task)
         started = False
         try:
-            started = await begun and not request.finished
+            started = await begun
+            if started and in_company:
+                await joins.wait()
+                started = not task.done() or await load.whole()
+            started = started and not request.finished
         finally:
             if not started:
                 task.cancel()
                 pool.release(blocks)
         if not started:
             return None
+        if task.done() and in_company:
+            self._batcher.blocks.adopt_loaded(request, blocks)
+            return None
         self._batcher.blocks.adopt_arriving(request, blocks)
-        return LayeredLoad(first, blocks, gate, task)
+        return load
 
     async def _read_layers(
         self,
         request: Request,
         keys: Sequence[BlockKey],
         blocks: Sequence[int],
-        gate: LayerGate,
+        on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
     ) -> bool:
-        """`begun`: whether all blocks are pinned, so that only a failure can keep them from coming."""
+        """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
+        pinned, so that only a failure can keep them from coming."""
         assert self._store is not None
         geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
         layer_bytes, last = geometry.layer_bytes * len(blocks), begin
@@ -129,25 +185,19 @@ class PrefixLoader:
 
         def landed(layer: int) -> None:
             nonlocal last
-            gate.landed(layer)
             now = time.monotonic()
+            on_layer(layer + 1, now - begin)
             intervals.add(last, now, layer_bytes)
             last = now
 
-        try:
-            async with self._store.pinned(keys) as pinned:
-                if not begun.done():
-                    begun.set_result(pinned is not None)
-                if pinned is None:
-                    return False
-                last = begin = time.monotonic()
-                offsets = [block * geometry.block_bytes for block in blocks]
-                whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
-        finally:
-            gate.open()
-            self._batcher.pool.unhold(blocks)
+        async with self._store.pinned(keys) as pinned:
             if not begun.done():
-                begun.set_result(False)
+                begun.set_result(pinned is not None)
+            if pinned is None:
+                return False
+            last = begin = time.monotonic()
+            offsets = [block * geometry.block_bytes for block in blocks]
+            whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
         if whole:
             self._account(request, pinned, len(blocks), time.monotonic() - begin, intervals)
         return whole
@@ -179,14 +229,14 @@ class PrefixLoader:
             blocks = pool.allocate(min(len(keys), pool.num_free))
         except OutOfBlocks:
             return
-        pool.hold(blocks)
+        self._hold(blocks)
         good = 0
         begin = time.monotonic()
         try:
             result = await self._prefetch.fetch(keys[: len(blocks)], blocks)
             good = result.blocks
         finally:
-            pool.unhold(blocks)
+            self._unhold(blocks)
             if request.finished:
                 good = 0
             pool.release(blocks[good:])
@@ -217,56 +267,77 @@ class Publisher:
         self._metrics = metrics
         self._pool = pool
         self._pool_blocks = pool_blocks
-        self._backlog: deque[tuple[BlockKey, int, Facts]] = deque()
+        self._backlog: deque[Named] = deque()
+        self._again: deque[Named] = deque()  # what was offered before, and may have been refused
         self._wake = asyncio.Event()
-        self._in_flight = 0
+        self._in_flight: list[Named] = []
         self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
 
     def start(self) -> None:
         if self._pool_blocks is not None:
-            self._task = asyncio.create_task(self._run())
+            self._task = keep(self._run, "publishing blocks")
 
-    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
-        """Queue full blocks (key, block id, facts); they are held until written or given up."""
+    def publish(self, named: Sequence[Named]) -> None:
+        """Queue full blocks; they are held until written or given up."""
+        self.num_dropped += self._take(self._backlog, named)
+
+    def offer_again(self, named: Sequence[Named]) -> None:
+        """Blocks that were used in the arena: those that the pool does not have are offered to it once more, so that an
+        admission that counts uses counts this one."""
+        self._take(self._again, named)
+
+    def _take(self, queue: deque[Named], named: Sequence[Named]) -> int:
+        """Returns how many there was no room for."""
         if self._task is None or not named:
-            return
-        room = MAX_PUBLISH_BACKLOG_BLOCKS - len(self._backlog)
-        self.num_dropped += max(0, len(named) - room)
-        taken = named[: max(0, room)]
+            return 0
+        taken = named[: max(0, MAX_PUBLISH_BACKLOG_BLOCKS - len(queue))]
         self._pool.hold([block_id for _, block_id, _ in taken])
-        self._backlog.extend(taken)
+        queue.extend(taken)
         self._wake.set()
+        return len(named) - len(taken)
 
     @property
     def backlog(self) -> int:
         """Blocks that are not written yet."""
-        return len(self._backlog) + self._in_flight
+        return len(self._backlog) + len(self._again) + len(self._in_flight)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for part in (self._backlog, self._again, self._in_flight) for _, block_id, _ in part)
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._pool.unhold([block_id for _, block_id, _ in self._backlog])
-        self._backlog.clear()
+        for queue in (self._backlog, self._again):
+            self._pool.unhold([block_id for _, block_id, _ in queue])
+            queue.clear()
 
     async def _run(self) -> None:
         assert self._pool_blocks is not None
         while True:
-            if not self._backlog:
+            queue = self._backlog or self._again
+            if not queue:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            count = min(PUBLISH_BATCH_BLOCKS, len(self._backlog))
-            batch = [self._backlog.popleft() for _ in range(count)]
-            self._in_flight = count
+            count = min(PUBLISH_BATCH_BLOCKS, len(queue))
+            batch = self._in_flight = [queue.popleft() for _ in range(count)]
             try:
-                keys, blocks, facts = zip(*batch, strict=True)
-                stored = await self._pool_blocks.put(keys, blocks, facts)
-                self._metrics.count_store_put(stored)
-            except Exception:  # a lost home costs reuse, never correctness
-                log.warning("publishing %d blocks failed", len(batch), exc_info=True)
+                rows = batch if queue is self._backlog else await self._lacking(batch)
+                if rows:
+                    keys, blocks, facts = zip(*rows, strict=True)
+                    stored = await self._pool_blocks.put(keys, blocks, facts)
+                    self._metrics.count_store_put(stored)
+            except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
+                log.info("publishing %d blocks failed: %r", len(batch), error)
             finally:
-                self._in_flight = 0
+                self._in_flight = []
                 self._pool.unhold([block_id for _, block_id, _ in batch])
+
+    async def _lacking(self, batch: Sequence[Named]) -> list[Named]:
+        assert self._pool_blocks is not None
+        there = await self._pool_blocks.exists([key for key, _, _ in batch])
+        return [row for row, here in zip(batch, there, strict=True) if not here]

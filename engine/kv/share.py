@@ -24,4 +24,4 @@ def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> Local
         path, below = Path(config.ssd_path), eviction(config)
         size, backend = geometry.pool_bytes, config.ssd_backend
         ssd = SsdTier(path, size, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms, backend=backend)
-    return LocalStore(arena, ssd, *policies)
+    return LocalStore(arena, ssd, *policies, pin_share=config.pin_share)

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from engine.gpu import Gpu, Host
 from engine.kv.cuda_memory import Move
 
 Stretch = tuple[int, list[int]]
@@ -29,10 +30,18 @@ Stretch = tuple[int, list[int]]
 class SplitArena:
     """The same bytes as one tensor would have that is never put together."""
 
-    def __init__(self, parts: Sequence[Tensor], heads: Sequence[slice], num_kv_heads: int, head_bytes: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Tensor],
+        heads: Sequence[slice],
+        num_kv_heads: int,
+        head_bytes: int,
+        gpu: Gpu | None = None,
+    ) -> None:
         """parts: uint8 [bytes] of every rank, on its device; heads: which of the `num_kv_heads` it has, as in
-        Shard.kv_heads; head_bytes: of one head of a plane, its scales included. Raises ValueError on parts of unequal
-        numbers of planes."""
+        Shard.kv_heads; head_bytes: of one head of a plane, its scales included; gpu: whose memory the parts are, the
+        host's by default. Raises ValueError on parts of unequal numbers of planes."""
+        self._gpu = gpu or Host()
         self._columns = [slice(held.start * head_bytes, held.stop * head_bytes) for held in heads]
         self.parts = parts
         self._planes = [part.view(-1, own.stop - own.start) for part, own in zip(parts, self._columns, strict=True)]
@@ -44,30 +53,30 @@ class SplitArena:
 
     def copy_out(self, host: Tensor, moves: Sequence[Move]) -> None:
         """As engine.kv.cuda_memory.copy_out; asynchronous on every part's current stream."""
-        home = self.parts[0].device
+        home = self.parts[0]
         stretches, pieces = self._cut(moves)
         for at, planes in stretches:
             heads = [self._planes[rank].index_select(0, self._index(planes, rank)) for rank in self._readers]
-            whole = torch.cat([part.to(home, non_blocking=True) for part in heads], dim=1)
+            whole = torch.cat([self._gpu.move(part, home) for part in heads], dim=1)
             host[at : at + whole.numel()].copy_(whole.flatten(), non_blocking=True)
         for here, there in self._pieces(host, pieces, self._readers):
             there.copy_(here, non_blocking=True)
 
     def copy_in(self, host: Tensor, moves: Sequence[Move]) -> None:
         """The other way."""
-        home = self.parts[0].device
+        home = self.parts[0]
         stretches, pieces = self._cut(moves)
         for at, planes in stretches:
-            whole = host[at : at + len(planes) * self._plane_bytes].to(home, non_blocking=True)
+            whole = self._gpu.move(host[at : at + len(planes) * self._plane_bytes], home)
             whole = whole.view(-1, self._plane_bytes)
             for rank, (mine, own) in enumerate(zip(self._planes, self._columns, strict=True)):
-                heads = whole[:, own].contiguous().to(mine.device, non_blocking=True)
+                heads = self._gpu.move(whole[:, own].contiguous(), mine)
                 mine.index_copy_(0, self._index(planes, rank), heads)
         for here, there in self._pieces(host, pieces, range(len(self.parts))):
             here.copy_(there, non_blocking=True)
 
     def _index(self, planes: Sequence[int], rank: int) -> Tensor:
-        return torch.tensor(planes).to(self.parts[rank].device, non_blocking=True)
+        return self._gpu.index(planes, self.parts[rank])
 
     def _cut(self, moves: Sequence[Move]) -> tuple[list[Stretch], list[Move]]:
         """Whole planes, together where their bytes in host memory are, and pieces that lie within one plane."""

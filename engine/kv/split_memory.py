@@ -1,6 +1,6 @@
 """An arena whose parts are on several GPUs, as one device of transfers (net/staging.py).
 
-Untried on GPUs, see rank_arenas.py.
+Untried on GPUs, see rank_arenas.py; over tests/late_gpu.py every order of its streams is tried.
 """
 
 from __future__ import annotations
@@ -11,40 +11,35 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from engine.gpu import Gpu
 from engine.kv.cuda_memory import CudaCopying, CudaMemory, Move
 from engine.kv.split_arena import SplitArena
 from net.memory import Region
 
 
 class SplitMemory(CudaMemory):
-    """A SplitArena over CUDA tensors. See net.device_memory.Device; copies out wait for rank 0's default stream."""
+    """A SplitArena over CUDA tensors. See net.device_memory.Device."""
 
-    def __init__(self, split: SplitArena) -> None:
-        super().__init__(split.parts[0], after=torch.cuda.default_stream(split.parts[0].device))
+    def __init__(self, split: SplitArena, gpu: Gpu | None = None) -> None:
+        super().__init__(split.parts[0], gpu)
         self._split = split
         self.nbytes = split.nbytes
-        self._others = [torch.cuda.Stream(part.device) for part in split.parts[1:]]
+        self._others = [self._gpu.stream(part) for part in split.parts[1:]]
 
     def copy_out(self, host: Region, moves: Sequence[Move]) -> CudaCopying:
-        return self._queued(self._split.copy_out, host, moves, self._after)
+        return self._queued(self._split.copy_out, host, moves)
 
     def copy_in(self, host: Region, moves: Sequence[Move]) -> CudaCopying:
-        return self._queued(self._split.copy_in, host, moves, None)
+        return self._queued(self._split.copy_in, host, moves)
 
     def _queued(
-        self,
-        copy: Callable[[Tensor, Sequence[Move]], None],
-        host: Region,
-        moves: Sequence[Move],
-        after: torch.cuda.Stream | None,
+        self, copy: Callable[[Tensor, Sequence[Move]], None], host: Region, moves: Sequence[Move]
     ) -> CudaCopying:
         """On a stream of each GPU; torch orders copies between two GPUs behind the current streams of both."""
         with ExitStack() as stack:
             for stream in (*self._others, self._stream):  # rank 0's last: its GPU is the current one inside
-                if after is not None:
-                    stream.wait_stream(after)
-                stack.enter_context(torch.cuda.stream(stream))
+                stack.enter_context(self._gpu.on(stream))
             copy(torch.frombuffer(host.memory, dtype=torch.uint8), moves)
             for stream in self._others:
                 self._stream.wait_stream(stream)
-            return CudaCopying(self._stream.record_event())
+            return CudaCopying(self._gpu.mark(self._bytes))

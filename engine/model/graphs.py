@@ -12,7 +12,7 @@ Triton backend cuts its work on the device, so one recording serves any lengths.
 prompt, more logits than requests), or one that has to tell of its layers, runs as it always did.
 
 All buckets are recorded once, at the start, largest first and in one memory pool: the activations of the smaller ones
-lie where those of the largest lay.
+lie where those of the largest lay. Their logits, a gigabyte for all of them, are the same few rows too.
 """
 
 from __future__ import annotations
@@ -146,11 +146,11 @@ class Recorded:
 
     step: StaticStep
     replay: Callable[[], None]
-    logits: Tensor  # [requests, vocab_size] float32
+    logits: Tensor  # [requests, vocab_size] float32, of all buckets in the same place
 
 
-Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Records what a function does to tensors that stay where they are -> (do it again, the function's result)."""
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+"""Records what a function does to tensors that stay where they are -> do it again."""
 
 
 class CudaRecorder:
@@ -159,7 +159,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -168,8 +168,9 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            result = run()
-        return graph.replay, result
+            run()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 def obstacle(model: Model) -> str | None:
@@ -202,6 +203,8 @@ class GraphedModel:
         self._block_size = block_size
         self._recorder = record
         ordered = buckets(max_num_seqs)
+        most = max(bucket.num_requests for bucket in ordered)
+        self._logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=kv_pool.device)
         recorded = {bucket: self._record(bucket) for bucket in sorted(ordered, key=lambda bucket: -bucket.num_rows)}
         self.recorded = [recorded[bucket] for bucket in ordered]
 
@@ -234,8 +237,9 @@ class GraphedModel:
 
     def _record(self, bucket: Bucket) -> Recorded:
         step = StaticStep(bucket, self._max_blocks, self._block_size, self.kv_pool.device)
+        logits = self._logits[: bucket.num_requests]
 
-        def run() -> Tensor:
-            return self.model.forward(step.token_ids, step.batch, self.kv_pool, step.rows)
+        def run() -> None:
+            logits.copy_(self.model.forward(step.token_ids, step.batch, self.kv_pool, step.rows))
 
-        return Recorded(step, *self._recorder(run))
+        return Recorded(step, self._recorder(run), logits)

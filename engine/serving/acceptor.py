@@ -16,13 +16,14 @@ from typing import Any
 
 from cache.block import BlockKey, salted_root
 from engine.request import SamplingParams
-from engine.serving.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redirected
+from engine.serving.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redirected, Unreachable
+from engine.serving.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.serving.flight import Flight, OutputText, drawn_seed
 from engine.serving.flight_log import FlightLog
 from engine.serving.otlp import SpanExport
+from engine.serving.persistence import MOST_IN_VAIN, Persistence
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
-from engine.serving.silence import Silent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
 from engine.text.tokenizer import Tokenizer
@@ -32,10 +33,10 @@ from net.metrics import Metrics
 
 log = logging.getLogger("mooncake.acceptor")
 
-MAX_ATTEMPTS = 4
-RESUME_PATIENCE_S = 30.0
-RESUME_RETRY_S = 0.25
 DRAIN_POLL_S = 0.02
+LOOK_S = 2.0
+"""A request that waits for a role that gossip misses is placed so often all the same: nodes beyond the own cell, and
+those that gossip has told no load of yet, are known when they are asked."""
 
 
 class Acceptor:
@@ -50,6 +51,7 @@ class Acceptor:
         root: BlockKey,
         max_model_len: int,
         timeout_s: float,
+        role_wait_s: float,
         metrics: Metrics,
         recorder: TraceRecorder | None = None,
         export: SpanExport | None = None,
@@ -58,11 +60,13 @@ class Acceptor:
         self._tokenizer = tokenizer
         self._root = root
         self._max_model_len = max_model_len
-        self._timeout_s = timeout_s
+        self._timeout_s, self._role_wait_s = timeout_s, role_wait_s
         self._log = FlightLog(node_id, metrics, placer, recorder, export)
+        self._placer = placer
         self._attempts = Attempts(channel, placer, self._log)
         self.node_suspected = self._attempts.node_suspected
-        self._closing = False
+        self._waiting = 0  # begun requests that no node can take now
+        self._closing = self._over = False
 
     # --- a request, from prompt to last token
 
@@ -89,7 +93,7 @@ class Acceptor:
                 reason = output.finish_reason
                 yield output
         except (Overloaded, Unavailable) as error:
-            self._log.rejected(error)
+            self._log.rejected(flight, error)
             raise
         finally:
             self._attempts.abort(flight)
@@ -108,7 +112,7 @@ class Acceptor:
         seed = drawn_seed(request_id, prompt) if params.seed is None else params.seed
         limit = min(params.max_tokens, room)
         params = replace(params, seed=seed, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
-        timeline = Timeline(request_id, len(prompt))
+        timeline, now = Timeline(request_id, len(prompt)), time.monotonic()
         timeline.nodes["acceptor"] = self._node_id
         return Flight(
             request_id,
@@ -118,16 +122,19 @@ class Acceptor:
             service_class,
             salted_root(self._root, cache_salt),
             timeline,
-            deadline=time.monotonic() + self._timeout_s,
-            accepted=time.monotonic(),
+            deadline=now + self._timeout_s,
+            accepted=now,
+            persistence=Persistence(now, now + self._timeout_s, self._role_wait_s),
         )
 
     async def _outputs(self, flight: Flight) -> AsyncGenerator[Output, None]:
         text = OutputText(self._tokenizer, flight)
         while True:
             try:
-                if flight.adopted is None:
-                    await self._start_or_wait(flight)
+                if flight.adopted is None and not await self._start_or_wait(flight):
+                    self._log.timed_out(flight)
+                    yield text.end("abort")
+                    return
                 async for output in self._attempts.outputs(flight, text):
                     yield output
                     if output.finish_reason is not None:
@@ -138,7 +145,7 @@ class Acceptor:
                 flight.avoid.add(flight.timeline.nodes["prefill"])
                 flight.attempt += 1
                 flight.redirects += 1
-            except (AttemptFailed, PeerLost, Silent) as error:
+            except (AttemptFailed, PeerLost) as error:
                 self._give_up_attempt(flight, str(error))
 
     def _give_up_attempt(self, flight: Flight, reason: str) -> None:
@@ -148,23 +155,48 @@ class Acceptor:
         self._attempts.abort(flight)
         flight.adopted = None
         flight.attempt += 1
-        if flight.attempt - flight.redirects >= MAX_ATTEMPTS:
-            raise Unavailable(f"the request failed on {MAX_ATTEMPTS} placements, last: {reason}", retry_after_s=1.0)
+        if not flight.persistence.failed(flight.num_output_tokens):
+            raise Unavailable(f"{MOST_IN_VAIN} attempts in a row brought no token, last: {reason}", retry_after_s=1.0)
         self._log.resumed()
 
-    async def _start_or_wait(self, flight: Flight) -> None:
-        """Start an attempt. A new request that finds no room is refused at once; one that already runs waits for it:
-        its client has been promised an answer."""
-        patience = time.monotonic() + RESUME_PATIENCE_S
+    async def _start_or_wait(self, flight: Flight) -> bool:
+        """Start an attempt. A new request that finds no room is refused at once, and waits a while for a node of a
+        missing role; one that has begun waits for either until its deadline: its client has been promised an answer.
+        False when that is over and the client has a part of the answer."""
         while True:
             try:
-                return await self._attempts.start(flight)
-            except (Overloaded, Unavailable):
+                await self._attempts.start(flight)
+            except (NotPlaced, Overloaded, Unavailable, Unreachable) as error:
                 self._attempts.abort(flight)
-                new = flight.attempt == flight.redirects
-                if new or self._closing or time.monotonic() > min(patience, flight.deadline):
-                    raise
-                await asyncio.sleep(RESUME_RETRY_S)
+                flight.attempt += 1
+                if not await self._wait(flight, error):
+                    if self._over:
+                        raise Unavailable(CLOSING_REASON, retry_after_s=1.0) from None
+                    if flight.num_output_tokens:
+                        return False
+                    if isinstance(error, NotPlaced):
+                        self._log.declined(flight, error.declined)
+                    raise _answer(error) from None
+            else:
+                return True
+
+    async def _wait(self, flight: Flight, error: Exception) -> bool:
+        """Until the next try; False when there is none."""
+        promised = flight.persistence.promised
+        absent = isinstance(error, Unreachable) or (isinstance(error, NotPlaced) and bool(error.missing_role))
+        if not (promised or absent) or (self._closing and not promised):
+            return False
+        self._log.waits(flight, str(error))
+        self._waiting += 1
+        try:
+            begun = time.monotonic()
+            while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
+                await asyncio.sleep(pause_s)
+                if not self._placer.missing_role() or time.monotonic() - begun > LOOK_S:
+                    return not self._over
+            return False
+        finally:
+            self._waiting -= 1
 
     # --- ends
 
@@ -174,11 +206,12 @@ class Acceptor:
         self._closing = True
         try:
             async with asyncio.timeout(timeout_s):
-                while self._attempts:  # noqa: ASYNC110 - once in a node's life
+                while self.open:  # noqa: ASYNC110 - once in a node's life
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
-            log.warning("%d requests are not finished after %g s and fail", len(self._attempts), timeout_s)
+            log.warning("%d requests are not finished after %g s and fail", self.open, timeout_s)
         finally:
+            self._over = True
             self._attempts.fail_all()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
@@ -188,9 +221,16 @@ class Acceptor:
     @property
     def open(self) -> int:
         """Requests that have not ended."""
-        return len(self._attempts)
+        return len(self._attempts) + self._waiting
 
     @property
     def recent(self) -> Recent:
         """The requests that ended here last."""
         return self._log.recent
+
+
+def _answer(error: Exception) -> Exception:
+    """What the API says of a request that nobody takes."""
+    if isinstance(error, NotPlaced):
+        return error.answer()
+    return Unavailable(str(error), NO_NODE_RETRY_S) if isinstance(error, Unreachable) else error

@@ -18,8 +18,8 @@ from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
 from engine.serving.messages import pack_request, unpack_logprobs, unpack_prompt_logprobs
 from engine.serving.placing import Placer
-from engine.serving.silence import Silence
-from net.channel import Channel, RemoteError
+from engine.serving.silence import Silence, Silent
+from net.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.http.frontend import Output, Overloaded, Unavailable
 
 MAX_REDIRECTS = 2
@@ -34,6 +34,10 @@ CLOSING_REASON = "this node is shutting down"
 
 class AttemptFailed(Exception):
     """A node of this attempt failed; the request can be placed again."""
+
+
+class Unreachable(Exception):
+    """A node of this attempt could not be reached before it had begun: it may be about to come back."""
 
 
 class Redirected(Exception):
@@ -66,12 +70,13 @@ class Attempts:
         if not await self._adoption.adopt(flight, self._placer.decode_nodes()):
             return False
         self._flights[flight.attempt_id] = flight
+        flight.persistence.begun()
         self._log.adopted(flight)
         return True
 
     async def start(self, flight: Flight) -> None:
         """Place the request and start it: blocks on the decode node first, then the prefill that fills them. Raises
-        Overloaded, Unavailable, AttemptFailed, Redirected, Silent."""
+        NotPlaced, Overloaded, Unavailable, AttemptFailed, Unreachable, Redirected."""
         request = Request(
             request_id=flight.attempt_id,
             token_ids=flight.token_ids,
@@ -81,7 +86,7 @@ class Attempts:
             root=flight.root,
             service_class=flight.service_class,
         )
-        placed = await self._placer.place(request, flight.avoid, new=flight.attempt == flight.redirects)
+        placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
         placement = placed.placement
         self._log.placed(flight, placed)
         self._flights[flight.attempt_id] = flight
@@ -90,7 +95,7 @@ class Attempts:
         flight.watched = set(flight.nodes)
         body, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
-        target = None
+        target, asked = None, placement.decode
         back = placement.prefill in flight.avoid  # all others are much later: it stays there
         promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
@@ -102,17 +107,31 @@ class Attempts:
                     "region": reply["region"],
                     "block_ids": reply["blocks"],
                     "first_missing": reply["first_missing"],
+                    "epoch": reply["epoch"],
                 }
                 self._log.reserved(flight, placement.decode)
             body |= {"target": target, "promise": promise}
+            asked = placement.prefill
             await self._silence.ask(flight, placement.prefill, messages.PREFILL, body, data, left)
+            flight.persistence.begun()
         except RemoteError as error:
             if error.code == "redirect":
                 raise Redirected(str(error)) from None
             await self._placer.release(placed)
             if error.code == "overloaded":
-                raise Overloaded(str(error), retry_after_s=1.0) from None
+                self._log.refused(flight, asked, {"reason": str(error)} | error.facts)
+                raise Overloaded(str(error), error.facts["retry_after_s"]) from None
+            if error.code == "unknown kind":  # it is here again, and still loads its model
+                raise Unreachable(str(error)) from None
             raise AttemptFailed(str(error)) from None
+        except (PeerLost, PeerRefused) as error:
+            flight.nodes.discard(asked)  # nobody is there to be told of the end
+            self._placer.unreachable(asked)
+            if asked != placement.prefill:
+                await self._placer.release(placed)
+            raise Unreachable(str(error)) from None
+        except Silent as error:
+            raise Unreachable(str(error)) from None
         except TimeoutError:
             raise Unavailable("the request waited for KV blocks until its deadline", retry_after_s=5.0) from None
 
@@ -134,7 +153,8 @@ class Attempts:
                 if finish == "closing":
                     raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
                 if finish == "refused":  # by its decode node: --rejection stage-load
-                    raise Overloaded(extra["error"], retry_after_s=1.0)
+                    self._log.refused(flight, flight.timeline.nodes["decode"], extra["refused"])
+                    raise Overloaded(extra["error"], extra["refused"]["retry_after_s"])
                 if finish == "failed":
                     raise AttemptFailed(extra["error"] if extra else "a node failed")
                 if finish == "landed":

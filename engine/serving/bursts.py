@@ -53,12 +53,27 @@ class Bursts:
                 )
             except (PeerLost, PeerRefused, RemoteError, TimeoutError):
                 return {}
-            coming = {name: Coming(count, left) for name, (count, left) in reply["coming"].items()}
+            coming = {
+                name: Coming(count, left)
+                for name, (count, left) in reply["coming"].items()
+                if 0 < count <= len(depths)  # by no means more than was asked about
+            }
         return {name: Coming(depths[found.depth - 1], found.ready_s) for name, found in coming.items()}
 
     async def _on_intend(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES or not 0 <= body["ready_s"] <= MOST_S:
-            raise RemoteError(f"a claim has up to {MOST_KEYS} keys, ready in {MOST_S:g} s", code="bad_request")
-        keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
-        coming = self._kept.claim(time.monotonic(), keys, body["node"], body["ready_s"], body["instead_of"])
-        return {"coming": {name: [found.depth, found.ready_s] for name, found in coming.items()}}
+        return answer(self._kept, time.monotonic(), body, data)
+
+
+def answer(kept: Intents, now: float, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    """What a peer learns that would have these blocks computed. Raises RemoteError for a question that is none."""
+    ready_s = body.get("ready_s")
+    if not isinstance(ready_s, int | float) or not 0 <= ready_s <= MOST_S:
+        raise RemoteError(f"a claim is ready within {MOST_S:g} s", code="bad_request")
+    if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES:
+        raise RemoteError(f"a claim has up to {MOST_KEYS} keys", code="bad_request")
+    node, instead_of = body.get("node"), body.get("instead_of")
+    if not isinstance(node, str) or not isinstance(instead_of, str):
+        raise RemoteError("a claim names the node that computes, and the one it replaces or none", code="bad_request")
+    keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
+    coming = kept.claim(now, keys, node, ready_s, instead_of)
+    return {"coming": {name: [found.depth, found.ready_s] for name, found in coming.items()}}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from net.http.frontend import Overloaded, Unavailable
 from net.load_words import UNREACHABLE, Claim, LoadWords
-from sched.load_word import CLAIM_UNIT_S
+from sched.load_word import CLAIM_MAX, CLAIM_UNIT_S
 from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
 
@@ -40,7 +39,7 @@ class Claims:
             if work_s < LEAST_S or decision.prefill not in claimed:
                 return decision, None, given_up
             try:
-                claim = await self._words.reserve(decision.prefill, max(1, int(work_s / CLAIM_UNIT_S)))
+                claim = await self._words.reserve(decision.prefill, max(1, int(min(work_s / CLAIM_UNIT_S, CLAIM_MAX))))
             except UNREACHABLE:
                 return decision, None, given_up  # sending the prompt will tell
             between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S
@@ -52,12 +51,3 @@ class Claims:
                 return decision, claim, given_up
             await self._words.release(claim)
             decision, given_up = again, given_up + 1
-
-
-def accepted(decision: Placement | Rejected) -> Placement:
-    """Raises Overloaded when every node is full, Unavailable when a role is missing or the prompt fits nowhere."""
-    if not isinstance(decision, Rejected):
-        return decision
-    if decision.retry_after_s is None:
-        raise Unavailable(decision.reason, retry_after_s=1.0)
-    raise Overloaded(decision.reason, decision.retry_after_s)

@@ -64,6 +64,8 @@ def table(record: dict[str, Any]) -> str:
         f"request {record['request_id']}: {summary['prompt_tokens']} prompt tokens, {summary['cached_tokens']} of them "
         f"cached, {summary['output_tokens']} output tokens, accepted by {summary['nodes'].get('acceptor', '?')}"
     ]
+    if (refused := record["refused"]) is not None:
+        lines += _refused(refused)
     for number, decision in enumerate(record["decisions"]):
         if len(record["decisions"]) > 1:
             lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
@@ -75,6 +77,21 @@ def table(record: dict[str, Any]) -> str:
         ]
         lines += ["", *_columns(("", "estimated", "measured", "error"), rows)]
     return "\n".join(lines)
+
+
+def _refused(refused: dict[str, Any]) -> list[str]:
+    """What its client was told, and the objective that was missed, if it was one."""
+    lines = [f"refused{_by(refused)}: {refused['reason']}; retry after {refused['retry_after_s']:g} s"]
+    if "objective" in refused:
+        missed, limit_s = refused["objective"], refused["limit_s"]
+        lines.append(
+            f"missed {missed} of {refused['service_class']}: {limit_s:g} s, estimated {refused['estimated_s']:.3g} s"
+        )
+    return lines
+
+
+def _by(refused: dict[str, Any]) -> str:
+    return f" by {refused['node']}" if "node" in refused else ""
 
 
 def _decision(decision: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cache.block import BlockKey
 from engine.request import SamplingParams, TokenLogprobs
+from engine.serving.persistence import Persistence
 from engine.serving.timeline import Timeline
 from engine.text.output import StopStrings
 from engine.text.tokenizer import IncrementalDecoder, Tokenizer
@@ -29,6 +30,7 @@ class Flight:
     timeline: Timeline
     deadline: float  # monotonic seconds
     accepted: float  # monotonic seconds
+    persistence: Persistence
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0

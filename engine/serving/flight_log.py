@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+from engine.serving.declined import Declined
 from engine.serving.flight import Flight
 from engine.serving.otlp import SpanExport
 from engine.serving.placed import Placed
@@ -16,6 +17,7 @@ from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
+from net.http.frontend import Overloaded, Unavailable
 from net.log_context import trace_headers
 from net.metrics import Metrics
 
@@ -56,8 +58,27 @@ class FlightLog:
             self._timelines.popitem(last=False)
         self._add(flight, "accepted", service_class=flight.service_class)
 
-    def rejected(self, error: Exception) -> None:
+    def declined(self, flight: Flight, declined: Declined) -> None:
+        """There is no placement, or --rejection turns the request away."""
+        flight.timeline.decisions.append(declined.kept())
+        flight.timeline.refused = declined.refused
+
+    def refused(self, flight: Flight, node: str, facts: dict[str, Any]) -> None:
+        """The node it was placed on does not take it."""
+        flight.timeline.refused = {"node": node} | facts
+
+    def rejected(self, flight: Flight, error: Overloaded | Unavailable) -> None:
+        """Its client is told so."""
+        told = {"reason": str(error), "retry_after_s": error.retry_after_s}
+        flight.timeline.refused = told | dict(flight.timeline.refused or {})
+        self._add(flight, "rejected", **told)
         self._metrics.count_rejected(type(error).__name__.lower())
+
+    def waits(self, flight: Flight, reason: str) -> None:
+        """No node can take it now. Noted once for each reason, not for every try."""
+        last = flight.timeline.events[-1]
+        if last["event"] != "waits" or last["detail"]["reason"] != reason:
+            self._add(flight, "waits", reason=reason)
 
     def placed(self, flight: Flight, placed: Placed) -> None:
         timeline, placement = flight.timeline, placed.placement
@@ -86,7 +107,7 @@ class FlightLog:
             self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
             self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
         else:
-            self._metrics.observe_itl(now - flight.last_token)
+            self._metrics.observe_itl(now - flight.last_token, flight.service_class)
         flight.last_token = now
         self._metrics.count_generation_tokens(1)
 

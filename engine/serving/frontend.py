@@ -36,7 +36,9 @@ class ServingFrontend:
         metrics: Callable[[], Awaitable[bytes]],
         live: Live,
         leaving: Leaving,
+        max_answer_logprobs: int,
     ) -> None:
+        self.max_answer_logprobs = max_answer_logprobs
         self.model_name = model_name
         self.model_root = model_root
         self.max_model_len = max_model_len
@@ -117,6 +119,7 @@ class StoreFrontend(ServingFrontend):
         leaving: Leaving,
     ) -> None:
         self.model_name, self.model_root, self.max_model_len, self.vocab_size = NO_MODEL, NO_MODEL, 0, 0
+        self.max_answer_logprobs = 0
         self.cluster = cluster
         self.state = state
         self.healthy = healthy

@@ -13,6 +13,7 @@ from typing import Any
 
 from net.channel import Channel
 from net.errors import PeerLost, PeerRefused, RemoteError
+from net.tasks import awaited
 
 LIVE, TIMELINE = "live", "timeline"
 ANSWER_TIMEOUT_S = 1.0
@@ -48,7 +49,7 @@ class Live:
         now = time.monotonic()
         if self._latest is None or now - self._asked > FRESH_S:
             self._asked = now
-            self._latest = asyncio.create_task(self._gather())
+            self._latest = awaited(self._gather())
         return await asyncio.shield(self._latest)
 
     async def timeline(self, request_id: str) -> Json | None:

@@ -10,8 +10,9 @@ from engine.request import Request
 from net.channel import RemoteError
 from net.load_words import LoadWords
 from net.shm import boot_id
+from sched.admission import retry_after_s
 from sched.load_word import CLAIM_UNIT_S
-from sched.rejection import Rejection
+from sched.rejection import Rejection, bounded_s
 
 REDIRECT_SHARE, REDIRECT_S = 0.25, 0.1
 """A prompt is sent elsewhere if its first token would come later than promised by more than this."""
@@ -36,7 +37,7 @@ class OwnLoad:
             "outstanding": claims.outstanding,
             "step_soon_s": self.load.step_s(self.load.running_soon(horizon_s) + 1),
             "step_alone_s": self.load.step_s(1),
-            "decode_s": self.load.lengths.mean * self.load.step_s(max(1, self.load.running_soon(0.0))),
+            "decode_s": self._decode_s(),
             "unix_s": time.time(),
             "boot_id": boot_id(),
         }
@@ -54,10 +55,24 @@ class OwnLoad:
             if late > most:
                 raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
 
+    def room_in_s(self) -> float:
+        """Retry-After while the queue of prompts is full: until the next of them is computed."""
+        record = self.load.record()
+        return retry_after_s([(record.waiting, record.work_s)])
+
+    def blocks_in_s(self) -> float:
+        """Retry-After while too many wait for KV blocks: until the next running request ends."""
+        return bounded_s(self._decode_s() / max(1, self.load.record().running))
+
+    def _decode_s(self) -> float:
+        """A typical decode, first to last token."""
+        return self.load.lengths.mean * self.load.step_s(max(1, self.load.running_soon(0.0)))
+
     def decode(self, service_class: str) -> None:
         """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection says that it may not."""
         load = self.load
         step_s = load.step_s(load.running_soon(0.0) + 1)
-        refusal = self._rejection.after_prefill(service_class, step_s, load.step_s(1), self._slo_scale)
+        alone_s = load.step_s(1)
+        refusal = self._rejection.after_prefill(service_class, step_s, alone_s, self._decode_s(), self._slo_scale)
         if refusal is not None:
-            raise RemoteError(refusal.reason, code="refused")
+            raise RemoteError(refusal.reason, "refused", refusal.as_dict())

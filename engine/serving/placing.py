@@ -16,14 +16,14 @@ from cache.block import BlockGeometry, BlockKey
 from cache.store import Store
 from engine.request import Request
 from engine.serving.bursts import Bursts
-from engine.serving.claims import Claims, accepted
+from engine.serving.claims import Claims
 from engine.serving.clocks import Clocks
+from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import Known, Neighbours
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.probing import Prober, Question
 from net.channel import Channel
 from net.gossip import Gossip
-from net.http.frontend import Overloaded
 from net.load_words import LoadWords
 from net.transfer import TransferEngine
 from sched.intents import WORTH_S, Coming
@@ -35,7 +35,7 @@ from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.measured_links import MeasuredLinks
 from sched.placements.view import View
-from sched.rejection import Estimate, Rejection
+from sched.rejection import Estimate, Refusal, Rejection
 
 
 class Placer:
@@ -80,8 +80,8 @@ class Placer:
 
     async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
         """`avoid`: nodes that have sent this prompt away (see Choice); `new`: its client has been promised nothing.
-        Raises Overloaded when every node is full or a new request would miss its objectives, Unavailable when a role
-        is missing or the prompt fits nowhere."""
+        Raises NotPlaced when every node is full, a role is missing, the prompt fits nowhere, or a new request would
+        miss its objectives."""
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
@@ -98,9 +98,11 @@ class Placer:
         if asked or not known.members:
             matched = _told(view, answers, told)
         choice = Choice(self._policy, now, self._demand(request, pool_tokens), view, matched, avoid)
-        decision = accepted(choice.decide())
-        if new:
-            self._admit(decision, request.service_class, view)
+        decision = choice.decide()
+        if isinstance(decision, Rejected):
+            raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
+        if new and (refusal := self._refusal(decision, request.service_class, view)) is not None:
+            raise turned_away(refusal, decision, list(answers.values()), len(members), time.monotonic() - begun)
         alone = False
         if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
             first = decision
@@ -139,8 +141,8 @@ class Placer:
         blocks, ready_s = decision.prefix_tokens // self.block_size, decision.estimates["ttft_s"]
         return await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s, instead_of)
 
-    def _admit(self, decision: Placement, service_class: str, view: View) -> None:
-        """Raises Overloaded when --rejection turns such a request away."""
+    def _refusal(self, decision: Placement, service_class: str, view: View) -> Refusal | None:
+        """Why --rejection turns such a request away, if it does."""
         onto = view.index[decision.decode]
         estimate = Estimate(
             service_class=service_class,
@@ -151,14 +153,17 @@ class Placer:
             step_alone_s=float(view.step_alone_s[onto]),
             decode_s=float(view.decode_s[onto]),
         )
-        refusal = self._rejection.at_arrival(estimate, self._slo_scale)
-        if refusal is not None:
-            raise Overloaded(refusal.reason, refusal.retry_after_s)
+        return self._rejection.at_arrival(estimate, self._slo_scale)
 
     def decode_nodes(self) -> list[str]:
         """Alive, as gossip has them."""
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
+    def missing_role(self) -> str:
+        """A role that no node has as far as gossip tells, empty if there is none: far cheaper than `place`."""
+        view = self._neighbours.known(time.monotonic()).view
+        return "prefill" if not view.prefills.any() else "decode" if not view.decodes.any() else ""
 
     def learn(self, prefill: str, estimates: Mapping[str, float], ttft_s: float) -> None:
         """A decision for node `prefill`, with these estimates, led to a first token so long after it."""
@@ -169,6 +174,10 @@ class Placer:
         """Whether gossip holds the node for dead or soon to be."""
         member = self._gossip.core.membership.get(node_id)
         return member is None or member.status is not Status.ALIVE
+
+    def unreachable(self, node_id: str) -> None:
+        """It refuses connections: let it prove that it lives, and send no more to it meanwhile."""
+        self._gossip.suspect(node_id)
 
     async def release(self, placed: Placed) -> None:
         """The work does not come after all."""

@@ -23,6 +23,7 @@ from net.channel import Channel, PeerLost, RemoteError
 from net.gossip import Gossip
 from net.load_words import LoadWords
 from net.shm import boot_id
+from net.tasks import spawn
 from net.transfer import TransferEngine
 from sched.load_word import CLAIM_UNIT_S, Load
 from sched.member import Member
@@ -127,7 +128,7 @@ class Prober:
         timer = loop.call_later(PROBE_TIMEOUT_S, _end, over)
         body = {"horizon_s": question.horizon_s, "to": [m.node_id for m in members if "decode" in m.roles]}
         keys = [b"".join(question.keys)]
-        tasks = {loop.create_task(self._ask(member, body, keys, known)) for member in members}
+        tasks = {spawn(self._ask(member, body, keys, known), "probe") for member in members}
 
         def answered(task: asyncio.Task[ProbeAnswer | None]) -> None:
             nonlocal timer

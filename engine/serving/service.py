@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockGeometry
@@ -33,6 +33,7 @@ from engine.serving.rail_news import RailNews
 from engine.worker import Emission, Worker
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
+from net.tasks import spawn
 from net.transfer import TransferEngine
 
 log = logging.getLogger("mooncake.engine")
@@ -90,6 +91,7 @@ class EngineService:
     # --- questions
 
     async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        self._worker.check()
         keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
         local = {"local_tokens": len(matched) * self._geometry.block_size}
@@ -98,8 +100,9 @@ class EngineService:
     # --- decode side
 
     async def _on_reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        self._worker.check()
         request = unpack_request(body, data, time.monotonic())
-        self._incoming.check_room()
+        self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
         return await self._incoming.reserve(request, body["prefill_node"])
 
@@ -115,12 +118,17 @@ class EngineService:
     # --- prefill side
 
     async def _on_prefill(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        self._worker.check()
         request = unpack_request(body, data, time.monotonic())
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
         self._own_load.keep(body["promise"], request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
-            raise RemoteError(f"{self._max_waiting} requests wait on {self._node_id} already", code="overloaded")
+            raise RemoteError(
+                f"{self._max_waiting} requests wait on {self._node_id} already",
+                "overloaded",
+                {"retry_after_s": self._own_load.room_in_s()},
+            )
         transfer = None
         if body["target"] is not None:
             target = KvTarget(**body["target"])
@@ -166,7 +174,10 @@ class EngineService:
         except Exception as error:
             await transfer.stop()
             end = "refused" if isinstance(error, RemoteError) and error.code == "refused" else "failed"
-            self._send(acceptor, [[request.request_id, -1, None, None, end, self._extra(request, str(error))]])
+            told = self._extra(request, str(error))
+            if end == "refused":
+                told["refused"] = error.facts  # type: ignore[attr-defined]
+            self._send(acceptor, [[request.request_id, -1, None, None, end, told]])
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
@@ -185,15 +196,18 @@ class EngineService:
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
-        transfer = self._worker.take_transfer(request_id) or self._leaving.get(request_id)
-        if transfer is not None:
+        if (transfer := self._worker.take_transfer(request_id)) is not None:
+            await self._stop_transfer(request_id, transfer)
+        elif (transfer := self._leaving.get(request_id)) is not None:
             await transfer.stop()
 
     async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
         """A request ended before its KV was wanted elsewhere."""
         self._leaving[request_id] = transfer
-        await transfer.stop()
-        self._leaving.pop(request_id, None)
+        try:
+            await transfer.stop()
+        finally:
+            self._leaving.pop(request_id, None)
 
     # --- ends
 
@@ -277,13 +291,19 @@ class EngineService:
         self._channel.post(acceptor, messages.TOKENS, {"items": items})
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+        task = spawn(coroutine, "ending or handing over a request")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def owed(self) -> int:
         """Requests that an acceptor waits for; those whose acceptor was lost are not among them."""
         return sum(acceptor != NOBODY for acceptor in self._acceptors.values()) + len(self._leaving)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference that is held here; those of the worker's transfers are its own."""
+        yield from self._incoming.held_blocks()
+        for transfer in self._leaving.values():
+            yield from transfer.held_blocks()
 
     def held(self) -> dict[str, int]:
         """What is still held for requests; all zero on an idle node."""

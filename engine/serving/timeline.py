@@ -34,6 +34,7 @@ class Timeline:
     trace: Mapping[str, str] = field(default_factory=dict)  # traceparent and tracestate of the client
     output_tokens: int = 0
     cached_tokens: int = 0
+    refused: Mapping[str, Any] | None = None  # why, and when to come back: reason, retry_after_s, the missed objective
 
     def add(self, t: float, node: str, event: str, **detail: Any) -> None:
         self.events.append({"t": t, "node": node, "event": event, "detail": detail})
@@ -50,6 +51,7 @@ class Timeline:
             "events": self._sorted(),
             "summary": summary | {"placement": decisions[-1] if decisions else {}},
             "decisions": decisions,
+            "refused": self.refused,
             "truth": self.truth(summary),
             "clocks": self.clocks,
         }

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import orjson
 
+from engine.line_file import LineFile
+
 BLOCK_TOKENS = 512
 ID_BITS = 52
 """Exact in every reader's floating point; a billion blocks have one chance in nine thousand to share a number."""
@@ -24,7 +26,7 @@ class TraceRecorder:
 
     def __init__(self, path: Path, started: float) -> None:
         """started: what timestamps count from, unix seconds."""
-        self._file = path.open("ab")
+        self._file = LineFile(path, "--record-trace")
         self._started = started
 
     def ended(self, accepted: float, prompt: Sequence[int], output_tokens: int, service_class: str) -> None:
@@ -36,8 +38,7 @@ class TraceRecorder:
             "hash_ids": hash_ids(prompt),
             "service_class": service_class,
         }
-        self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-        self._file.flush()
+        self._file.add(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
         self._file.close()

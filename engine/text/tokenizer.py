@@ -17,8 +17,12 @@ from engine.checkpoint.model_source import ModelSource, embedded_model, read_jso
 from engine.config import EMBEDDED_MODEL
 from engine.model.model_error import ModelError
 from engine.text import gguf_tokenizer
-from engine.text.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate, checked
+from engine.text.control_tokens import ControlTokens
 from engine.text.token_bytes import TokenBytes
+
+LONG = 4096
+"""Token ids that are decoded in one go."""
 
 
 class Tokenizer:
@@ -42,6 +46,8 @@ class Tokenizer:
         own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own_eos is None else [own_eos])]))
         self.bytes_of = TokenBytes(core)
+        added = core.get_added_tokens_decoder().values()
+        self._controls = ControlTokens(token.content for token in added if token.special)
 
     @classmethod
     def load(cls, source: ModelSource, tokenizer: str = "auto") -> Tokenizer:
@@ -82,16 +88,24 @@ class Tokenizer:
         """Token ids. `add_special_tokens` lets the tokenizer's post-processor add BOS where the model wants one.
         Control tokens spelt out in `text` become control tokens. ValueError for text that is not Unicode (lone
         surrogates)."""
+        return self._encode([text], add_special_tokens)
+
+    def _encode(self, pieces: list[str], add_special_tokens: bool) -> list[int]:
+        """Each by itself, one after the other."""
         try:
             # Unlike `encode`, it lets other Python threads run meanwhile, and computes no offsets.
-            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            return list(encoding.ids)
+            encodings = self._core.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+            return [token for encoding in encodings for token in encoding.ids]
         except TypeError:  # how the Rust library refuses a str that has no UTF-8 form
             raise ValueError("the text is not valid Unicode") from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out; ValueError for numbers that
         cannot be ids."""
+        if len(token_ids) > LONG:  # the Rust library lets no other thread run meanwhile
+            decoder = IncrementalDecoder(self, skip_special_tokens)
+            starts = range(0, len(token_ids), LONG)
+            return "".join([*(decoder.push(token_ids[i : i + LONG]) for i in starts), decoder.flush()])
         try:
             return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
         except OverflowError:
@@ -103,12 +117,17 @@ class Tokenizer:
         """Messages through the model's template, then encoded; the template itself writes BOS. ValueError for
         messages that are malformed or refused.
 
-        The rendered text is tokenised with control tokens parsed, as vLLM and transformers do: a client that writes
-        "<|im_end|>" into a message ends the turn there, and can forge roles inside its own conversation. A gateway
-        that mixes text of different trust in one conversation has to remove such strings itself."""
+        Only the template writes control tokens: a message that spells "<|im_end|>" out ends no turn, and cannot forge
+        one of another role."""
         if self._template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
-        return self.encode(self._template.render(messages, add_generation_prompt, **kwargs), add_special_tokens=False)
+        sent = checked(messages)
+        mark = self._controls.mark_for([sent, kwargs])
+        if not mark:
+            return self.encode(self._template.render(sent, add_generation_prompt, **kwargs), add_special_tokens=False)
+        sent, kwargs = self._controls.marked(sent, mark), self._controls.marked(kwargs, mark)
+        pieces = self._template.render(sent, add_generation_prompt, **kwargs).split(mark)
+        return self._encode(pieces, add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the output; for logprobs. Empty for ids without a token."""

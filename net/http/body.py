@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import orjson
@@ -9,16 +10,42 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from net.http.errors import ApiError, bad_request, from_validation
+from net.http.limits import read_timeout_key
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
+LONG_BODY = 16 << 10
+"""Bytes; longer ones are parsed in a thread."""
+
+MAX_VALUES = 300_000
+"""In one body: 30 ms of parsing at worst. A prompt of as many token ids is longer than what models read."""
+
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> BodyT:
-    """The valid body. Raises ApiError 400 or 415, HTTPRequestEntityTooLarge."""
+    """The valid body. Raises ApiError 400, 408 or 415, HTTPRequestEntityTooLarge."""
     kind_sent = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
         raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
-    raw = await request.read()
+    seconds = request.app[read_timeout_key]
+    try:
+        async with asyncio.timeout(seconds):
+            raw = await request.read()
+    except TimeoutError:
+        message = f"the request body did not come within {seconds:g} s (--read-timeout-ms)"
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    _check_values(raw)
+    return _parsed(raw, kind) if len(raw) <= LONG_BODY else await asyncio.to_thread(_parsed, raw, kind)
+
+
+def _check_values(raw: bytes) -> None:
+    """The JSON library lets nobody else run while it makes objects of a body, so their number is bounded."""
+    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if values > MAX_VALUES:
+        message = f"the request body has about {values} values and commas, more than the {MAX_VALUES} that one may have"
+        raise ApiError(413, message, code="request_too_large")
+
+
+def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -104,7 +104,7 @@ def from_exception(error: Exception, request_id: str) -> ApiError:
         case Unavailable():
             return ApiError(503, str(error), code="unavailable", headers=_retry_after(error.retry_after_s))
         case web.HTTPRequestEntityTooLarge():
-            return ApiError(413, "the request body is too large", code="request_too_large")
+            return ApiError(413, "the request body is too large (--max-body-bytes)", code="request_too_large")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             message = f"method {error.method} is not allowed here; use {allowed}"

@@ -57,6 +57,7 @@ class Frontend(Protocol):
     model_root: str  # path or id it was loaded from
     max_model_len: int  # prompt + output, tokens
     vocab_size: int
+    max_answer_logprobs: int  # log probabilities in one whole answer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to token ids."""

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from aiohttp.web_protocol import RequestHandler
 
+from net.http.connections import Rooms
 from net.http.errors import ApiError
 from net.http.frontend import Overloaded
 
@@ -27,8 +27,10 @@ ANY_ORIGIN = "*"
 client_key = web.RequestKey("client", str)
 """Whom a request is counted for: the digest of its API key; without keys its address."""
 
-connections_key: web.AppKey[Callable[[], list[RequestHandler]]] = web.AppKey("connections")
-"""The connections that the server has open, oldest first; set by HttpServer."""
+rooms_key: web.AppKey[Rooms] = web.AppKey("rooms", Rooms)
+
+read_timeout_key: web.AppKey[float] = web.AppKey("read_timeout", float)
+"""Seconds that the head of a request may take to come, and its body."""
 
 
 class RateLimit:
@@ -66,13 +68,13 @@ def limit_rate(rate: float) -> Middleware:
 
 
 def limit_connections(most: int) -> Middleware:
-    """Requests on connections beyond the `most` oldest are answered 503, and their connections closed."""
+    """Requests on connections that came when `most` others were at work are answered 503, and their connections
+    closed; but not the question whether this node is well."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        opened = request.app[connections_key]()
-        if len(opened) > most and request.protocol not in opened[:most]:
-            message = f"more than {most} open connections (--max-connections)"
+        if request.app[rooms_key].beyond(request.protocol) and request.path != "/health":
+            message = f"more than {most} connections at work (--max-connections)"
             error = ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
             response = error.response()
             response.force_close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import orjson
@@ -15,8 +17,9 @@ from aiohttp import web
 
 from net.http.body import read_body
 from net.http.errors import ApiError, from_exception
-from net.http.frontend import Frontend
+from net.http.frontend import Frontend, Output
 from net.http.middleware import request_id_key
+from net.http.pieces import SMALL, encoded
 from net.http.plan import Plan, plan_chat, plan_completion
 from net.http.render import ChatRenderer, CompletionRenderer, Json, Renderer
 from net.http.schema import SERVICE_CLASSES, ChatBody, CompletionBody, Generation
@@ -65,7 +68,8 @@ class OpenAI:
                     return await _stream(request, body, renderer, items)
                 async for choice, output in items:
                     renderer.collect(choice, output)
-            return web.Response(body=orjson.dumps(renderer.whole()), content_type="application/json")
+            body_bytes = await encoded(renderer.size, renderer.whole)
+            return web.Response(body=body_bytes, content_type="application/json")
 
     @contextmanager
     def _unique_id(self, request_id: str) -> Iterator[str]:
@@ -89,18 +93,18 @@ async def _stream(
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     try:
-        chunk = renderer.chunk(choice, output)
+        chunk = await _chunk(renderer, choice, output)
         while True:
             if continuous:
                 chunk["usage"] = renderer.usage.json()
             elif with_usage:
                 chunk["usage"] = None
-            await response.write(_event(chunk))
+            await response.write(b"data: " + await encoded(_size(output), partial(dict, chunk)) + b"\n\n")
             try:
                 choice, output = await anext(items)
             except StopAsyncIteration:
                 break
-            chunk = renderer.chunk(choice, output)
+            chunk = await _chunk(renderer, choice, output)
         tail = _event(renderer.usage_chunk()) + DONE if with_usage else DONE
         await response.write(tail)
     except Exception as error:
@@ -109,6 +113,16 @@ async def _stream(
         await response.write(_event(from_exception(error, request[request_id_key]).body()))
     await response.write_eof()
     return response
+
+
+async def _chunk(renderer: Renderer, choice: int, output: Output) -> Json:
+    """The first one may hold the log probabilities of a long prompt."""
+    small = _size(output) <= SMALL
+    return renderer.chunk(choice, output) if small else await asyncio.to_thread(renderer.chunk, choice, output)
+
+
+def _size(output: Output) -> int:
+    return sum(1 + len(item.top) for item in output.prompt_logprobs or ())
 
 
 def _event(data: Json) -> bytes:

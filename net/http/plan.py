@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import orjson
-
 from net.http.errors import ApiError, bad_request, naming
 from net.http.frontend import Frontend
 from net.http.schema import ChatBody, CompletionBody, Generation, Message
@@ -19,6 +17,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOOL_CALLS = 128
 LONG_TEXT_CHARS = 4_000
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
+
+MESSAGE_CHARS, TOOL_CHARS = 50, 500
+"""What a message costs beside its text, and a tool, in characters of text."""
 
 T = TypeVar("T")
 
@@ -75,11 +76,14 @@ async def render_messages(
     tools: list[dict[str, Any]] | None,
 ) -> list[int]:
     """Token ids of a chat. Raises ApiError 400 when the template refuses messages or arguments."""
-    dicts = [message.model_dump(exclude_unset=True) for message in messages]
-    size = sum(len(message.get("content") or "") for message in dicts) + len(orjson.dumps(tools))
+    size = sum(MESSAGE_CHARS + len(message.content or "") for message in messages) + TOOL_CHARS * len(tools or [])
     kwargs = {"add_generation_prompt": add_generation_prompt, **arguments, **({"tools": tools} if tools else {})}
+
+    def rendered() -> list[int]:
+        return frontend.render_chat([message.model_dump(exclude_unset=True) for message in messages], **kwargs)
+
     try:
-        return await unhurried(size, partial(frontend.render_chat, dicts, **kwargs))
+        return await unhurried(size, rendered)
     except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
         raise bad_request(f"messages: {error}", "messages") from error
 
@@ -88,14 +92,14 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
     """Tokenise and check. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
     prompts = []
-    size = sum(len(prompt) for prompt in body.prompt if isinstance(prompt, str))
+    size = sum(len(prompt) for prompt in body.prompt)
     for prompt in body.prompt:
         if isinstance(prompt, str):
             text, ids = prompt, await unhurried(size, partial(frontend.encode, prompt, body.add_special_tokens))
         else:
             _check_length(frontend, prompt, "prompt")  # before looking at every id
             check_ids(frontend, prompt, "prompt")
-            text, ids = frontend.decode(prompt) if body.echo else "", prompt
+            text, ids = await unhurried(size, partial(frontend.decode, prompt)) if body.echo else "", prompt
         prompts.append(Prompt(ids, text if body.echo else ""))
     prompt_only = body.max_tokens == 0
     limit = 1 if prompt_only else body.max_tokens
@@ -129,20 +133,44 @@ async def _plan(
     logprobs: int | None,
 ) -> Plan:
     check_ids(frontend, body.stop_token_ids, "stop_token_ids")
-    check_ids(frontend, [int(key) for key in body.logit_bias], "logit_bias")
+    bias = {int(key): value for key, value in body.logit_bias.items()}
+    check_ids(frontend, bias, "logit_bias")
     grammar = await _grammar(frontend, body)
+    left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []
     for prompt in prompts:
         room = _check_length(frontend, prompt.token_ids, param)
         if max_tokens is not None and max_tokens > room:
             used = len(prompt.token_ids)
             raise _too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
-        limit = min(default_tokens, room) if max_tokens is None else max_tokens
-        choices += [_sampling(body, limit, logprobs, grammar, offset) for offset in range(body.n)]
+        limit = min(default_tokens, room, left) if max_tokens is None else max_tokens
+        choices += [_sampling(body, limit, logprobs, grammar, bias, offset) for offset in range(body.n)]
     plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
     if body.prompt_logprobs is None:
         return plan
     return replace(_scored(plan, body.prompt_logprobs, body.n), prompt_logprobs=body.prompt_logprobs)
+
+
+def _output_room(
+    frontend: Frontend, body: Generation, prompts: list[Prompt], max_tokens: int | None, logprobs: int | None
+) -> int:
+    """Tokens that each choice may have at most for the sake of the log probabilities in a whole answer. Raises 400
+    when what is asked for does not fit."""
+    most, tokens = frontend.max_answer_logprobs, sum(len(prompt.token_ids) for prompt in prompts)
+    of_prompt = 0
+    if body.prompt_logprobs is not None:
+        of_prompt = tokens * (1 + body.prompt_logprobs) * (body.n if isinstance(body, CompletionBody) else 1)
+    elif isinstance(body, CompletionBody) and body.echo and logprobs is not None:
+        of_prompt = tokens * (1 + logprobs) * body.n
+    each = 0 if logprobs is None or body.stream else (1 + logprobs) * len(prompts) * body.n
+    wanted = of_prompt + each * (max_tokens or 1)
+    if wanted > most:
+        message = (
+            f"an answer with {wanted} log probabilities is longer than the {most} that this server sends "
+            "(--max-answer-logprobs): ask for fewer tokens, choices or others beside each, or stream"
+        )
+        raise bad_request(message, "prompt_logprobs" if of_prompt > wanted // 2 else "logprobs")
+    return (most - of_prompt) // each if each else frontend.max_model_len
 
 
 def _scored(plan: Plan, top: int, every: int) -> Plan:
@@ -189,8 +217,10 @@ async def _grammar(frontend: Frontend, body: Generation) -> str:
         raise bad_request(f"{field}: {error}", field) from error
 
 
-def _sampling(body: Generation, max_tokens: int, logprobs: int | None, grammar: str, offset: int) -> dict[str, Any]:
-    """Fields of SamplingParams; the choices of one prompt draw from different streams."""
+def _sampling(
+    body: Generation, max_tokens: int, logprobs: int | None, grammar: str, bias: dict[int, float], offset: int
+) -> dict[str, Any]:
+    """Fields of SamplingParams; the choices of one prompt draw from different streams. `bias` belongs to all."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": body.min_tokens,
@@ -205,7 +235,7 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, grammar: 
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
-        "logit_bias": {int(key): value for key, value in body.logit_bias.items()},
+        "logit_bias": bias,
         "logprobs": logprobs,
         "grammar": grammar,
     }

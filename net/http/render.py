@@ -54,12 +54,18 @@ class Renderer:
         self.plan = plan
         self.token_ids = token_ids
         self.usage = Usage(plan.n)
+        self.size = 0  # values in `whole`, about
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
         self._outputs: list[list[Output]] = [[] for _ in plan.choices]
         self._started: set[int] = set()
 
     def collect(self, choice: int, output: Output) -> None:
         """Keep an output for `whole`."""
+        beside = 1 + (self.plan.choices[choice]["logprobs"] or 0)
+        self.size += len(output.token_ids) + beside * len(output.logprobs or ())
+        if output.prompt_logprobs is not None:
+            asked = self.plan.choices[choice].get("prompt_logprobs") or 0
+            self.size += (1 + asked) * len(output.prompt_logprobs) * self.plan.n
         self.usage.add(choice, output)
         self._outputs[choice].append(output)
 

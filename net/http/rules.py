@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from net.http.frontend import Frontend
-from net.http.schema import MAX_CHOICES, MAX_STOP_STRINGS, RESERVED
+from net.http.schema import MAX_BIASES, MAX_CHOICES, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS, RESERVED
 
 Json = dict[str, Any]
 
@@ -19,6 +19,7 @@ UNSAID = (
     "maximum context length",  # how many tokens a text has
     "min_tokens must be between 0 and max_tokens",
     "choices",  # prompts times n
+    "--max-answer-logprobs",  # tokens times choices times those beside each
     "is not in the vocabulary",  # of logit_bias: its keys are strings
     "there is no such tool in tools",
     "are not JSON",  # arguments of an earlier tool call
@@ -56,9 +57,11 @@ TEXT: Json = {"type": "string", "minLength": 1}
 TRUE: Json = {"const": True}
 PROMPT_IDS = _to("PromptIds")
 ONE_PROMPT = {"minItems": 1, "maxItems": MAX_CHOICES}
-STOP = {"anyOf": [TEXT, _list(TEXT, maxItems=MAX_STOP_STRINGS)]}
+STOP_TEXT: Json = TEXT | {"maxLength": MAX_STOP_CHARS}
+STOP = {"anyOf": [STOP_TEXT, _list(STOP_TEXT, maxItems=MAX_STOP_STRINGS)]}
 BIAS: Json = {
     "type": "object",
+    "maxProperties": MAX_BIASES,
     "propertyNames": {"pattern": "^[0-9]{1,10}$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
@@ -89,7 +92,7 @@ GENERATION: dict[str, Json] = {
     "max_tokens": _to("OutputTokens"),
     "min_tokens": _to("OutputTokens"),
     "stop": STOP,
-    "stop_token_ids": _list(_to("TokenId")),
+    "stop_token_ids": _list(_to("TokenId"), maxItems=MAX_STOP_IDS),
     "logit_bias": BIAS,
 }
 

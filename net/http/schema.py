@@ -13,6 +13,9 @@ from net.http.tools import MAX_TOOLS, Tool, spelt_for_templates
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
+MAX_BIASES = 4096
 MAX_CHOICES = 1024
 """Prompts times n in one request."""
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
@@ -57,13 +60,13 @@ class Generation(Structured, Body):
     top_k: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Whole | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] = []
-    stop_token_ids: TokenIds = []
+    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = []
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] = []
     ignore_eos: bool = False
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] = {}
     n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Collection
 
 import orjson
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from net.cluster_key import ClusterKey
 from net.http import openapi, page, rules
+from net.http.connections import Rooms, Runner
 from net.http.drain import Drain
 from net.http.frontend import Frontend
 from net.http.info import Info
 from net.http.keys import ApiKeys
-from net.http.limits import Cors, connections_key, data_is_local, limit_connections, limit_rate
+from net.http.limits import Cors, data_is_local, limit_connections, limit_rate, read_timeout_key, rooms_key
 from net.http.middleware import identify, require_key, sign
 from net.http.openai import OpenAI
 
@@ -30,14 +30,16 @@ def create_app(
     keys: ApiKeys | None = None,
     max_body_bytes: int = 8 * MiB,
     max_connections: int = 4096,
+    read_timeout_s: float = 30.0,
     rate_limit: float = 0.0,
     allowed_origins: Collection[str] = (),
     version: str = "unknown",
     cluster_key: ClusterKey | None = None,
 ) -> web.Application:
     """The whole API over `frontend`. With keys, every route wants one but those in OPEN_PATHS; without, LOCAL_PAGES are
-    for this machine. rate_limit: POST requests a second and client, 0 = any number; allowed_origins: web pages that
-    may call; cluster_key: who has it may ask for /cluster instead of an API key."""
+    for this machine. read_timeout_s: for the head of a request, and for its body; rate_limit: POST requests a second
+    and client, 0 = any number; allowed_origins: web pages that may call; cluster_key: who has it may ask for /cluster
+    instead of an API key."""
     middlewares = [identify, limit_connections(max_connections)]
     cors = Cors(allowed_origins) if allowed_origins else None
     if cors is not None:
@@ -46,7 +48,8 @@ def create_app(
     if rate_limit:
         middlewares.append(limit_rate(rate_limit))
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
-    app[connections_key] = list  # until a server has it
+    app[rooms_key] = Rooms(max_connections)
+    app[read_timeout_key] = read_timeout_s
     app.on_response_prepare.append(sign)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
@@ -102,9 +105,10 @@ class HttpServer:
     ) -> None:
         """shutdown_timeout_s: how long `close` waits for requests in progress to finish, and once more for them to end
         by being cancelled. max_header_bytes: of the request line, and of each header."""
-        app[connections_key] = self._connections
-        self._runner = web.AppRunner(
+        self._runner = Runner(
             app,
+            app[rooms_key],
+            app[read_timeout_key],
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=shutdown_timeout_s,
@@ -112,9 +116,6 @@ class HttpServer:
             max_line_size=max_header_bytes,
             max_field_size=max_header_bytes,
         )
-
-    def _connections(self) -> list[RequestHandler]:
-        return [] if self._runner.server is None else self._runner.server.connections
 
     async def start(self, host: str, port: int = 0) -> tuple[str, int]:
         """Listen; port 0 takes a free one. Returns the address in use. Raises OSError when the port is taken."""

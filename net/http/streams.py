@@ -10,6 +10,7 @@ from dataclasses import replace
 from net.http.errors import naming
 from net.http.frontend import Frontend, Output
 from net.http.plan import Plan
+from net.tasks import awaited
 
 Item = tuple[int, Output]
 
@@ -82,7 +83,7 @@ async def _merge(streams: Sequence[AsyncGenerator[Output, None]]) -> AsyncGenera
         except Exception as error:
             await queue.put(error)
 
-    tasks = [asyncio.create_task(pump(choice, stream)) for choice, stream in enumerate(streams)]
+    tasks = [awaited(pump(choice, stream)) for choice, stream in enumerate(streams)]
     try:
         open_streams = len(tasks)
         while open_streams:

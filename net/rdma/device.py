@@ -5,30 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from net.memory import Region
+from net.rdma import gids
+from net.rdma.completion_shares import CompletionShares
+from net.rdma.registrations import Registered, Registrations
 from net.rdma.verbs import COMPLETION, VerbsError, verbs
 from net.transport import Unusable
 
 log = logging.getLogger("mooncake.net")
 
-COMPLETIONS = 4096  # entries of the completion queue
+COMPLETIONS = 4096  # entries of a completion queue: of some 15 peers, or of 200 that only this node is read by
 POLL = 256  # completions taken in one call
 PORT = 1
-V4_MAPPED = bytes(10) + b"\xff\xff"
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A region as this device knows it."""
-
-    address: int
-    nbytes: int
-    lkey: int
-    rkey: int
+READS = 16  # READs and atomics of a queue pair at a time, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +47,22 @@ class Device:
         self._dmabufs: list[Any] = []
         self.handlers: dict[int, Callable[[Completion], None]] = {}  # by queue pair number
         self.on_port: list[Callable[[bool], None]] = []
-        self._registered: dict[str, tuple[Region, Any, Registered]] = {}
+        self.memory = Registrations(self._pin, self._unpin)
+        self._cqs: list[Any] = []
         try:
             self._context = self._open(name)
             self._attr = ffi.new("struct ibv_device_attr *")
             self._verbs.check(lib.ibv_query_device(self._context, self._attr), "query_device")
             self._query_port()
-            self.gid_index, self.gid = self._choose_gid(gid_index)
+            chosen = self._choose_gid(gid_index)
+            self.gid_index, self.gid = chosen.index, chosen.raw
             self.pd = self._verbs.pointer(lib.ibv_alloc_pd(self._context), "alloc_pd")
             self._channel = self._verbs.pointer(lib.ibv_create_comp_channel(self._context), "create_comp_channel")
-            self.cq = self._verbs.pointer(
-                lib.ibv_create_cq(self._context, COMPLETIONS, ffi.NULL, self._channel, 0), "create_cq"
-            )
             for fd in (self._channel.fd, self._context.async_fd):
                 self._verbs.check(lib.kv_nonblocking(fd), "fcntl")
-            self._verbs.check(lib.ibv_req_notify_cq(self.cq, 0), "req_notify_cq")
         except VerbsError as error:
             raise Unusable(f"RDMA device {name}: {error.strerror}") from None
+        self._shares = CompletionShares(min(COMPLETIONS, int(self._attr.max_cqe)), int(self._attr.max_cq))
         self._records = ffi.new("struct kv_completion[]", POLL)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fd, self._completions_wait)
@@ -92,19 +84,18 @@ class Device:
         self._port = self._verbs.ffi.new("struct ibv_port_attr *")
         self._verbs.check(self._verbs.lib.ibv_query_port(self._context, PORT, self._port), "query_port")
 
-    def _choose_gid(self, index: int | None) -> tuple[int, bytes]:
-        """RoCE v2 over IPv4 first: routable and the one peers can be named by."""
+    def _choose_gid(self, index: int | None) -> gids.Gid:
         ffi, lib = self._verbs.ffi, self._verbs.lib
         entries = ffi.new("struct ibv_gid_entry[]", 256)
         count = lib.ibv_query_gid_table(self._context, entries, 256, 0)
-        gids = [(entries[i].gid_index, bytes(entries[i].gid.raw), entries[i].gid_type) for i in range(max(0, count))]
-        if index is not None:
-            gids = [gid for gid in gids if gid[0] == index]
-        gids.sort(key=lambda gid: (gid[2] != lib.IBV_GID_TYPE_ROCE_V2, gid[1][:12] != V4_MAPPED, gid[0]))
-        if not gids:
-            which = "any address (GID): is its network interface up?" if index is None else f"a GID of index {index}"
-            raise VerbsError(errno.EADDRNOTAVAIL, f"it does not have {which}")
-        return gids[0][0], gids[0][1]
+        table = [
+            gids.Gid(one.gid_index, one.port_num, bytes(one.gid.raw), one.gid_type == lib.IBV_GID_TYPE_ROCE_V2)
+            for one in entries[0 : max(0, count)]
+        ]
+        try:
+            return gids.choose(table, PORT, index)
+        except ValueError as error:
+            raise VerbsError(errno.EADDRNOTAVAIL, f"it does not have {error}") from None
 
     # --- facts
 
@@ -131,19 +122,27 @@ class Device:
         return int(self._attr.max_qp_wr)
 
     @property
-    def max_reads(self) -> int:
-        """READs and atomics of one queue pair under way at a time."""
-        return min(16, int(self._attr.max_qp_rd_atom))
+    def reads(self) -> int:
+        """READs and atomics that one of its queue pairs can have under way."""
+        return min(READS, int(self._attr.max_qp_init_rd_atom))
+
+    @property
+    def answers(self) -> int:
+        """READs and atomics of the other side that one of its queue pairs answers at a time."""
+        return min(READS, int(self._attr.max_qp_rd_atom))
 
     # --- memory
 
     def register(self, region: Region) -> Registered:
-        """Pin the region for this device, once. Raises Unusable naming the limit that was hit."""
-        known = self._registered.get(region.name)
-        if known is not None and known[0] is region:
-            return known[2]
-        if known is not None:
-            self.deregister(region.name)
+        """Pin the region for this device, once. Blocks meanwhile: for small ones. Raises Unusable naming the limit
+        that was hit."""
+        return self.memory.at_once(region)
+
+    def deregister(self, name: str) -> None:
+        """The fence of withdrawn memory: what peers still send to its key is refused by the card. Idempotent."""
+        self.memory.withdraw(name)
+
+    def _pin(self, region: Region) -> tuple[Any, Registered]:
         lib = self._verbs.lib
         access = (
             lib.IBV_ACCESS_LOCAL_WRITE
@@ -157,9 +156,10 @@ class Device:
         except VerbsError as error:
             hint = " (raise the locked-memory limit: ulimit -l unlimited)" if error.errno == errno.ENOMEM else ""
             raise Unusable(f"{self.name} cannot register {region.nbytes} bytes: {error.strerror}{hint}") from None
-        registered = Registered(region.address, region.nbytes, int(mr.lkey), int(mr.rkey))
-        self._registered[region.name] = (region, mr, registered)
-        return registered
+        return mr, Registered(region.address, region.nbytes, int(mr.lkey), int(mr.rkey))
+
+    def _unpin(self, mr: Any) -> None:
+        self._verbs.check(self._verbs.lib.ibv_dereg_mr(mr), "dereg_mr")
 
     def register_dmabuf(self, fd: int, offset: int, nbytes: int) -> tuple[int, int]:
         """(lkey, rkey) of GPU memory behind a dma-buf, for GPUDirect; until this device is closed. Raises VerbsError
@@ -184,19 +184,38 @@ class Device:
                 return f"the driver of {self.name} does not register dma-bufs"
         return None
 
-    def deregister(self, name: str) -> None:
-        """The fence of withdrawn memory: what peers still send to its key is refused by the card. Idempotent."""
-        known = self._registered.pop(name, None)
-        if known is not None:
-            self._verbs.check(self._verbs.lib.ibv_dereg_mr(known[1]), "dereg_mr")
-
     # --- completions and events
+
+    def take_completions(self, count: int) -> tuple[int, Any]:
+        """(number, completion queue) for a queue pair with at most `count` requests under way. Raises VerbsError."""
+        lib = self._verbs.lib
+        try:
+            number = self._shares.take(count)
+        except ValueError as error:
+            raise VerbsError(errno.ENOSPC, f"{self.name}: {error}") from None
+        try:
+            if number == len(self._cqs):
+                made = lib.ibv_create_cq(self._context, self._shares.entries, self._verbs.ffi.NULL, self._channel, 0)
+                self._cqs.append(self._verbs.pointer(made, "create_cq"))
+                self._verbs.check(lib.ibv_req_notify_cq(self._cqs[number], 0), "req_notify_cq")
+        except VerbsError:
+            self._shares.give_back(number, count)
+            raise
+        return number, self._cqs[number]
+
+    def give_back_completions(self, number: int, count: int) -> None:
+        """The queue pair has been destroyed."""
+        self.poll()  # what it left there
+        self._shares.give_back(number, count)
 
     def poll(self) -> int:
         """Hand out everything that has completed; returns how many."""
+        return sum(self._poll(cq) for cq in self._cqs)
+
+    def _poll(self, cq: Any) -> int:
         total = 0
         lib, ffi = self._verbs.lib, self._verbs.ffi
-        while (count := lib.kv_poll(self.cq, self._records, POLL)) > 0:
+        while (count := lib.kv_poll(cq, self._records, POLL)) > 0:
             total += count
             for record in COMPLETION.iter_unpack(bytes(ffi.buffer(self._records, count * COMPLETION.size))):
                 number, status, opcode, length, immediate, qp_num, _, _, _ = record
@@ -205,13 +224,14 @@ class Device:
                     why = self._verbs.status(status) if status else ""
                     handler(Completion(number, status, why, opcode, length, immediate))
         if count < 0:
-            raise VerbsError(errno.EIO, f"the completion queue of {self.name} is broken")
+            raise VerbsError(errno.EIO, f"a completion queue of {self.name} is broken")
         return total
 
     def _completions_wait(self) -> None:
-        self._verbs.lib.kv_drain_events(self._channel, self.cq)
+        self._verbs.lib.kv_drain_events(self._channel)
         # Armed before the poll: a completion in between makes a new event instead of being overlooked.
-        self._verbs.check(self._verbs.lib.ibv_req_notify_cq(self.cq, 0), "req_notify_cq")
+        for cq in self._cqs:
+            self._verbs.check(self._verbs.lib.ibv_req_notify_cq(cq, 0), "req_notify_cq")
         self.poll()
 
     def _events_wait(self) -> None:
@@ -224,19 +244,33 @@ class Device:
                 for listener in list(self.on_port):
                     listener(self.active)
 
+    async def settled(self) -> None:
+        """Deregister everything; returns when no thread registers any more. Call it before `close`."""
+        await self.memory.settled()
+
     def close(self) -> None:
         """After its queue pairs. Errors are logged: at the end of the process the kernel frees everything anyway."""
         self._loop.remove_reader(self._channel.fd)
         self._loop.remove_reader(self._context.async_fd)
         lib = self._verbs.lib
         try:
-            for name in list(self._registered):
-                self.deregister(name)
+            self.memory.withdraw_all()
             for mr in self._dmabufs:
                 self._verbs.check(lib.ibv_dereg_mr(mr), "dereg_mr")
-            self._verbs.check(lib.ibv_destroy_cq(self.cq), "destroy_cq")
+            for cq in self._cqs:
+                self._verbs.check(lib.ibv_destroy_cq(cq), "destroy_cq")
             self._verbs.check(lib.ibv_destroy_comp_channel(self._channel), "destroy_comp_channel")
             self._verbs.check(lib.ibv_dealloc_pd(self.pd), "dealloc_pd")
             self._verbs.check(lib.ibv_close_device(self._context), "close_device")
         except VerbsError:
             log.exception("closing RDMA device %s", self.name)
+
+
+async def registered(devices: Sequence[Device], region: Region) -> list[Registered]:
+    """The region's keys on each of the devices, which pin it at the same time, in threads. Raises Unusable; also when
+    the region was deregistered meanwhile."""
+    await asyncio.gather(*(one.memory.soon(region) for one in devices if one.memory.known(region) is None))
+    keys = [keys for one in devices if (keys := one.memory.known(region)) is not None]
+    if len(keys) < len(devices):
+        raise Unusable(f"region {region.name!r} was withdrawn while it was registered")
+    return keys

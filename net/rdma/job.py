@@ -1,4 +1,8 @@
-"""What a submission is while it is under way: its slices, how many are in queues, and what it still waits for."""
+"""What a submission is while it is under way: its slices, how many are in queues, and what it still waits for.
+
+However it ends, it ends only when nothing of it moves any more: its memory may be freed at once. So a job that has
+failed on one rail waits for its slices in the queues of the others.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +59,7 @@ class Job:
     waiting: deque[Slice] = field(default_factory=deque)
     under_way: int = 0  # slices in queues
     unsettled: set[int] = field(default_factory=set)  # rails a WRITE broke on whose old queue pair may still take it
+    ending: Exception | None = None  # no more of it is posted, and `done` gets this once nothing moves
 
     def add(self, spans: Iterable[Span], make: Callable[[int, Slice], Request]) -> None:
         """Wait with the slices of `spans`."""
@@ -80,11 +85,13 @@ class Job:
         piece.attempts += 1
         if self.op is Op.WRITE:
             self.unsettled.add(rail)
+        if self.ending is not None:
+            return
         if self.once:
-            self.fail(TransferError(f"{rail_name} broke; whether it took effect is not known"))
+            self.stop(TransferError(f"{rail_name} broke; whether it took effect is not known"))
         elif piece.attempts >= ATTEMPTS:
-            self.fail(TransferError(f"a slice failed {ATTEMPTS} times, last on {rail_name}"))
-        elif not self.done.done():
+            self.stop(TransferError(f"a slice failed {ATTEMPTS} times, last on {rail_name}"))
+        else:
             self.waiting.appendleft(piece)
 
     def settled(self, rail: int) -> None:
@@ -92,16 +99,29 @@ class Job:
         self.unsettled.discard(rail)
         self.finish_if_idle()
 
-    def fail(self, error: Exception) -> None:
+    def stop(self, error: Exception) -> None:
+        """Post nothing more of it; `done` gets the first such error once nothing moves any more."""
+        self.waiting.clear()
+        self.ending = self.ending or error
+        self.finish_if_idle()
+
+    def lost(self, error: Exception) -> None:
+        """The queue pairs are closed, so nothing moves any more: it ends now."""
         self.waiting.clear()
         if not self.done.done():
-            self.done.set_exception(error)
-            self.done.exception()  # the one who waited may have been cancelled
+            self._end(error)
 
     def finish_if_idle(self) -> None:
-        """Nothing of it moves any more: it is complete, or may be given up."""
+        """Nothing of it moves any more: it is complete, or has failed."""
         if self.idle and not self.done.done():
+            self._end(self.ending)
+
+    def _end(self, error: Exception | None) -> None:
+        if error is None:
             self.done.set_result(None)
+            return
+        self.done.set_exception(error)
+        self.done.exception()  # the one who waited may have been cancelled
 
     @property
     def idle(self) -> bool:

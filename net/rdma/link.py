@@ -25,12 +25,13 @@ from net.errors import PeerLost, TransferError
 from net.landed import Landed
 from net.memory import Region
 from net.rails import Rail
-from net.rdma.device import Device
+from net.rdma.device import Device, registered
+from net.rdma.endpoint import Endpoint
 from net.rdma.job import Job, RemoteRegion, Slice
 from net.rdma.places import far_rails
 from net.rdma.pump import Pump
-from net.rdma.questions import Questions
-from net.rdma.queue_pair import Endpoint, QueuePair, Request, VerbsError
+from net.rdma.questions import REGION_S, Questions
+from net.rdma.queue_pair import QueuePair, Request, VerbsError
 from net.rdma.revival import Revival
 from net.rdma.verbs import verbs
 from net.spans import Span, check
@@ -80,6 +81,7 @@ class Link:
         endpoints = [pair.endpoint().to_json() for pair in self._pump.pairs]
         question = {"op": "connect", "rails": endpoints, "devices": [there for _, there in joined]}
         answer = await self._questions.ask("connected", question)
+        self._check()
         reasons = []
         for index, endpoint in enumerate(answer["rails"]):
             try:
@@ -120,16 +122,23 @@ class Link:
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
         opcode = verbs().lib.IBV_WR_RDMA_READ if op is Op.READ else verbs().lib.IBV_WR_RDMA_WRITE
 
+        try:
+            ours = await registered(self._devices, local)
+        except Unusable as error:
+            raise TransferError(str(error)) from None
+
         def make(index: int, piece: Slice) -> Request:
-            here = self._devices[index].register(local)
-            there, key = region.address + piece.remote, region.keys[index]
+            here, there, key = ours[index], region.address + piece.remote, region.keys[index]
             return Request(opcode, here.address + piece.local, here.lkey, there, key, piece.length, piece)
 
-        for device in self._devices:
-            device.register(local)
         job = Job(op, priority=priority, distances=self._distances(local, region), landed=landed)
         job.add(spans, make)
-        await self._pump.run(job)
+        try:
+            await self._pump.run(job)
+        except TransferError:
+            if self._regions.get(remote) is region:
+                del self._regions[remote]  # its key may be what was refused: the next one asks again
+            raise
 
     def _distances(self, local: Region, remote: RemoteRegion) -> list[int]:
         """Of each rail from both memories together."""
@@ -175,6 +184,7 @@ class Link:
 
         async with self._word_free:
             await self._alone(Job(Op.READ, once=True), make)
+            self._check()
             return int.from_bytes(self._scratch.memory[:WORD_BYTES], "little")
 
     async def _alone(self, job: Job, make: Callable[[int, Slice], Request]) -> None:
@@ -184,25 +194,33 @@ class Link:
     # --- the connection beside the rails
 
     async def _region(self, name: str) -> RemoteRegion:
-        region = self._regions.get(name)
-        if region is None:
-            answer = await self._questions.ask("region", {"op": "region", "name": name})
+        if name not in self._regions:
+            answer = await self._questions.ask("region", {"op": "region", "name": name}, REGION_S)
             if "reason" in answer:
                 raise TransferError(str(answer["reason"]))
-            region = RemoteRegion(
-                int(answer["address"]), int(answer["nbytes"]), list(answer["keys"]), answer["distances"]
-            )
-            self._regions[name] = region
-        return region
+            if name not in self._regions:
+                raise TransferError(f"region {name!r} is not registered there any more")
+        return self._regions[name]
+
+    def _check(self) -> None:
+        """After a wait. Raises PeerLost."""
+        if self.ended:
+            raise PeerLost(f"lost {self.connection.peer_id!r}: the RDMA link has ended")
 
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
         return nowhere(nbytes)
 
     def frame(self, connection: Connection, frame: Frame) -> None:
-        if frame.header["op"] == "gone":
-            self._regions.pop(frame.header["region"], None)
-        else:
-            self._questions.answered(frame.header)
+        header = frame.header
+        if header["op"] == "gone":
+            self._regions.pop(header["region"], None)
+            return
+        if header["op"] == "region" and "reason" not in header:
+            # Here and not by who asked: "gone" may be the next frame, before they have run.
+            self._regions[header["name"]] = RemoteRegion(
+                int(header["address"]), int(header["nbytes"]), list(header["keys"]), header["distances"]
+            )
+        self._questions.answered(header)
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self.end(reason or "it has closed")

@@ -32,32 +32,39 @@ class Pump:
         self.pairs: list[QueuePair] = []
         self.jobs: dict[Job, None] = {}  # oldest first
         self._on_broken = on_broken
-        self._ended = False
+        self._lost: PeerLost | None = None
 
     async def run(self, job: Job) -> None:
+        """Returns or raises, also when cancelled, once nothing of the job moves any more. Raises TransferError,
+        PeerLost."""
+        if self._lost is not None:
+            raise self._lost
         self.jobs[job] = None
         try:
             self.pump()
-            await job.done
+            await asyncio.shield(job.done)
         except asyncio.CancelledError:
+            job.stop(TransferError("it was cancelled"))
             await self._settle(job)
             raise
         finally:
             self.jobs.pop(job, None)
 
     async def _settle(self, job: Job) -> None:
-        """A job was given up: return when nothing of it moves any more."""
-        job.waiting.clear()
-        if job.idle or self._ended:
-            return
-        job.done = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(CANCEL_S):
-                with suppress(TransferError, PeerLost):  # which are ends too
-                    await job.done
-        except TimeoutError:
-            for pair in self.pairs:
-                pair.break_off("a cancelled transfer did not end")
+        """A job was cancelled: return when it has ended, however often this wait is cancelled too. Queues that take
+        too long are broken off; then the peer confirms that, or is lost (net/rdma/revival.py)."""
+        patience: float | None = CANCEL_S
+        until = time.monotonic() + CANCEL_S
+        while not job.done.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([job.done], timeout=patience)
+            if patience is None:
+                continue
+            patience = max(0.0, until - time.monotonic())
+            if not job.done.done() and not patience:
+                patience = None
+                for pair in self.pairs:
+                    pair.break_off("a cancelled transfer did not end")
 
     def pump(self) -> None:
         """Post waiting slices as the rails have room."""
@@ -98,7 +105,7 @@ class Pump:
             if refused and pieces:
                 # Its memory is not there any more: the fault of the transfer, so the rail comes back at once.
                 self.rails[index].retry_at = 0.0
-                pieces[0].job.fail(TransferError(f"the memory of a transfer was refused: {why}"))
+                pieces[0].job.stop(TransferError(f"the memory of a transfer was refused: {why}"))
             self._again(index, pieces)
             self._on_broken(index)
             self.pump()
@@ -115,6 +122,6 @@ class Pump:
 
     def end(self, lost: PeerLost) -> None:
         """The peer is gone, and the queue pairs are closed: nothing moves any more."""
-        self._ended = True
+        self._lost = lost
         for job in list(self.jobs):
-            job.fail(lost)
+            job.lost(lost)

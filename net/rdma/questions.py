@@ -10,6 +10,7 @@ from net.errors import PeerLost
 from net.wire import Header
 
 ANSWER_S = 10.0
+REGION_S = 120.0  # for keys of a region: the first who asks waits until all its memory is pinned
 
 
 class Questions:
@@ -19,7 +20,7 @@ class Questions:
         self._connection = connection
         self._open: dict[tuple[str, Any], asyncio.Future[Header]] = {}
 
-    async def ask(self, answer: str, question: Header) -> Header:
+    async def ask(self, answer: str, question: Header, within_s: float = ANSWER_S) -> Header:
         """Send `question` and wait for the answer of that name. Raises PeerLost, TimeoutError."""
         key = (answer, _about(question))
         future = self._open.get(key)
@@ -27,7 +28,7 @@ class Questions:
             future = self._open[key] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda _: self._open.pop(key, None))
             self._connection.send(question)
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             return await asyncio.shield(future)
 
     def answered(self, header: Header) -> None:

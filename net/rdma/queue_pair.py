@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from net.memory import Region
 from net.rdma.device import PORT, Completion, Device
+from net.rdma.endpoint import Endpoint
 from net.rdma.send_queue import SendQueue
 from net.rdma.verbs import OP, VerbsError, verbs
 from net.transport import NOTICE_BYTES
@@ -24,33 +25,6 @@ ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
 RNR_FOREVER = 7  # a notice waits until the other side has posted a receive
 RECEIVE_BIT = 1 << 63  # in the wr_id of receives
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """What the other side has to know of a queue pair; travels as JSON."""
-
-    qp_num: int
-    psn: int
-    gid: str  # hex
-    lid: int
-    mtu: int
-    reads: int  # READs it answers at a time
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> Endpoint:
-        """Raises ValueError for anything else."""
-        try:
-            numbers = {name: int(value[name]) for name in ("qp_num", "psn", "lid", "mtu", "reads")}
-            endpoint = cls(gid=str(value["gid"]), **numbers)
-            if len(bytes.fromhex(endpoint.gid)) != 16:
-                raise ValueError("a GID has 16 bytes")
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no RDMA endpoint: {error}") from None
-        return endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +54,23 @@ class QueuePair:
         on_done: Callable[[list[Any]], None],
         on_error: Callable[[list[Any], str, bool], None],
         on_notice: Callable[[int, bytes], None] = lambda immediate, content: None,
+        sends: int = DEPTH,
     ) -> None:
-        """on_error's third argument: the memory was refused (the fault of the first item, not of the rail).
-        Raises VerbsError."""
+        """on_error's third argument: the memory was refused (the fault of the first item, not of the rail). sends:
+        requests that may be under way at most. Raises VerbsError."""
         self.device = device
         self._verbs = verbs()
         self._on_done, self._on_error, self._on_notice = on_done, on_error, on_notice
-        depth = min(DEPTH, device.max_sends)
+        depth = min(sends, device.max_sends)
         inline = self._verbs.ffi.new("uint32_t *", NOTICE_BYTES)
-        self._qp = self._verbs.pointer(
-            self._verbs.lib.kv_create_qp(device.pd, device.cq, depth, RECEIVES, inline), "create_qp"
-        )
+        self._most = depth + RECEIVES  # completions that may wait to be taken
+        self._share, cq = device.take_completions(self._most)
+        try:
+            made = self._verbs.lib.kv_create_qp(device.pd, cq, depth, RECEIVES, inline)
+            self._qp = self._verbs.pointer(made, "create_qp")
+        except VerbsError:
+            device.give_back_completions(self._share, self._most)
+            raise
         self._inbox = Region.private(f"inbox of queue pair {self.qp_num}", RECEIVES * NOTICE_BYTES)
         self._inbox_key = device.register(self._inbox).lkey
         self._queue: SendQueue[Any] = SendQueue(depth, min(SIGNAL_EVERY, depth))
@@ -110,7 +90,8 @@ class QueuePair:
 
     def endpoint(self) -> Endpoint:
         device = self.device
-        return Endpoint(self.qp_num, self.psn, device.gid.hex(), device.lid, device.mtu, device.max_reads)
+        depths = {"reads": device.reads, "answers": device.answers}
+        return Endpoint(self.qp_num, self.psn, device.gid.hex(), device.lid, device.mtu, **depths)
 
     def connect(
         self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES, rnr_retries: int = RNR_FOREVER
@@ -123,7 +104,7 @@ class QueuePair:
         path.is_global = 1 if self.device.is_ethernet else 0
         path.mtu = min(other.mtu, self.device.mtu)
         path.timeout, path.retries, path.rnr_retries = ack_timeout, retries, rnr_retries
-        path.atomics = min(other.reads, self.device.max_reads)
+        path.reads, path.answers = self.endpoint().depths(other)
         self._verbs.check(self._verbs.lib.kv_to_ready(self._qp, path), "modify_qp to ready")
         self.ready = True
         for number in range(RECEIVES):
@@ -212,6 +193,7 @@ class QueuePair:
         self.device.handlers.pop(self.qp_num, None)
         qp, self._qp = self._qp, None
         self._verbs.check(self._verbs.lib.ibv_destroy_qp(qp), "destroy_qp")
+        self.device.give_back_completions(self._share, self._most)
         self.device.deregister(self._inbox.name)
         self._inbox.close()
 

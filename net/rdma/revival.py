@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from net.errors import PeerLost
@@ -17,6 +18,7 @@ from net.rdma.device import Device
 from net.rdma.pump import Pump
 from net.rdma.questions import Questions
 from net.rdma.queue_pair import VerbsError
+from net.tasks import keep
 
 
 class Revival:
@@ -60,9 +62,13 @@ class Revival:
     def revive(self, index: int) -> None:
         """The rail has broken, or its port is up again. Idempotent."""
         if not self._pump.rails[index].up and index not in self._reviving and not self._ended:
-            task = asyncio.get_running_loop().create_task(self._bring_back(index))
+            task = keep(partial(self._bring_back, index), "reopening an RDMA rail")
             self._reviving[index] = task
-            task.add_done_callback(lambda _: self._reviving.pop(index, None))
+            task.add_done_callback(lambda _: self._over(index))
+
+    def _over(self, index: int) -> None:
+        self._reviving.pop(index, None)
+        self.revive(index)  # it may have broken since it came back, while its task had not ended
 
     async def _bring_back(self, index: int) -> None:
         rail = self._pump.rails[index]
@@ -79,8 +85,9 @@ class Revival:
                 except (VerbsError, ValueError, TimeoutError):
                     rail.postpone(time.monotonic())
         except PeerLost:
-            return  # and with the connection this link
+            self._ended = True  # and with the connection this link
         except TimeoutError:
+            self._ended = True
             self._give_up("it does not answer about a broken rail")
 
     async def _pause(self, index: int) -> None:

@@ -22,7 +22,8 @@ struct kv_path { /* the other end of a connection and how to reach it */
   uint32_t qp_num, receive_psn, send_psn;
   uint8_t gid[16];
   uint16_t lid;
-  uint8_t port, gid_index, is_global, mtu, timeout, retries, rnr_retries, atomics;
+  uint8_t port, gid_index, is_global, mtu, timeout, retries, rnr_retries;
+  uint8_t reads, answers; /* READs and atomics at a time: begun here, begun there */
 };
 
 enum { CHUNK = 64 };
@@ -57,7 +58,7 @@ static int kv_to_ready(struct ibv_qp *qp, const struct kv_path *path) {
                              .path_mtu = path->mtu,
                              .dest_qp_num = path->qp_num,
                              .rq_psn = path->receive_psn,
-                             .max_dest_rd_atomic = path->atomics,
+                             .max_dest_rd_atomic = path->answers,
                              .min_rnr_timer = 12};
   attr.ah_attr.port_num = path->port;
   attr.ah_attr.dlid = path->lid;
@@ -75,7 +76,7 @@ static int kv_to_ready(struct ibv_qp *qp, const struct kv_path *path) {
   attr.timeout = path->timeout;
   attr.retry_cnt = path->retries;
   attr.rnr_retry = path->rnr_retries;
-  attr.max_rd_atomic = path->atomics;
+  attr.max_rd_atomic = path->reads;
   return ibv_modify_qp(qp, &attr,
                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                            IBV_QP_MAX_QP_RD_ATOMIC);
@@ -162,13 +163,12 @@ static int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n) {
   return total;
 }
 
-/* Take and acknowledge every waiting event of the channel; returns how many. */
-static int kv_drain_events(struct ibv_comp_channel *channel, struct ibv_cq *cq) {
+/* Take and acknowledge every waiting event of the channel, whichever queue it is of; returns how many. */
+static int kv_drain_events(struct ibv_comp_channel *channel) {
   struct ibv_cq *which;
   void *context;
   int count = 0;
-  while (ibv_get_cq_event(channel, &which, &context) == 0) count++;
-  if (count) ibv_ack_cq_events(cq, count);
+  for (; ibv_get_cq_event(channel, &which, &context) == 0; count++) ibv_ack_cq_events(which, 1);
   return count;
 }
 

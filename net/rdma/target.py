@@ -6,14 +6,19 @@ after which nothing of the peer can land here any more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from net.connection import Connection
+from net.errors import PeerLost
 from net.memory import Region
-from net.rdma.device import Device
+from net.rdma.device import Device, registered
+from net.rdma.endpoint import Endpoint
 from net.rdma.places import far_rails
-from net.rdma.queue_pair import Endpoint, QueuePair, VerbsError
+from net.rdma.queue_pair import QueuePair, VerbsError
+from net.tasks import spawn
 from net.topology import Topology
 from net.transport import Unusable
 from net.wire import Frame, Header, nowhere
@@ -43,6 +48,7 @@ class Target:
         self._everyone = everyone
         self._on_notice = on_notice
         self._pairs: list[QueuePair | None] = []
+        self._telling: set[asyncio.Task[None]] = set()
         everyone.add(self)
 
     def _connect(self, names: Sequence[str], rails: Sequence[Any]) -> list[Any]:
@@ -58,7 +64,7 @@ class Target:
         try:
             pair = self._pairs[index]
             if pair is None:
-                pair = self._pairs[index] = QueuePair(self._devices[index], _nothing, _nothing, self._notice)
+                pair = self._pairs[index] = QueuePair(self._devices[index], _nothing, _nothing, self._notice, sends=1)
             else:
                 pair.reset()
             pair.connect(Endpoint.from_json(theirs))
@@ -69,18 +75,27 @@ class Target:
     def _notice(self, value: int, content: bytes) -> None:
         self._on_notice(self.connection.peer_id, value, content)
 
-    def _tell(self, name: str) -> Header:
-        """Address and keys of a region; registering it pins its memory."""
-        answer: Header = {"op": "region", "name": name}
+    def _tell(self, name: str) -> None:
+        """Address and keys of a region, once its memory is pinned."""
+        task = spawn(self._told(name), "telling the keys of a region")
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _told(self, name: str) -> None:
+        answer = await self._keys(name)
+        with suppress(PeerLost):
+            self.connection.send({"op": "region", "name": name, **answer})
+
+    async def _keys(self, name: str) -> Header:
         region = self._regions.get(name)
         if region is None or region.closed:
-            return answer | {"reason": f"region {name!r} is not registered there"}
+            return {"reason": f"region {name!r} is not registered there"}
         try:
-            keys = [device.register(region).rkey for device in self._devices]
+            keys = [one.rkey for one in await registered(self._devices, region)]
         except Unusable as error:
-            return answer | {"reason": str(error)}
+            return {"reason": str(error)}
         distances = far_rails(self._topology, region, [device.name for device in self._devices])
-        return answer | {"address": region.address, "nbytes": region.nbytes, "keys": keys, "distances": distances}
+        return {"address": region.address, "nbytes": region.nbytes, "keys": keys, "distances": distances}
 
     def withdraw(self, name: str) -> None:
         self.connection.send({"op": "gone", "region": name})
@@ -88,6 +103,8 @@ class Target:
     def end(self) -> None:
         """Nothing of the peer lands here any more when this returns. Idempotent."""
         self._everyone.discard(self)
+        for task in self._telling:
+            task.cancel()
         for pair in self._pairs:
             if pair is not None:
                 pair.close()
@@ -106,7 +123,7 @@ class Target:
             case "connect" if not self._pairs:
                 connection.send({"op": "connected", "rails": self._connect(header["devices"], header["rails"])})
             case "region":
-                connection.send(self._tell(header["name"]))
+                self._tell(header["name"])
             case "stop":
                 if (pair := self._pairs[header["rail"]]) is not None:
                     pair.break_off("the peer stopped it")

@@ -118,7 +118,7 @@ class Rdma:
         async with self._opening.setdefault(peer_id, asyncio.Lock()):
             if not self.is_open(peer_id):
                 await self._links.dial(peer_id, "rdma")  # `_accept` makes the link
-                link = self._peers[peer_id]
+                link = self.link(peer_id)
                 try:
                     return await link.open(offer["rails"])
                 except (Unusable, TimeoutError) as error:
@@ -182,6 +182,7 @@ class Rdma:
             target.end()
             target.connection.close()
         self._peers.clear()
-        for device in self._devices:
+        devices, self._devices = self._devices, []
+        for device in devices:
+            await device.settled()
             device.close()
-        self._devices = []

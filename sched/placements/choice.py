@@ -40,6 +40,7 @@ class Rejected:
 
     reason: str
     retry_after_s: float | None
+    missing_role: str = ""  # no node has it
     stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
 
     @property

@@ -44,7 +44,7 @@ class TwoStages(ABC):
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
         for role, column in (("prefill", view.prefills), ("decode", view.decodes)):
             if not column.any():
-                return Rejected(f"no node with the role {role} is alive", None)
+                return Rejected(f"no node with the role {role} is alive and ready", None, role)
         prefill = prefill_costs(now, demand, view, matched, self.threshold, self.fetches)
         able = prefill.able()
         if not able:
@@ -60,7 +60,7 @@ class TwoStages(ABC):
         chosen, onto = prefill.row(source), decode.row(target)
         miss = self.limits.missed(chosen["ttft_s"], onto["step_s"])
         if miss is not None:
-            return Rejected(miss, retry_after_s([(chosen["waiting"], chosen["wait_s"])]), (prefill, decode))
+            return Rejected(miss, retry_after_s([(chosen["waiting"], chosen["wait_s"])]), stages=(prefill, decode))
         return Placement(
             prefill=chosen["node"],
             decode=onto["node"],
@@ -80,6 +80,6 @@ def _rejected(stage: str, *stages: Stage) -> Rejected:
     """All nodes of the last stage were skipped: for good, or until a queue moves on."""
     full = [row for row in stages[-1].rows(len(stages[-1].view)) if row["skipped"] == QUEUE_FULL]
     if not full:
-        return Rejected(f"the prompt is longer than the KV memory of every {stage} node", None, stages)
+        return Rejected(f"the prompt is longer than the KV memory of every {stage} node", None, stages=stages)
     wait = retry_after_s((row["waiting"], row["wait_s"]) for row in full)
-    return Rejected(f"the queues of all {stage} nodes are full", wait, stages)
+    return Rejected(f"the queues of all {stage} nodes are full", wait, stages=stages)

@@ -1,14 +1,14 @@
 """The one result format of all benchmarks, as JSON and as a table with ratios.
 
-{"config": {...}, "commit": "...", "rows": [{"case", "metric", "unit", "ours", "peers", "limits", "note"}]}
+{"config": {..., "machine": {...}}, "commit": "...",
+ "rows": [{"case", "metric", "unit", "ours", "peers", "limits", "note"}]}
 
-A peer that could not be measured has the value null and is printed as 'missing': never a made-up number.
+A peer that could not be measured has the value null and is printed as 'missing': never a made-up number. `machine` says
+what the CPU can do and how busy the machine was before the benchmark began (see `benchlib.machine`).
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from .machine import busy_note, machine
 from .portable import portable
 
 Value = float | None
@@ -57,7 +58,10 @@ def write_result(
     """The JSON file alone. `rows` have at least the fields of Row; a benchmark may add its own."""
     import orjson  # here: a GPU machine without it can measure, and write no file
 
-    data = {"config": portable(config) | {"machine": machine()}, "commit": commit(), "rows": portable(list(rows))}
+    here = machine()
+    if not here["quiet"]:
+        print(f"note: {busy_note(here)}", file=sys.stdout if out is None else out)
+    data = {"config": portable(config) | {"machine": here}, "commit": commit(), "rows": portable(list(rows))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
     print(f"written: {path}", file=sys.stdout if out is None else out)
@@ -91,16 +95,6 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "")
-
-
-def machine() -> dict[str, Any]:
-    """Where the benchmark ran, as far as it matters for reading its numbers."""
-    return {
-        "system": platform.platform(),
-        "processor": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "python": platform.python_version(),
-    }
 
 
 def _number(value: Value) -> str:

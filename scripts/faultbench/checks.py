@@ -15,6 +15,9 @@ FORM_S = 60.0
 GOAL_S = 2.0
 """Longest pause of a stream at the 99th percentile (reference/scheduling.md, G9)."""
 
+RESTART_GOAL_S = 15.0
+"""The same where the only node of a role has to start first: some 5 s on two cores, half of it imports."""
+
 
 def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:
     """Requests that failed or gave other tokens than undisturbed; `expected[i]` belongs to `streams[i]`."""
@@ -57,7 +60,7 @@ def form(cluster: LocalCluster) -> None:
         time.sleep(0.1)
 
 
-def pause_rows(case: str, streams: Sequence[Stream], since: float) -> list[Row]:
+def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float = GOAL_S) -> list[Row]:
     """Pauses of all streams that had begun before `since` and had tokens to come."""
     cut = [one for one in streams if one.at and one.at[0] <= since < one.at[-1]]
     gaps = sorted(one.longest_gap(since) for one in cut)
@@ -67,5 +70,5 @@ def pause_rows(case: str, streams: Sequence[Stream], since: float) -> list[Row]:
     ]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         value = gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
-        rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": GOAL_S} if name == "p99" else {}))
+        rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": goal_s} if name == "p99" else {}))
     return rows

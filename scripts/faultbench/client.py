@@ -14,6 +14,7 @@ import orjson
 
 RECONNECTS = 10
 PAUSE_S = 0.05
+REFUSED_S = 0.5
 
 
 @dataclass(slots=True)
@@ -41,6 +42,47 @@ def random_bodies(count: int, prompt_tokens: int, tokens: int, seed: int) -> lis
         drawn = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
         found.append({"prompt": prompt, "max_tokens": tokens, "ignore_eos": True} | drawn)
     return found
+
+
+@dataclass(slots=True)
+class Load:
+    """What the clients of one case sent: `streams[i]` is a request of client `clients[i]`."""
+
+    streams: list[Stream] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
+    refused: int = 0
+    over: bool = False  # nothing new is sent
+
+    async def client(
+        self,
+        session: aiohttp.ClientSession,
+        doors: Sequence[str],
+        body: dict[str, Any],
+        name: str,
+        number: int,
+        fresh: bool = False,
+    ) -> None:
+        """One request after the other. `fresh`: no prompt is found in a cache, and a request that is refused before its
+        first token, as the API may while a role is missing, is counted and sent again."""
+        sent = 0
+        while not self.over or not sent:
+            one = Stream()
+            request_id = f"{name}-{number}-{sent}"
+            sent += 1
+            if fresh:
+                await stream(session, doors, body | {"cache_salt": request_id}, request_id, one)
+                if not one.tokens and one.error.startswith(("503:", "429:")):
+                    self.refused += 1
+                    await asyncio.sleep(REFUSED_S)
+                    continue
+                self._add(number, one)
+            else:
+                self._add(number, one)
+                await stream(session, doors, body, request_id, one)
+
+    def _add(self, number: int, one: Stream) -> None:
+        self.streams.append(one)
+        self.clients.append(number)
 
 
 async def stream(

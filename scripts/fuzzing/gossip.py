@@ -1,16 +1,31 @@
-"""Two gossip cores that talk; what they said is the corpus, and what is fed goes to one of them."""
+"""Two gossip cores that talk; what they said is the corpus, and what is fed goes to one of them. Then time passes: what
+a core keeps of a packet must not break it, its peer or their readers later."""
 
 from __future__ import annotations
 
 from random import Random
 
+from engine.role_changes import seen
 from sched.events import Datagram, Event, Join, SendPacket, Tick
 from sched.gossip import GossipCore
-from sched.member import Member, presets
+from sched.member import Address, Member, presets
+from sched.packet import Kind, PacketError, seal, tag_of, unseal
+from sched.role_change import RoleController
 from sched.state import NodeRecord
+from scripts.fuzzing import forge
 
 HERE, THERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 SECONDS = 3
+HEADER_BYTES = 12
+OF_A_KIND = 6
+KIND_AT = 3
+PASSING_S = (0.001, 0.05, 0.3, 1.1)
+"""What passes after a datagram, in turn: the longest is over every period but that of the lists."""
+
+MOST_PACKETS = 5_000
+"""Of an exchange that one event begins: beyond it the two answer each other for ever."""
+
+INFO = {"model": "m", "block_size": 16, "root": "aa" * 16, "share": 0}
 
 
 class GossipTarget:
@@ -18,7 +33,9 @@ class GossipTarget:
 
     def __init__(self) -> None:
         self.said: list[bytes] = []
-        self._now = 0.0
+        self._now, self._fed = 0.0, 0
+        self._listens = True
+        self._roles = RoleController("n1")
         self._cores = {address: self._core(f"n{address[1]}", address) for address in (HERE, THERE)}
         self._deliver(HERE, Join(THERE))
         for _ in range(SECONDS * 20):
@@ -27,26 +44,64 @@ class GossipTarget:
                 self._deliver(address, Tick())
                 self._cores[address].digests.own.add(hash((address, self._now)) % (1 << 63))
 
+        self._listens = False
+
     @staticmethod
     def corpus() -> list[bytes]:
-        return GossipTarget().said
+        """The last few of every kind: most that is said is membership."""
+        said = GossipTarget().said
+        kinds = {kind: [packet for packet in said if packet[KIND_AT] == kind] for kind in Kind}
+        return [packet for packets in kinds.values() for packet in packets[-OF_A_KIND:]]
 
     def feed(self, data: bytes) -> None:
-        """One datagram, then time passes."""
-        self._now += 0.001
-        self._cores[HERE].handle(self._now, Datagram(THERE, data))
-        self._cores[HERE].handle(self._now, Tick())
+        """One datagram, then time passes for both, and everything that is read from a core is read."""
+        self._deliver(HERE, Datagram(THERE, data))
+        self._deliver(HERE, Datagram(THERE, resealed(data)))
+        self._deliver(HERE, Datagram(THERE, forge.packet(Random(data), TAG, INFO, THERE)))
+        self._now += PASSING_S[self._fed % len(PASSING_S)]
+        self._fed += 1
+        for address in self._cores:
+            self._deliver(address, Tick())
+        self._read(self._cores[HERE])
 
-    def _core(self, name: str, address: tuple[str, int]) -> GossipCore:
-        info = {"model": "m", "block_size": 16, "root": "aa" * 16, "share": 0}
-        me = Member(name, address, "127.0.0.1:9", ("prefill",), info=info)
+    def _read(self, core: GossipCore) -> None:
+        """As placement, role changes, the live page and metrics do."""
+        records, members = core.records(self._now), core.membership.alive()
+        self._roles.step(self._now, [seen(one, records[one.node_id]) for one in members if one.node_id in records])
+        core.table(self._now)
+        core.summaries(self._now)
+        core.elsewhere(self._now, Random(self._fed))
+        core.digests.holders.best_hits([self._fed, 7, 8])
+        sum(member.share for member in members)
+
+    def _core(self, name: str, address: Address) -> GossipCore:
+        me = Member(name, address, "127.0.0.1:9", ("prefill", "decode"), info=INFO)
         return GossipCore(0.0, me, presets["local"], Random(address[1]), lambda: NodeRecord(blocks_total=9))
 
-    def _deliver(self, to: tuple[str, int], event: Event) -> None:
+    def _deliver(self, to: Address, event: Event) -> None:
         waiting = [(to, event)]
-        while waiting:
+        for _ in range(MOST_PACKETS):
+            if not waiting:
+                return
             address, event = waiting.pop(0)
             for effect in self._cores[address].handle(self._now, event):
                 if isinstance(effect, SendPacket) and effect.address in self._cores:
-                    self.said.append(effect.payload)
+                    if self._listens:
+                        self.said.append(effect.payload)
                     waiting.append((effect.address, Datagram(address, effect.payload)))
+        raise RecursionError(f"{MOST_PACKETS} packets after one event")
+
+
+TAG = tag_of(Member("n1", HERE, info=INFO))
+
+
+def resealed(data: bytes) -> bytes:
+    """As a stranger would send it who knows the protocol: mutations seldom leave the checksum right."""
+    try:
+        unseal(data)
+        return data
+    except PacketError:
+        kinds = list(Kind)
+        return seal(
+            kinds[data[KIND_AT] % len(kinds)] if len(data) > KIND_AT else Kind.HELD, TAG, data[HEADER_BYTES:1400]
+        )

@@ -34,6 +34,7 @@ def _edge(rng: Random, data: bytearray, corpus: Sequence[bytes]) -> None:
     width = rng.choice((1, 2, 4, 8))
     if len(data) >= width:
         at = rng.randrange(len(data) - width + 1)
+        at -= at % rng.choice((1, width))  # where the fields of packed structures are
         value = rng.choice(EDGES) % (1 << 8 * width)
         data[at : at + width] = value.to_bytes(width, rng.choice(("little", "big")))
 

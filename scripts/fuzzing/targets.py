@@ -20,12 +20,13 @@ from cache.ssd.medium import Damaged
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_error import ModelError
 from net import keyring, topology, wire
-from net.errors import TransferError
+from net.errors import RemoteError, TransferError
 from net.http.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from net.sealed_packets import PacketSeal, SealError
 from net.spans import pack, pack_spans, unpack, unpack_spans
 from sched.digest import CuckooDigest, Delta, DigestError, Page
 from sched.load_word import Load, LoadWord
+from scripts.fuzzing.claims import ClaimsTarget, IntentsTarget
 from scripts.fuzzing.gossip import GossipTarget
 from sim.trace import TraceRow, read_trace, write_trace
 
@@ -46,6 +47,8 @@ def targets(folder: Path) -> list[Target]:
     return [
         Target("wire frames", _frames, (wire.FrameError,), _wire_corpus()),
         Target("gossip datagrams", GossipTarget().feed, (), GossipTarget.corpus()),
+        Target("claims on blocks", IntentsTarget().feed, (ValueError, RemoteError), [*IntentsTarget.corpus]),
+        Target("claims on work", ClaimsTarget().feed, (ValueError, RemoteError), [*ClaimsTarget.corpus]),
         Target("sealed datagrams", _sealed, (SealError,), _sealed_corpus()),
         Target("cluster key files", _key_file, (ValueError,), [b"ab" * 32]),
         Target("spans", lambda data: unpack(memoryview(data)), (TransferError,), [pack([(0, 10), (20, 30)])]),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from engine.gpu import Cuda
 from engine.kv.split_arena import SplitArena
 from engine.kv.split_memory import SplitMemory
 from gpucheck.checks import Check, failed, skipped
@@ -46,7 +47,8 @@ def _split_arena() -> Iterator[Check]:
         torch.randint(0, 256, (PLANES * HEAD_BYTES * HEADS // 2,), dtype=torch.uint8, device=f"cuda:{gpu}")
         for gpu in gpus
     ]
-    device = SplitMemory(SplitArena(parts, [slice(0, HEADS // 2), slice(HEADS // 2, HEADS)], HEADS, HEAD_BYTES))
+    heads = [slice(0, HEADS // 2), slice(HEADS // 2, HEADS)]
+    device = SplitMemory(SplitArena(parts, heads, HEADS, HEAD_BYTES, Cuda()))
     where = f"arena on cuda:{gpus[0]} and cuda:{gpus[1]}"
     rows = random.Random(0).sample(range(device.nbytes // LAYER_BYTES), BUFFER_BYTES // LAYER_BYTES)
     layers = [(row * LAYER_BYTES, i * LAYER_BYTES, LAYER_BYTES) for i, row in enumerate(rows)]
@@ -69,6 +71,8 @@ def _wrong_bytes(
 ) -> int:
     """Out, all parts overwritten, in again: what differs in the layers from what was there."""
     kept = [part.clone() for part in parts]
+    for gpu in {part.device for part in parts}:
+        torch.cuda.synchronize(gpu)  # copies do not wait for what fills the parts
     device.copy_out(host, layers).wait()
     for part in parts:
         part.zero_()

@@ -22,7 +22,8 @@ ROUNDS = 20
 
 def measure() -> Iterator[Check]:
     arena = torch.randint(0, 256, (ARENA_BYTES,), dtype=torch.uint8, device="cuda")
-    device = CudaMemory(arena, after=torch.cuda.current_stream())
+    torch.cuda.synchronize()  # copies do not wait for what fills the arena
+    device = CudaMemory(arena)
     with Region.shared("staging", BUFFER_BYTES) as host:
         device.pin(host)
         rows = random.Random(0).sample(range(ARENA_BYTES // LAYER_BYTES), BUFFER_BYTES // LAYER_BYTES)

@@ -165,7 +165,7 @@ class Cluster:
         decode.coming -= 1
         decode.advance(now)
         alone_s = self.speed.decode_step_s(1)
-        if self.rejection.after_prefill(name, decode.step_s(1), alone_s, 1.0) is not None:
+        if self.rejection.after_prefill(name, decode.step_s(1), alone_s, 0.0, 1.0) is not None:
             self.result.counts["refused after prefill"] += 1
             self.result.wasted_tokens += flight.arrival.prompt
             del self.flights[number]

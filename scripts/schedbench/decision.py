@@ -103,9 +103,9 @@ def _candidate(name: str, rng: random.Random) -> Candidate:
 
 def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float]]:
     """Seconds of each part, `decisions` of each: match, shortlist (score and draw), choose (among the answers),
-    decide (match and shortlist), decision (all three)."""
+    decision (all three)."""
     chosen: PlacementPolicy = placements[policy](Limits(), cluster.rng)
-    found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decide": [], "decision": []}
+    found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decision": []}
     gc.disable()
     for number in range(decisions + 50):
         demand, pooled = cluster.demand(), cluster.demand(PROMPT_TOKENS // 2)
@@ -127,7 +127,6 @@ def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float
         found["match"].append(at_match - begun)
         found["shortlist"].append(at_list - at_match)
         found["choose"].append(ended - begun_choice)
-        found["decide"].append(at_list - begun)
         found["decision"].append(at_list - begun + ended - begun_choice)
     gc.enable()
     return found

@@ -2,10 +2,10 @@
 
 Runs under the contender's own interpreter, so it needs nothing but the standard library (and what the contender needs):
 
-    python -m transferbench.agent NAME owner|client --control FD --local FD --remote FD --nbytes N
+    python -m transferbench.agent NAME owner|client --control FD --local FD --remote FD --nbytes N --congestion NAME
 
 The owner holds the remote arena. It answers {"ready": info}; the client gets {"owner": info}, answers {"ready": {}},
-and then measures one cell per order. {"cpu": true} asks for the CPU seconds this process has used so far.
+and then measures one cell per order. {"cpu": true} asks for the CPU seconds that each thread has used so far.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import sys
 import time
 import traceback
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
 MODULES = {
     "memcpy": "raw",
+    "memcpy-2": "raw",
     "sockets": "raw",
     "stream": "raw",
     "ours-shm": "ours",
@@ -97,8 +100,13 @@ def plan(size: int, batch: int, nbytes: int) -> list[Call]:
     ]
 
 
-def timed(move: Callable[[Any], None], prepared: Sequence[Any], seconds: float) -> list[float]:
-    """`Client.measure` of a blocking call."""
+def most_puts(call_bytes: int, arena_bytes: int) -> int:
+    """Calls of one cell that put new keys: with those before and after them they fill an arena, so nobody evicts."""
+    return max(1, arena_bytes // call_bytes - 3)
+
+
+def timed(move: Callable[[Any], None], prepared: Sequence[Any], seconds: float, most: int = 1 << 62) -> list[float]:
+    """`Client.measure` of a blocking call, for `seconds` and at most `most` calls."""
     clock = time.perf_counter
     took: list[float] = []
     end = clock() + seconds
@@ -108,7 +116,7 @@ def timed(move: Callable[[Any], None], prepared: Sequence[Any], seconds: float) 
         move(prepared[index])
         now = clock()
         took.append(now - begin)
-        if now >= end:
+        if now >= end or len(took) >= most:
             return took
         index = (index + 1) % len(prepared)
 
@@ -119,20 +127,35 @@ def cell(client: Client, order: dict[str, Any], nbytes: int) -> dict[str, Any]:
     calls = plan(size, batch, nbytes)
     prepared = client.prepare(size, calls)
     calls = calls[: len(prepared)]
-    client.measure(order["op"], prepared[:2], 0.0)
-    cpu = time.process_time()
+    client.measure(order["op"], prepared, 0.0)  # a store loads what will be read
+    before, begun = threads_s(), time.perf_counter()
     took = client.measure(order["op"], prepared, order["seconds"])
-    cpu = time.process_time() - cpu
+    wall_s = time.perf_counter() - begun
     rank = sorted(took)
     return {
         "n": len(took),
         "gbs": len(took) * size * batch / sum(took) / 1e9,
         "p50_us": 1e6 * rank[len(rank) // 2],
         "p99_us": 1e6 * rank[min(len(rank) - 1, int(0.99 * len(rank)))],
-        "cpu_s": cpu,
+        "threads_s": grown(before, threads_s()),
+        "wall_s": wall_s,
         "first": calls[0],
         "last": calls[(len(took) - 1) % len(calls)],
     }
+
+
+def threads_s() -> dict[str, float]:
+    """CPU seconds of each thread of this process that is alive, by its id."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            found[task.name] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def grown(before: Mapping[str, float], after: Mapping[str, float]) -> list[float]:
+    """CPU seconds that each thread used between two readings."""
+    return [seconds - before.get(name, 0.0) for name, seconds in after.items()]
 
 
 def serve(agent: Any, role: str, orders: Any, local: Arena, remote: Arena) -> None:
@@ -145,7 +168,7 @@ def serve(agent: Any, role: str, orders: Any, local: Arena, remote: Arena) -> No
             agent.connect(order["owner"], local)
             _say(orders, {"ready": {}})
         elif "cpu" in order:
-            _say(orders, {"cpu": time.process_time()})
+            _say(orders, {"cpu": threads_s()})
         elif "stall" in order:
             _say(orders, agent.stall(order))
         else:
@@ -164,12 +187,15 @@ def main() -> None:
     for descriptor in ("control", "local", "remote"):
         parser.add_argument(f"--{descriptor}", type=int, required=True)
     parser.add_argument("--nbytes", type=int, required=True)
+    parser.add_argument("--congestion", required=True)
     args = parser.parse_args()
     orders = socket.socket(fileno=args.control).makefile("rw")
     try:
-        agent = import_module(f"transferbench.{(MODULES | STORES)[args.name]}").make(args.name, args.role)
+        agent = import_module(f"transferbench.{(MODULES | STORES)[args.name]}").make(
+            args.name, args.role, args.congestion
+        )
         local, remote = Arena(args.local, args.nbytes), Arena(args.remote, args.nbytes)
-        if args.name in ("memcpy", *STORES) and args.role == "client":
+        if args.name in ("memcpy", "memcpy-2", *STORES) and args.role == "client":
             agent.remote = remote
         serve(agent, args.role, orders, local, remote)
     except Exception as error:

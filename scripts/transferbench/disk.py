@@ -95,7 +95,8 @@ def tier(directory: Path, blocks: int, backend: str) -> dict[str, float]:
 
     def get(numbers: Sequence[int], buffer: memoryview) -> None:
         for i in numbers:
-            assert one.get(i.to_bytes(16, "big"), buffer) == (sums[i % 16], BLOCK)
+            found = one.get(i.to_bytes(16, "big"), buffer)
+            assert found is not None and (found.checksum, found.length) == (sums[i % 16], BLOCK)
 
     for name, threads in (("get_cold", 1), ("get_cold_2_threads", 2)):
         one.close()

@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transferbench.agent import Arena, Call, timed
+from transferbench.agent import Arena, Call, most_puts, timed
 
 LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: as ours_store
 FOREVER = str(1 << 24)  # seconds: a holder that rests is not dead
 BUFFER_BYTES = 64 << 20
 
 
-def make(name: str, role: str) -> Any:
+def make(name: str, role: str, congestion: str) -> Any:
     return Holder() if role == "owner" else Client()
 
 
@@ -40,7 +40,7 @@ def _setup(segment_bytes: int, master: str) -> Any:
 
 
 class Holder:
-    """One segment, a half larger than what is put there: it evicts from 90 % on."""
+    """One segment, a half larger than what a cell puts there: it evicts from 90 % on, so it never does."""
 
     def start(self, remote: Arena) -> dict[str, Any]:
         port = free_port()
@@ -73,10 +73,12 @@ class Client:
             if status := self._store.register_buffer(arena.address, arena.nbytes):
                 raise RuntimeError(f"register_buffer returned {status}")
         self._run = secrets.token_hex(4)
-        self._loaded: tuple[int, int] = (0, 0)
+        self._loaded = 0  # calls whose blocks are in the store
         self._count = 0
 
     def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
+        self._store.remove_all(True)
+        self._loaded = 0
         most = max(2, LOADED_BYTES // (size * len(calls[0][0]))) if size <= 64 << 10 else len(calls)
         here, there = self._here, self._there
         return [
@@ -87,17 +89,13 @@ class Client:
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
         size = prepared[0][3][0]
         if op == "read":
-            if self._loaded[0] != size or self._loaded[1] < len(prepared):
-                self._store.remove_all(True)
-                for keys, _, there, sizes in prepared:
-                    self._put(keys, there, sizes)
-                self._loaded = (size, len(prepared))
+            for keys, _, there, sizes in prepared[self._loaded :]:
+                self._put(keys, there, sizes)
+            self._loaded = len(prepared)
             took: list[float] = timed(self._get_call, prepared, seconds)
             return took
-        if self._loaded[0]:
-            self._store.remove_all(True)
-        self._loaded = (0, 0)
-        took = timed(partial(self._fresh, size), prepared, seconds)
+        most = most_puts(size * len(prepared[0][0]), self.remote.nbytes)
+        took = timed(partial(self._fresh, size), prepared, seconds, most)
         last = prepared[(len(took) - 1) % len(prepared)]
         self._get(self._last_keys, last[2], last[3])
         self._fresh(size, prepared[0])

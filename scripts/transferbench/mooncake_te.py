@@ -9,7 +9,7 @@ from typing import Any
 from transferbench.agent import Arena, Call, timed
 
 
-def make(name: str, role: str) -> Any:
+def make(name: str, role: str, congestion: str) -> Any:
     from mooncake.engine import TransferEngine  # of the peer's interpreter
 
     engine = TransferEngine()

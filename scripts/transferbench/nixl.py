@@ -16,7 +16,7 @@ import numpy as np
 from transferbench.agent import Arena, Call, timed
 
 
-def make(name: str, role: str) -> Any:
+def make(name: str, role: str, congestion: str) -> Any:
     from nixl_cu12._api import nixl_agent, nixl_agent_config  # of the peer's interpreter
 
     agent = nixl_agent(role, nixl_agent_config(backends=["UCX"]))

@@ -28,11 +28,11 @@ from net.transfer import Op, TransferEngine
 STREAMS = 8  # submissions under way while stalls are measured
 
 
-def make(name: str, role: str) -> Any:
+def make(name: str, role: str, congestion: str) -> Any:
     """ours-tcp-key is ours-tcp with a cluster key, ours-tcp-sleep without busy polling."""
     _, transport, *how = name.split("-")
-    options = {"tcp": {"busy_poll_us": 0}} if "sleep" in how else {}
-    return Node(role, transport, "key" in how, options)
+    tcp: dict[str, Any] = {"congestion": congestion} | ({"busy_poll_us": 0} if "sleep" in how else {})
+    return Node(role, transport, "key" in how, {"tcp": tcp})
 
 
 def cluster_key() -> ClusterKey:

@@ -1,6 +1,6 @@
 """This project's pooled store: a home with one share in the owner's process, a client without one in the other.
 
-A store has one slot size, so the home opens another store for every size that is measured.
+The home opens another store for every cell: a store has one slot size, and each cell of puts begins with an empty one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from transferbench.agent import Arena, Call
+from transferbench.agent import Arena, Call, most_puts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout
 
@@ -30,14 +30,16 @@ from net.prefault import Prefault
 from net.transfer import TransferEngine
 
 LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: more would take long to put there
+Options = dict[str, dict[str, Any]]
 HOME = equal_members(["home"])
 ORDERS = {"shm": ("shm", "tcp"), "tcp": ("tcp",)}  # as nodes have them: small puts go over TCP in either case
 
 
-def make(name: str, role: str) -> Any:
+def make(name: str, role: str, congestion: str) -> Any:
     """NAME-plain is NAME without checksums."""
     _, transport, *plain = name.split("-")
-    return Home(transport) if role == "owner" else Client(transport, checksums=not plain)
+    options = {"tcp": {"congestion": congestion}}
+    return Home(transport, options) if role == "owner" else Client(transport, options, checksums=not plain)
 
 
 class Loop:
@@ -54,8 +56,8 @@ class Loop:
 class Home:
     """Opens a store for a size when the client asks."""
 
-    def __init__(self, transport: str) -> None:
-        self._loop, self._transport = Loop(), transport
+    def __init__(self, transport: str, options: Options) -> None:
+        self._loop, self._transport, self._options = Loop(), transport, options
         self._open: list[Any] = []
 
     def start(self, remote: Arena) -> dict[str, Any]:
@@ -73,8 +75,8 @@ class Home:
             if end is not None:
                 await end
         channel = Channel("home", {})
-        transfer = TransferEngine(channel, ORDERS[self._transport])
-        room = self._nbytes * 9 // 8  # for the blocks of the call before the measured ones, too
+        transfer = TransferEngine(channel, ORDERS[self._transport], self._options)
+        room = self._nbytes * 9 // 8
         region = Region.shared("dram", room // body["size"] * body["size"])
         prefault = Prefault([region], lambda: room, lambda: False)  # as an idle node does
         prefault.start()
@@ -90,11 +92,10 @@ class Client:
 
     remote: Arena
 
-    def __init__(self, transport: str, checksums: bool) -> None:
-        self._loop, self._transport = Loop(), transport
+    def __init__(self, transport: str, options: Options, checksums: bool) -> None:
+        self._loop, self._transport, self._options = Loop(), transport, options
         self._checksums = checksums
         self._open: list[Any] = []
-        self._size = 0
         self._keys: list[list[bytes]] = []
         self._loaded = 0  # calls whose blocks are in the store
 
@@ -104,9 +105,7 @@ class Client:
         self._owner = tuple(info["address"])
 
     def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
-        if size != self._size:
-            self._loop.run(self._connect(size))
-        self._loaded = 0
+        self._loop.run(self._connect(size))
         most = max(2, LOADED_BYTES // (size * len(calls[0][0]))) if size <= 64 << 10 else len(calls)
         return list(calls[:most])
 
@@ -120,14 +119,15 @@ class Client:
         answer, _ = await control.call("owner", "bench.open", {"size": size})
         channel = Channel("client", {})
         channel.introduce("home", tuple(answer["address"]))
-        transfer = TransferEngine(channel, ORDERS[self._transport])
+        transfer = TransferEngine(channel, ORDERS[self._transport], self._options)
         self._store = Store(
             "client", channel, transfer, None, lambda: HOME, block_bytes=size, checksums=self._checksums
         )
         for region in self._regions:  # mapped once, as a node maps its KV
             self._store.attach(region)
         self._open = [transfer, channel, self._store, control]
-        self._size, self._loaded = size, 0
+        self._block_bytes = size
+        self._loaded = 0
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
         return list(self._loop.run(self._reads(prepared, seconds) if op == "read" else self._writes(prepared, seconds)))
@@ -155,7 +155,7 @@ class Client:
 
     async def _writes(self, prepared: Sequence[Any], seconds: float) -> list[float]:
         """Under keys that are new each time. Afterwards the first and the last call are read back, not timed."""
-        self._loaded = 0
+        most = most_puts(self._block_bytes * len(prepared[0][0]), self.remote.nbytes)
         clock = time.perf_counter
         took: list[float] = []
         end = clock() + seconds
@@ -168,7 +168,7 @@ class Client:
             if stored != len(keys):
                 raise RuntimeError(f"{stored} of {len(keys)} blocks were stored")
             took.append(now - begin)
-            if now >= end:
+            if now >= end or len(took) >= most:
                 break
         await self._store.get_into(keys, "remote", theirs)
         ours, theirs = prepared[0]

@@ -15,10 +15,15 @@ from typing import Any, Self
 
 import numpy as np
 
+from transferbench.agent import grown
+
 HERE = Path(__file__).resolve().parents[1]
 ANSWER_S = 60.0
 EDGE = 64  # bytes at either end of every destination block that are overwritten before a cell
 
+
+BUSY_SHARE = 0.1
+"""Share of a cell's time from which a thread's CPU time counts it as used."""
 
 UNCHECKED = {"stream"}  # its bytes go nowhere
 
@@ -63,12 +68,13 @@ class Arenas:
 class Process:
     """One side of a contender, stopped while it is not its turn: some engines poll without pause."""
 
-    def __init__(self, name: str, role: str, python: str, arenas: Arenas) -> None:
+    def __init__(self, name: str, role: str, python: str, arenas: Arenas, congestion: str) -> None:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         local, remote = arenas.memfds["local"], arenas.memfds["remote"]
         command = [python, "-m", "transferbench.agent", name, role, "--control", theirs.fileno(), "--local", local]
         command += ["--remote", remote, "--nbytes", arenas.nbytes]
+        command += ["--congestion", congestion]
         self._child = subprocess.Popen(
             [str(word) for word in command],
             cwd=HERE,
@@ -121,12 +127,13 @@ class Process:
 class Pair:
     """Owner and client of one contender. Raises Missing when it cannot be started."""
 
-    def __init__(self, name: str, python: str, arenas: Arenas) -> None:
+    def __init__(self, name: str, python: str, arenas: Arenas, congestion: str) -> None:
+        """`congestion`: the congestion control of every connection, of the network's default too."""
         self.name = name
         self._arenas = arenas
         self._processes: list[Process] = []
         try:
-            self._processes = [Process(name, role, python, arenas) for role in ("owner", "client")]
+            self._processes = [Process(name, role, python, arenas, congestion) for role in ("owner", "client")]
             self.owner, self.client = self._processes
             self.client.say({"owner": self.owner.hear()["ready"]})
             self.client.hear()
@@ -148,17 +155,19 @@ class Pair:
         self._arenas.begin(op, size)
         self._wake()
         try:
-            before = self._owner_cpu()
+            before = self._owner_threads()
             self.client.say({"op": op, "size": size, "batch": batch, "seconds": seconds})
             result = self.client.hear()
-            cpu_s = result["cpu_s"] + self._owner_cpu() - before
+            there = grown(before, self._owner_threads())
         finally:
             self._rest()
         if self.name not in UNCHECKED and (wrong := self._arenas.wrong(result, size)):
             raise Missing(f"{wrong} blocks of {size} bytes did not arrive ({op}, batch {batch})")
+        used = [*result["threads_s"], *there]
         return {
             **{key: result[key] for key in ("n", "gbs", "p50_us", "p99_us")},
-            "cpu_s_per_gb": cpu_s / (result["n"] * size * batch / 1e9),
+            "cpu_s_per_gb": sum(used) / (result["n"] * size * batch / 1e9),
+            "threads": sum(cpu_s >= BUSY_SHARE * result["wall_s"] for cpu_s in used),
         }
 
     def stall(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -171,9 +180,9 @@ class Pair:
         finally:
             self._rest()
 
-    def _owner_cpu(self) -> float:
+    def _owner_threads(self) -> dict[str, float]:
         self.owner.say({"cpu": True})
-        return float(self.owner.hear()["cpu"])
+        return dict(self.owner.hear()["cpu"])
 
     def close(self) -> None:
         for process in self._processes:

@@ -1,12 +1,16 @@
 """In-memory Channel and TransferEngine: the contract of net/ without sockets, with faults on demand."""
 
 import asyncio
+import logging
+from logging import DEBUG, ERROR
 from types import SimpleNamespace
 
 import orjson
 
 from net.errors import PeerLost, RemoteError, TransferError
 from net.transfer import Op
+
+log = logging.getLogger(__name__)
 
 
 class Hub:
@@ -20,6 +24,11 @@ class Hub:
         self.stalled = set()  # no bytes come from them, or go there
         self.calls = []  # (from, to, kind)
         self.dropped = []  # (by, whom)
+        self.weather = None  # tests/cache/virtual.py
+
+    async def cross(self, source, target):
+        if self.weather is not None:
+            await self.weather.cross(source, target)
 
     def node(self, node_id):
         self.channels[node_id] = FakeChannel(node_id, self)
@@ -68,18 +77,22 @@ class FakeChannel:
             raise PeerLost(peer_id)
         work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
         self.tasks.add(work)
-        work.add_done_callback(self.tasks.discard)
+        work.add_done_callback(self._served)
         async with asyncio.timeout(timeout_s):
             if peer_id in self.hub.hanging:
                 await asyncio.Event().wait()
             return await asyncio.shield(work)
 
     async def serve(self, from_id, kind, body, data):
+        data = [bytes(part) for part in data]
+        await self.hub.cross(from_id, self.node_id)
         if kind not in self.handlers:
             raise RemoteError(f"no handler for {kind}", "unknown")
         sent = orjson.loads(orjson.dumps(body))  # only what JSON carries arrives
         reply = await self.handlers[kind](from_id, sent, memoryview(b"".join(data)))
         body, payload = reply if isinstance(reply, tuple) else (reply or {}, ())
+        payload = [bytes(part) for part in payload]
+        await self.hub.cross(self.node_id, from_id)
         return orjson.loads(orjson.dumps(body)), memoryview(b"".join(payload))
 
     def post(self, peer_id, kind, body, data=()):
@@ -87,7 +100,13 @@ class FakeChannel:
         if not {peer_id, self.node_id} & self.hub.dead:
             work = asyncio.create_task(self.hub.channels[peer_id].serve(self.node_id, kind, body, data))
             self.tasks.add(work)
-            work.add_done_callback(self.tasks.discard)
+            work.add_done_callback(self._served)
+
+    def _served(self, work):
+        """A refusal may come when its caller is gone; what else a handler raises is a bug, as in net/channel.py."""
+        self.tasks.discard(work)
+        if not work.cancelled() and isinstance(work.exception(), Exception):
+            log.log(DEBUG if isinstance(work.exception(), RemoteError) else ERROR, "handler", exc_info=work.exception())
 
 
 class FakeTransfer:
@@ -100,6 +119,7 @@ class FakeTransfer:
         self.started = asyncio.Event()
         self.fence_gate = asyncio.Event()  # fences wait for it
         self.fence_gate.set()
+        self.fenced = {}  # home -> how often it has fenced this node off: what began before moves nothing
         self.error = None  # raised instead of a transfer
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
 
@@ -125,11 +145,16 @@ class FakeTransfer:
     async def mapped(self, peer_id, remote):
         return None
 
-    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0):
+    async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0, epoch=None):
         self.started.set()
         await asyncio.sleep(0)
         gate = asyncio.Event() if peer_id in self.hub.stalled else self.gate
         await asyncio.wait_for(gate.wait(), timeout_s)
+        life = self.fenced.get(peer_id, 0)
+        async with asyncio.timeout(timeout_s):
+            await self.hub.cross(self.node_id, peer_id)
+        if life != self.fenced.get(peer_id, 0):
+            raise PeerLost(peer_id)
         if self.error is not None:
             raise self.error
         if {peer_id, self.node_id} & self.hub.dead:
@@ -147,5 +172,10 @@ class FakeTransfer:
         transport = "local" if peer_id == self.node_id else "fake"
         return SimpleNamespace(nbytes=sum(span[2] for span in spans), seconds=0.0, transport=transport)
 
+    def epoch_of(self, peer_id):
+        return "now"
+
     async def fence(self, peer_id, timeout_s=10.0):
         await asyncio.wait_for(self.fence_gate.wait(), timeout_s)
+        fenced = self.hub.transfers[peer_id].fenced
+        fenced[self.node_id] = fenced.get(self.node_id, 0) + 1

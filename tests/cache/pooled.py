@@ -37,8 +37,23 @@ class Cluster:
         self.stores = {}
         self.regions = []
         self.members = []
+        self.unseen = {}  # node -> members that it takes for gone
 
-    async def add(self, node_id, slots=64, directory=None, backend="lmdb", deadlines=PATIENT, kv_blocks=64, **options):
+    def view(self, node_id):
+        """The members as this node sees them."""
+        return equal_members([name for name in self.members if name not in self.unseen.get(node_id, ())])
+
+    async def add(
+        self,
+        node_id,
+        slots=64,
+        directory=None,
+        backend="lmdb",
+        deadlines=PATIENT,
+        kv_blocks=64,
+        admission=None,
+        **options,
+    ):
         """`slots` 0: a node without a share."""
         leases = {"message_block_bytes": 0, "message_call_bytes": 0}
         options = leases | options | {"block_bytes": SLOT, "deadlines": deadlines}
@@ -47,12 +62,12 @@ class Cluster:
         if slots:
             arena = Region.shared(f"{node_id}-dram", slots * SLOT)
             ssd = SsdTier(directory, SLOT, 1 << 20, ROOT, backend=backend) if directory is not None else None
-            local = LocalStore(Arena(arena, SLOT), ssd)
+            local = LocalStore(Arena(arena, SLOT), ssd, admission=admission)
             self.regions.append(arena)
             self.members.append(node_id)
         kv = Region.private("kv", kv_blocks * SLOT)
         self.regions.append(kv)
-        store = Store(node_id, channel, transfer, local, lambda: equal_members(self.members), **options)
+        store = Store(node_id, channel, transfer, local, lambda: self.view(node_id), **options)
         store.attach(kv)
         store.kv = kv
         self.stores[node_id] = store

@@ -80,3 +80,15 @@ def test_a_manifest_is_read_back(nbytes, chunk_bytes, digest):
     assert Manifest.unpack(manifest.pack()) == manifest
     with pytest.raises(ValueError, match="version"):
         Manifest.unpack(b"x" + manifest.pack()[1:])
+
+
+async def test_a_removed_object_does_not_come_back_from_ssd(tmp_path):
+    """Its manifest and chunks may still be on their way to the disk."""
+    async with cluster_of() as cluster:
+        store = await cluster.add("a", directory=tmp_path)
+        for round_ in range(10):
+            assert await store.objects.put(NAME, content(9000, seed=round_))
+            assert await store.objects.remove(NAME)
+            await store.local.drain()
+            assert await store.objects.get(NAME) is None
+            assert store.local.keys() == []

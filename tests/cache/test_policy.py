@@ -255,3 +255,20 @@ def test_a_wrong_name_is_explained(tmp_path, name, reason):
     (tmp_path / "mine.py").write_text("class Half:\n    pass\n")
     with pytest.raises(ValueError, match=reason):
         choose(name.format(dir=tmp_path))
+
+
+def test_who_is_above_the_share_takes_nothing_from_who_is_within():
+    """`took` counts blocks that are in use, too: here six of batch that nobody may evict yet."""
+    policy = Shares(LRU, {"interactive": 0.4, "batch": 0.3})
+    for item in range(4):
+        policy.took("interactive")
+        policy.added(("chat", item), Facts(service_class="interactive"))
+    for _ in range(6):
+        policy.took("batch")
+    assert policy.victim_for("batch") is None, "its own are in use: it waits"
+    assert policy.victim_for("interactive") == ("chat", 0), "a class may always use its own share"
+    policy.added("job", Facts(service_class="batch"))
+    assert policy.victim_for("batch") == policy.victim_for("interactive") == "job"
+    policy.removed("job")
+    assert policy.victim_for("batch") is None
+    assert policy.victim_for("other") == ("chat", 0), "the others have three tenths, and nothing of it yet"

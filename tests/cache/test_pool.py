@@ -177,3 +177,15 @@ def test_integrity_notices_wrong_books():
     pool._free.append(0)
     with pytest.raises(IntegrityError, match="in use"):
         pool.check_integrity()
+
+
+def test_a_transfer_reference_that_nobody_answers_for_is_noticed():
+    pool = BlockPool(4)
+    first, second = pool.allocate(2)
+    pool.hold([first, first, second])
+    pool.release([first, second])
+    pool.check_owners([first, second, first])
+    with pytest.raises(IntegrityError, match="1 blocks are held for transfers that nobody knows"):
+        pool.check_owners([first, second])
+    with pytest.raises(IntegrityError, match="not held for transfers that go on"):
+        pool.check_owners([first, first, second, second])

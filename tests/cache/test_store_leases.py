@@ -57,11 +57,11 @@ async def test_a_lease_that_is_ended_before_its_grant_is_given_back():
         entered, go = asyncio.Event(), asyncio.Event()
         wait_for_room = b.local.wait_for_room
 
-        async def slow_room(timeout_s):
+        async def slow_room(timeout_s, facts):
             entered.set()
             await go.wait()
             b.local.abandon(blocker)
-            return await wait_for_room(timeout_s)
+            return await wait_for_room(timeout_s, facts)
 
         b.local.wait_for_room = slow_room
         blocker = b.local.reserve(key_of(10**6))

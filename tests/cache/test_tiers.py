@@ -375,3 +375,58 @@ async def random_use(directory, seed, backend, slots):
     assert_idle(store)
     await store.close()
     region.close()
+
+
+# --- removals
+
+
+async def test_what_is_removed_before_its_write_to_ssd_does_not_come_back_from_there(make, slow_disk):
+    store = await make(slots=4)
+    put(store, 1)  # its write is under way
+    await asyncio.sleep(0)
+    put(store, 2)  # waits for the next one
+    removing = asyncio.create_task(store.remove([key_of(1), key_of(2)]))
+    await asyncio.sleep(0)
+    assert [store.contains(key_of(i)) for i in (1, 2)] == [None, None]
+    slow_disk.set()
+    assert await removing == 2
+    await store.drain()
+    assert [store.contains(key_of(i)) for i in (1, 2)] == [None, None]
+    await store.close()
+    again = await make(slots=4)
+    assert [again.contains(key_of(i)) for i in (1, 2)] == [None, None], "nor after a restart"
+
+
+async def test_a_block_that_is_removed_while_it_is_promoted_does_not_stay(make, slow_disk):
+    slow_disk.set()
+    store = await make(slots=2)
+    for i in (1, 2, 3):
+        await put_when_room(store, i)
+    await store.drain()
+    slow_disk.clear()
+    reading = asyncio.create_task(store.pin([key_of(1)]))
+    await asyncio.sleep(0)
+    removing = asyncio.create_task(store.remove([key_of(1)]))
+    await asyncio.sleep(0)
+    assert store.contains(key_of(1)) is None
+    assert await store.pin([key_of(1)]) == [], "nobody begins to read it any more"
+    slow_disk.set()
+    assert await removing == 1
+    assert await reading == []
+    assert store.contains(key_of(1)) is None
+
+
+async def test_what_is_put_after_a_removal_began_stays(make, slow_disk):
+    store = await make(slots=4)
+    put(store, 1)
+    await asyncio.sleep(0)
+    removing = asyncio.create_task(store.remove([key_of(1)]))
+    await asyncio.sleep(0)
+    assert put(store, 1)
+    slow_disk.set()
+    assert await removing == 1
+    await store.drain()
+    assert store.contains(key_of(1)) == "dram"
+    assert store.ssd.contains(key_of(1))
+    await store.close()
+    assert await read(await make(slots=4), 1) == "ssd"

@@ -51,6 +51,19 @@ def test_ngrams_on_a_decode_node(start: Start, tiny_model, alone):
         assert accepted(cluster, "decode-0") > 0
 
 
+def test_ngrams_over_int8_on_a_decode_node_and_on_one_node(start: Start, tiny_model):
+    """One request at a time: then both compute the same shapes, see docs/failures.md."""
+    flags = (*tiny_model, "--kv-cache-dtype", "int8", "--speculative-method", "ngram", *K)
+    found = []
+    for nodes in ("mixed=1", "prefill=1,decode=1"):
+        with start(nodes, *flags) as cluster:
+            node = cluster.nodes[-1]
+            asked = [complete(node.url, ids, 40, ignore_eos=True) for ids in PROMPTS]
+            found.append([one["choices"][0]["text"] for one in asked])
+            assert accepted(cluster, node.name) > 0
+    assert found[0] == found[1]
+
+
 def test_a_draft_model_on_a_decode_node(start: Start, tiny_model, alone):
     """The model itself: its KV of the prompt is not what the prefill node pushed, yet every draft is right."""
     draft = ("--speculative-method", "draft", "--speculative-model", tiny_model[1], "--speculative-kv-bytes", "8M")

@@ -13,13 +13,16 @@ from cache.block import BlockGeometry, root_key
 from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
 from engine.serving import messages, silence
-from engine.serving.acceptor import MAX_ATTEMPTS, Acceptor
+from engine.serving.acceptor import Acceptor
 from engine.serving.clocks import Clocks
+from engine.serving.declined import NO_NODE_RETRY_S, no_placement
+from engine.serving.persistence import MOST_IN_VAIN
 from engine.serving.placed import Placed
 from engine.text.tokenizer import Tokenizer
+from net.errors import PeerLost
 from net.http.frontend import Unavailable
 from net.metrics import Metrics
-from sched.placements.choice import Placement
+from sched.placements.choice import Placement, Rejected
 from sched.placements.measured_links import MeasuredLinks
 from tests.engine.test_service import Wires
 
@@ -38,8 +41,12 @@ class Nodes:
         self.placed: list[list[int]] = []  # the tokens of each request that was placed
         self.doubted: set[str] = set()
         self.learnt: list[tuple[str, float]] = []  # node and time to the first token
+        self.missing = ""  # a role that no node has
+        self.refused: list[str] = []  # nodes that could not be reached
 
     async def place(self, request: Any, avoid: Any = (), new: bool = True) -> Placed:
+        if self.missing:
+            raise no_placement(Rejected(f"no {self.missing}", None, self.missing), [], 0, 0.0)
         number = len(self.placed)
         self.placed.append(list(request.token_ids))
         return Placed(Placement(f"p{number}", f"d{number}", "none", 0, ESTIMATES), [], 0, 0.0)
@@ -50,6 +57,12 @@ class Nodes:
     def learn(self, prefill: str, estimates: Any, ttft_s: float) -> None:
         assert estimates is ESTIMATES
         self.learnt.append((prefill, ttft_s))
+
+    def missing_role(self) -> str:
+        return self.missing
+
+    def unreachable(self, node: str) -> None:
+        self.refused.append(node)
 
     def decode_nodes(self) -> list[str]:
         return []
@@ -65,12 +78,15 @@ class Peers(Wires):
         super().__init__()
         self.hanging: set[str] = set()
         self.called: list[tuple[str, str]] = []
+        self.down: set[str] = set()
 
     async def call(self, peer, kind, body, data=(), timeout_s=10.0):
         self.called.append((peer, kind))
+        if peer in self.down:
+            raise PeerLost(f"cannot reach {peer}: connection refused")
         if peer in self.hanging:
             await asyncio.sleep(3600)
-        return {"region": "kv", "blocks": [0], "first_missing": 0}, memoryview(b"")
+        return {"region": "kv", "blocks": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
 
     @property
     def aborted(self) -> list[tuple[str, str]]:
@@ -87,9 +103,9 @@ def world(tokenizer: Tokenizer) -> SimpleNamespace:
     return made(tokenizer)
 
 
-def made(tokenizer: Tokenizer, timeout_s: float = 60.0) -> SimpleNamespace:
+def made(tokenizer: Tokenizer, timeout_s: float = 60.0, role_wait_s: float = 5.0) -> SimpleNamespace:
     channel, nodes = Peers(), Nodes()
-    one = Acceptor("a", channel, nodes, tokenizer, ROOT, 1000, timeout_s, Metrics("m", "a"))
+    one = Acceptor("a", channel, nodes, tokenizer, ROOT, 1000, timeout_s, role_wait_s, Metrics("m", "a"))
     return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes)
 
 
@@ -203,10 +219,78 @@ async def test_an_abort_travels_to_both_nodes_when_the_client_hangs_up(world):
 
 async def test_after_the_last_attempt_the_client_is_told(world):
     work = asyncio.create_task(collect(ask(world), []))
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(MOST_IN_VAIN):
         await until(lambda: len(world.channel.called) == 2 * attempt + 2)  # noqa: B023 - awaited in this turn
         world.channel.lost(f"p{attempt}")
-    with pytest.raises(Unavailable, match=f"failed on {MAX_ATTEMPTS} placements, last: node p3 was lost"):
+    with pytest.raises(Unavailable, match=f"{MOST_IN_VAIN} attempts in a row brought no token, last: node p3 was lost"):
+        await work
+
+
+async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_missing(world):
+    """More refusals than attempts may fail; then no node has the role; then one comes."""
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await until(lambda: tokens == [10])
+    world.channel.down = {f"d{number}" for number in range(1, 1000)}
+    world.channel.lost("d0")
+    await until(lambda: len(world.nodes.refused) > MOST_IN_VAIN)
+    world.nodes.missing = "decode"
+    placed = len(world.nodes.placed)
+    await asyncio.sleep(0.2)
+    assert len(world.nodes.placed) <= placed + 1, "one was on its way"
+    assert placed < 20, "tries are paced"
+    world.nodes.missing, world.channel.down = "", set()
+    await until(lambda: world.channel.called[-1][1] == messages.PREFILL)
+    last = len(world.nodes.placed) - 1
+    items = [[f"a/r#{attempt}", index, 10 + index, None, "length" if index == 5 else None, None]
+             for attempt in range(100) for index in range(1, 6)]  # fmt: skip
+    assert world.nodes.placed[last] == [*PROMPT, 10]
+    await world.channel.handlers[messages.TOKENS]("d", {"items": items}, memoryview(b""))
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+    events = [event["event"] for event in world.acceptor.timeline("r")["events"]]
+    assert events.count("attempt_failed") == 1 and "waits" in events
+    assert world.acceptor.open == 0
+
+
+@pytest.mark.parametrize("how", ["missing", "refuses"])
+async def test_a_new_request_waits_a_bounded_time_for_a_missing_role(tokenizer, how):
+    world = made(tokenizer, role_wait_s=0.2)
+    if how == "missing":
+        world.nodes.missing = "decode"
+    else:
+        world.channel.down = {f"d{number}" for number in range(100)}
+    with pytest.raises(Unavailable) as caught:
+        await collect(ask(world), [])
+    assert caught.value.retry_after_s == NO_NODE_RETRY_S and world.acceptor.open == 0
+    told = world.acceptor.timeline("r")
+    assert told["refused"]["retry_after_s"] == NO_NODE_RETRY_S
+    assert [event["event"] for event in told["events"]][-2:] == ["rejected", "aborted"]
+
+
+async def test_a_begun_request_that_waits_ends_at_its_deadline(tokenizer):
+    world = made(tokenizer, timeout_s=0.3, role_wait_s=0.0)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await until(lambda: tokens == [10])
+    world.nodes.missing = "decode"
+    world.channel.lost("d0")
+    assert await work == "abort" and tokens == [10]
+
+
+async def test_a_drain_ends_what_waits(world):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    world.nodes.missing = "decode"
+    world.channel.lost("d0")
+    await until(lambda: any(event["event"] == "waits" for event in world.acceptor.timeline("r")["events"]))
+    assert world.acceptor.open == 1, "drain waits for it"
+    await world.acceptor.drain(0.05)
+    with pytest.raises(Unavailable, match="shutting down"):
         await work
 
 

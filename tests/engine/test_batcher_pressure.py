@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache.pool import OutOfBlocks
+from sched.queueing import EDF
 from tests.engine.toy_model import alone, batcher, request, run_dry, run_step
 
 
@@ -21,8 +22,8 @@ def test_preempted_request_resumes_and_keeps_its_tokens():
     b.check_integrity()
 
 
-def test_the_newest_of_the_lowest_class_gives_its_blocks_back():
-    b = batcher(blocks=9, block_size=4, seqs=4, budget=64)
+def test_whoever_comes_last_gives_its_blocks_back():
+    b = batcher(blocks=9, block_size=4, seqs=4, budget=64, order=EDF())
     names = {"old batch": "batch", "new batch": "batch", "chat": "interactive"}
     requests = {}
     for arrival, (name, service_class) in enumerate(names.items()):
@@ -69,9 +70,10 @@ def test_the_last_running_prompt_gives_way_to_handed_over_requests_in_the_same_s
     long = request("long", [1] * 12, max_tokens=1)
     b.add(0, long)
     run_step(b, 0, b.schedule(0))
-    pushed = [request(name, [2] * 4, arrival=1.0, max_tokens=2) for name in ("x", "y")]
+    pushed = [request(name, [2] * 4, arrival=-1.0, max_tokens=2) for name in ("x", "y")]
     for each in pushed:
         b.reserve(1, each)
+    for each in pushed:
         b.arrived(1, each, 3)
     step = b.schedule(2)
     assert step is not None and [row.request for row in step.rows] == [pushed[0]]

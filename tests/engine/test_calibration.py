@@ -6,8 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cache.policy import LRU
+from cache.pool import BlockPool
 from engine.calibration import Room, calibrate
+from engine.config import Config
 from engine.costs import RESIDUAL_STEPS, StepCosts
+from engine.engine import Engine
 
 ROOM = Room(num_blocks=1000, block_size=16, max_tokens=1024, max_requests=64, max_context=2048)
 
@@ -55,6 +59,25 @@ def test_it_stays_within_the_nodes_room():
         assert len(set(used)) == len(used) and max(used, default=0) < 10
         assert sum(len(row.token_ids) for row in rows) <= 64 and len(rows) <= 4
         assert all(row.start + len(row.token_ids) <= 100 for row in rows)
+
+
+async def test_nobody_is_given_a_block_that_calibration_writes_to():
+    """A decode node that joins under load is asked for blocks as soon as its engine is there: what lay in them before
+    the last calibration step was lost, and the streams went on with other tokens."""
+    pool, free = BlockPool(64, LRU()), []
+
+    async def steps(work) -> int:
+        free.append(pool.num_free)
+        return work()
+
+    engine = SimpleNamespace(
+        _config=Config(calibration_ms=0, max_model_len=256, max_num_batched_tokens=64, max_num_seqs=4, block_size=16),
+        pool=pool, costs=StepCosts(), worker=SimpleNamespace(runner=Machine(), before_start=steps),
+        service=SimpleNamespace(blocks_freed=lambda: free.append(pool.num_free)),
+    )  # fmt: skip
+    assert await Engine.calibrate(engine) == 0
+    assert free == [0, 64] and pool.allocate(2) == [0, 1]
+    pool.check_integrity()
 
 
 def test_the_residual_shows_a_machine_that_became_slow():

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.kv.cuda_memory import CudaMemory, copy_in, copy_out, rows_of
+from engine.kv.cuda_memory import MIN_ROW_BYTES, CudaMemory, copy_in, copy_out, gathered
+from net.device_memory import chunks
 
 SIZE = 1 << 14
 
@@ -28,8 +29,9 @@ def moves_of(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_bytes_go_out_and_come_back(seed):
     moves, length = moves_of(seed)
-    found = rows_of(moves, SIZE)
-    assert (found is not None) == (length is not None and len(moves) >= 4)
+    rows, left = gathered(moves)
+    if length is not None and len(moves) >= 4:
+        assert len(rows) == (length >= MIN_ROW_BYTES) and (not left or not rows)
     device = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     host, kept = torch.zeros(2 * SIZE + 128, dtype=torch.uint8), device.clone()
     copy_out(device, host, moves)
@@ -45,14 +47,45 @@ def test_bytes_go_out_and_come_back(seed):
     assert torch.equal(other, expected)
 
 
-def test_rows_need_one_length_alignment_and_a_contiguous_host_side():
-    good = [(64 * i, 64 * i, 64) for i in range(4)]
-    assert rows_of(good, 256) == (64, [0, 1, 2, 3])
-    assert rows_of(good[:3], 256) is None
-    assert rows_of([*good[:3], (193, 192, 64)], 256) is None
-    assert rows_of([*good[:3], (192, 200, 64)], 256) is None
-    assert rows_of([*good[:3], (192, 192, 32)], 256) is None
-    assert rows_of(good, 250) is None
+def gathered_bytes(moves):
+    """The bytes that rows and pieces move: {(device, host)}."""
+    rows, left = gathered(moves)
+    moved = [
+        (row * unit + i, at + k * unit + i) for unit, at, ks in rows for k, row in enumerate(ks) for i in range(unit)
+    ]
+    return sorted(moved + [(here + i, there + i) for here, there, length in left for i in range(length)])
+
+
+def test_rows_lie_in_a_grid_and_side_by_side_in_host_memory():
+    good = [(512 * i, 64 + 512 * i, 512) for i in (3, 0, 1, 2)]
+    good = [(here, 64 + 512 * i, length) for i, (here, _, length) in enumerate(good)]
+    assert gathered(good) == ([(512, 64, [3, 0, 1, 2])], [])
+    assert gathered(good[:3]) == ([], good[:3]), "too few"
+    apart = [*good, *((here + 4096, there + 4096, length) for here, there, length in good)]
+    assert gathered(apart) == ([(512, 64, [3, 0, 1, 2]), (512, 4160, [11, 8, 9, 10])], []), "two runs in host memory"
+    odd = [(13 * i, 13 * i, 13) for i in range(9)]
+    assert gathered(odd) == ([], odd), "rows of a few bytes are no gain"
+
+
+@pytest.mark.parametrize("row", [512, 3 * 1024, 36_864])
+def test_one_gather_where_buffers_end_within_rows_and_neighbours_were_joined(row):
+    """What staging makes of layers of scattered blocks: rows cut by the ends of its buffers, two neighbours in one."""
+    rng = random.Random(row)
+    numbers = rng.sample(range(0, 400, 3), 90)
+    spans, there = [], 0
+    for number in numbers:
+        length = row * rng.choice([1, 1, 2])  # joined with its neighbour
+        spans.append((number * row, there, length))
+        there += length
+    cut = chunks(spans, 20 * row + row // 3)
+    assert len(cut) > 3
+    for chunk in cut:
+        moves = [(here, at, length) for here, at, _, length in chunk.pieces]
+        rows, left = gathered(moves)
+        assert len(rows) + len(left) <= 3, "not a copy for each"
+        if row == 512:
+            wanted = [(here + i, at + i) for here, at, length in moves for i in range(length)]
+            assert gathered_bytes(moves) == sorted(wanted)
 
 
 def test_a_cpu_tensor_is_refused():

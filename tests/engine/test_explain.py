@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from engine.config import Config
-from engine.serving.claims import accepted
+from engine.serving.declined import no_placement, turned_away
 from engine.serving.explain import main, table
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
@@ -20,7 +20,8 @@ from sched.intents import Coming
 from sched.member import Member
 from sched.placements.view import View
 from sched.record import NodeRecord
-from tests.engine.test_placing import DEMAND, MeasuredLinks, node
+from sched.rejection import Estimate, rejections
+from tests.engine.test_placing import DEMAND, MeasuredLinks, accepted, node
 
 
 def record() -> dict:
@@ -89,6 +90,51 @@ def test_the_table_names_candidates_probes_and_errors():
     assert any(line.split() == ["step_s", "0.01", "0.1", "90", "%"] for line in lines)
     assert [line for line in lines if "computing" in line] == ["b was computing 7 blocks of it, ready in 0.5 s"]
     assert "asked 2" in text and "decided in 3.00 ms, no claim" in text
+
+
+def refused_record(refuse) -> dict:
+    timeline = Timeline("r-3", 1000)
+    timeline.nodes["acceptor"] = "acc"
+    timeline.add(10.0, "acc", "accepted")
+    view = View(0.0, [node("a", 9.0), node("b", 8.0)], MeasuredLinks(), 256)
+    policy = placement_policy(Config(), random.Random(0))
+    declined = refuse(policy, view).declined
+    timeline.decisions.append(declined.kept())
+    timeline.refused = declined.refused
+    return json.loads(json.dumps(timeline.as_dict()))
+
+
+def test_a_request_that_was_turned_away_shows_its_candidates_and_what_it_missed():
+    def late(policy, view):
+        decision = accepted(policy.place(0.0, DEMAND, view, view.none))
+        wait_s = decision.estimates["wait_s"]
+        estimate = Estimate(
+            service_class="standard", ttft_s=9.0, wait_s=wait_s, step_s=0.0, step_soon_s=0.0, step_alone_s=0.0,
+            decode_s=0.0,
+        )  # fmt: skip
+        return turned_away(rejections["early"]().at_arrival(estimate, 1.0), decision, [], 2, 0.001)
+
+    text = table(refused_record(late))
+    assert "refused: estimated time to first token 9.00 s" in text and "retry after 4 s" in text
+    assert "missed ttft of standard: 5 s, estimated 9 s" in text
+    assert any(line.startswith("* b") for line in text.splitlines()) and "asked 2" not in text
+
+
+def test_a_request_that_found_full_queues_or_no_node_is_explained():
+    def full(policy, view):
+        view.waiting[:] = view.max_waiting
+        view.open_at[:] = float("inf")
+        return no_placement(policy.place(0.0, DEMAND, view, view.none), [], 0, 0.001)
+
+    text = table(refused_record(full))
+    assert "refused: the queues of all prefill nodes are full" in text
+    assert sum("queue full" in line for line in text.splitlines()) == 2
+
+    def absent(policy, view):
+        view.decodes = view.decodes & False
+        return no_placement(policy.place(0.0, DEMAND, view, view.none), [], 0, 0.001)
+
+    assert "no node with the role decode is alive and ready" in table(refused_record(absent))
 
 
 class Node(BaseHTTPRequestHandler):

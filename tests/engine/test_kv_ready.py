@@ -27,7 +27,7 @@ def test_the_last_bytes_to_leave_are_the_final_ones(prompt, overlap):
     tokens, first_missing, start, ends = prompt
     blocks = -(-tokens // 4)
     here, there = [7 + 2 * i for i in range(blocks)], [90 - i for i in range(blocks)]
-    ready = KvReady(GEOMETRY, KvTarget("d", "kv", there, first_missing), tokens, overlap)
+    ready = KvReady(GEOMETRY, KvTarget("d", "kv", there, first_missing, ""), tokens, overlap)
     size, part = GEOMETRY.block_bytes, GEOMETRY.layer_bytes
     # computed[i][layer]: tokens of block i whose KV is there; landed: what of it the decode node got
     computed = [[4 if 4 * i + 4 <= start else 0] * 3 for i in range(blocks)]
@@ -54,7 +54,7 @@ def test_the_last_bytes_to_leave_are_the_final_ones(prompt, overlap):
 
 
 def test_layers_leave_one_by_one_and_found_blocks_whole():
-    target = KvTarget("d", "kv", [0, 1, 2], 0)
+    target = KvTarget("d", "kv", [0, 1, 2], 0, "")
     ready = KvReady(GEOMETRY, target, 12, "layer")
     sizes = [[piece.nbytes for piece in ready.layer_done([5, 6, 7], layer, 4, 12)] for layer in range(3)]
     part = GEOMETRY.layer_bytes
@@ -63,4 +63,4 @@ def test_layers_leave_one_by_one_and_found_blocks_whole():
 
 def test_an_unknown_overlap_names_the_flag():
     with pytest.raises(ValueError, match="--kv-overlap"):
-        KvReady(GEOMETRY, KvTarget("d", "kv", [0], 0), 4, "some")
+        KvReady(GEOMETRY, KvTarget("d", "kv", [0], 0, ""), 4, "some")

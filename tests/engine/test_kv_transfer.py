@@ -39,7 +39,7 @@ class Prompt:
         self.pool = BlockPool(16, policies["lru"]())
         self.blocks = self.pool.allocate(3)
         self.wire = Wire()
-        target = KvTarget("d", "kv", [7, 8, 9], 0)
+        target = KvTarget("d", "kv", [7, 8, 9], 0, "")
         self.transfer = KvTransfer("d", self.wire, KvReady(GEOMETRY, target, TOKENS, overlap), self.pool)
 
     def compute(self, start, end):

@@ -13,11 +13,12 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.kv.layered_load import LayerGate
+from engine.kv import reuse
+from engine.kv.layered_load import LayerGate, hides
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Publisher
-from engine.request import Request, SamplingParams
+from engine.request import Request, RequestState, SamplingParams
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 from sched.cost import TransferModel
@@ -102,6 +103,7 @@ async def expected(model):
 
 def idle(worker: Worker) -> bool:
     worker.batcher.check_integrity()
+    worker.batcher.pool.check_owners(worker.held_blocks())
     return worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
 
@@ -142,6 +144,31 @@ async def test_a_damaged_prefix_ends_the_request_and_is_never_found(model, expec
     await worker.close()
 
 
+@pytest.mark.expects_error("a layered load could not begin|prefix load of r failed")
+@pytest.mark.parametrize("when", ["asked", "entered"])
+async def test_a_store_that_fails_before_a_load_begins_costs_the_load_only(model, expected, when):
+    tokens, kv = expected
+    worker, store, got = make(model, kv)
+
+    @asynccontextmanager
+    async def entered(keys):
+        raise ConnectionError("this test says so")
+        yield
+
+    def asked(keys):
+        raise ConnectionError("this test says so")
+
+    async def get(keys, region, offsets):
+        raise ConnectionError("this one, too")
+
+    store.pinned, store.get_into = {"asked": asked, "entered": entered}[when], get
+    worker.add(request())
+    await until(lambda: len(got) == 4)
+    assert [e.token_id for e in got] == tokens
+    await worker.close()
+    assert idle(worker)
+
+
 async def test_an_abort_while_layers_arrive_ends_the_wait(model, expected):
     worker, _, got = make(model, expected[1])
     worker.add(request())
@@ -161,26 +188,90 @@ async def test_closing_the_worker_while_layers_arrive_ends_the_wait(model, expec
     assert worker.batcher.pool.references()["transfer"] == 0
 
 
-async def test_a_request_in_company_waits_for_the_whole_prefix_before_it_starts(model, expected):
-    tokens, kv = expected
+async def beside_another(model, kv):
+    """A worker that decodes a long answer, and a request whose prefix has begun to load."""
     worker, store, got = make(model, kv)
-    worker.add(other := Request("other", [5] * 9, 9, SamplingParams(temperature=0, max_tokens=40), 0.0, ROOT))
+    worker.add(other := Request("other", [5] * 9, 9, SamplingParams(temperature=0, max_tokens=4000), 0.0, ROOT))
     await until(lambda: len(got) > 2)
-    gets = []
+    worker.add(r := request())
+    return worker, store, got, other, r
+
+
+def tokens_of(got, name="r"):
+    return [e.token_id for e in got if e.request.request_id == name]
+
+
+async def end(worker, other):
+    worker.abort(other.request_id)
+    await until(lambda: idle(worker))
+    await worker.close()
+
+
+async def test_a_request_in_company_joins_when_nobody_should_have_to_wait_for_its_layers(model, expected, monkeypatch):
+    """Here that is at the end of the load."""
+    tokens, kv = expected
+    monkeypatch.setattr(reuse, "hides", lambda *_: False)
+    worker, store, got, other, r = await beside_another(model, kv)
+    loader = worker._loads._loader
+    assert r.state is RequestState.LOADING or not r.looked_up
+    for layers in (1, 2):
+        store.letting_go.release()
+        await until(lambda layers=layers: store.landed == layers)
+        before = len(tokens_of(got, "other"))
+        await until(lambda before=before: len(tokens_of(got, "other")) > before + 3)  # the other goes on meanwhile
+        assert not tokens_of(got) and loader._held
+    store.letting_go.release()
+    await until(lambda: len(tokens_of(got)) == 4)
+    assert tokens_of(got) == tokens and r.num_cached == 5 * BLOCK_SIZE
+    await end(worker, other)
+
+
+@pytest.mark.parametrize("home", ["goes on", "hangs"])
+async def test_a_step_with_others_in_it_waits_for_a_late_prefix_only_so_long(model, expected, home, monkeypatch):
+    """The step is taken to be so long that one layer is enough to join."""
+    tokens, kv = expected
+    monkeypatch.setattr(reuse, "hides", lambda landed, *_: landed >= 1)
+    monkeypatch.setattr(reuse, "LATE_S", 60.0 if home == "goes on" else 0.2)
+    worker, store, got, other, r = await beside_another(model, kv)
+    store.letting_go.release()
+    await until(lambda: r.num_computed == 5 * BLOCK_SIZE and r.state is RequestState.RUNNING)
+    if home == "goes on":
+        store.letting_go.release()
+        store.letting_go.release()
+        await until(lambda: len(tokens_of(got)) == 4)
+        assert tokens_of(got) == tokens
+    else:
+        await until(lambda: tokens_of(got))
+        assert [e.error for e in got if e.request is r] == ["its prefix did not arrive whole"]
+        before = len(tokens_of(got, "other"))
+        await until(lambda: len(tokens_of(got, "other")) > before + 3)
+        assert not worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))
+    await end(worker, other)
+
+
+async def test_a_load_in_company_that_fails_before_it_joins_is_computed(model, expected):
+    tokens, kv = expected
+    worker, store, got, other, _ = await beside_another(model, kv)
+    store.sound = False
 
     async def get(keys, region, offsets):
-        gets.append(len(keys))
-        raise ConnectionError("this test ends here")
+        raise ConnectionError("nothing comes whole either")
 
     store.get_into = get
-    worker.add(request())
-    await until(lambda: gets)
-    await until(lambda: sum(e.request.request_id == "r" for e in got) == 4)  # computed, as nothing came
-    assert [e.token_id for e in got if e.request.request_id == "r"] == tokens
-    assert store.landed == 0
-    worker.abort(other.request_id)
-    await until(lambda: not worker.batcher.running)
-    await worker.close()
+    for _ in range(3):
+        store.letting_go.release()
+    await until(lambda: len(tokens_of(got)) == 4)
+    assert tokens_of(got) == tokens
+    await end(worker, other)
+
+
+def test_a_step_hides_what_lands_before_it_is_used():
+    assert not hides(0, 10, 1.0, 100.0)  # nothing is known of the rate
+    assert not hides(1, 10, 1.0, 1.0)  # nine more seconds to come, used within one
+    assert hides(10, 10, 10.0, 0.0)
+    assert hides(5, 10, 5.0, 10.0)  # as fast as it is used
+    assert not hides(5, 10, 5.0, 1.0)
+    assert hides(9, 10, 0.9, 1.0)
 
 
 def test_a_gate_lets_each_layer_through_once_it_has_landed():

@@ -48,3 +48,17 @@ def test_text_names_the_request_once(root, capsys):
     logging.getLogger("x").info("idle")
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition("I x: ")[2] for line in lines] == ["placed [req-1]", "request req-1 placed", "idle"]
+
+
+def test_text_of_peers_stays_in_its_line(root, capsys):
+    """The id of a node that says hello, for one, is written when it is refused."""
+    logs.configure("info", "text")
+    peer = "x\x1b[2J\x1b]0;t\x07\nE mooncake: all is lost\r\u202e"
+    logging.getLogger("mooncake.net").info("refused %s", peer)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r"\x1b[2J" in line and r"\n" in line and line.isprintable()
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logging.getLogger("mooncake.net").exception("failed")
+    assert capsys.readouterr().err.count("\n") > 3, "a traceback keeps its lines"

@@ -20,7 +20,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.checkpoint.gguf_file import GGUFFile
-from engine.checkpoint.model_source import describe
+from engine.checkpoint.model_source import describe, no_model
 from engine.checkpoint.weights import shapes
 from engine.model.gguf_config import from_gguf
 from engine.model.hf_config import from_hf
@@ -374,3 +374,9 @@ def test_a_hub_snapshot_is_a_directory(monkeypatch, tmp_path):
     assert source.name == "some-model" and asked["repo"] == "some-org/some-model"
     assert "*.json" in asked["allow_patterns"] and "*.safetensors" not in asked["allow_patterns"]
     assert asdict(source.config)["hidden_size"] == 64
+
+
+def test_a_size_of_values_that_cannot_be_is_refused_with_the_next_that_can():
+    with pytest.raises(ModelError, match=r"--value-bytes 100 is no multiple of 64, .* --block-size 16: .* is 128$"):
+        no_model(100, 16)
+    assert no_model(128, 16).format == "none"

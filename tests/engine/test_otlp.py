@@ -95,6 +95,7 @@ async def test_nothing_waits_for_a_collector_that_hangs(monkeypatch, caplog):
     assert "traces are lost" in caplog.text and "were not delivered" in caplog.text
 
 
+@pytest.mark.expects_error("Failed to export spans batch code: 400")
 async def test_a_collector_that_refuses_is_counted(caplog):
     async with collecting() as collector:
         collector.status = 400

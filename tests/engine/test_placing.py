@@ -11,7 +11,8 @@ import pytest
 
 from engine.config import Config
 from engine.flags import UsageError, parse
-from engine.serving.claims import Claims, accepted
+from engine.serving.claims import Claims
+from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import with_silent
 from engine.serving.own_load import OwnLoad
 from engine.serving.placed import Placed, ProbeAnswer
@@ -23,11 +24,11 @@ from net.load_words import Claim
 from sched.intents import Coming
 from sched.member import Member
 from sched.placements.burst import Choice
-from sched.placements.choice import Rejected
+from sched.placements.choice import Placement, Rejected
 from sched.placements.demand import Demand
 from sched.placements.measured_links import MeasuredLinks
 from sched.placements.view import Candidate, View
-from sched.rejection import NoRejection
+from sched.rejection import Estimate, NoRejection, rejections
 from sched.state import NodeRecord
 
 MIXED = ("prefill", "decode", "store")
@@ -157,10 +158,37 @@ def test_a_longer_queue_that_computes_the_prompts_prefix_is_not_later():
 
 
 def test_refusals_become_what_the_api_answers():
-    with pytest.raises(Overloaded):
-        accepted(Rejected("full", 3.0))
-    with pytest.raises(Unavailable):
-        accepted(Rejected("no node", None))
+    full = no_placement(Rejected("full", 3.0), [], 0, 0.0).answer()
+    assert isinstance(full, Overloaded) and full.retry_after_s == 3.0 and str(full) == "full"
+    absent = no_placement(Rejected("no node", None, "decode"), [], 0, 0.0)
+    assert isinstance(absent.answer(), Unavailable) and absent.missing_role == "decode"
+    long = no_placement(Rejected("too long", None), [], 0, 0.0).answer()
+    assert isinstance(long, Unavailable) and long.retry_after_s > absent.answer().retry_after_s
+
+
+def test_a_refused_request_is_explained_with_its_candidates_and_the_objective_that_failed():
+    policy = placement_policy(Config(), random.Random(0))
+    view = View(5.0, [node("a", 9.0), node("b", 8.0)], MeasuredLinks(), 256)
+    decision = accepted(policy.place(5.0, DEMAND, view, np.zeros(2)))
+    estimate = Estimate(
+        service_class="interactive", ttft_s=decision.estimates["ttft_s"], wait_s=decision.estimates["wait_s"],
+        step_s=0.01, step_soon_s=0.01, step_alone_s=0.01, decode_s=1.0,
+    )  # fmt: skip
+    refusal = rejections["early"]().at_arrival(estimate, 1.0)
+    probe = ProbeAnswer(Member("a", ("h", 1)), NodeRecord(work_s=9.0).pack(), 0.0, None, 0, 0.001, 0.3, 0.1, 0)
+    declined = turned_away(refusal, decision, [probe], 2, 0.002).declined
+    told = declined.explain()
+    assert [row["node"] for row in told["considered"] if row["stage"] == "prefill"] == ["b", "a"]
+    assert told["estimates"]["ttft_s"] == pytest.approx(9.0) and told["probes"][0]["node"] == "a"
+    refused = told["refused"]
+    assert (refused["objective"], refused["limit_s"], refused["estimated_s"]) == ("ttft", 1.0, pytest.approx(9.0))
+    assert refused["retry_after_s"] == 8.0, "when the queue has shrunk so far"
+    assert declined.kept().explain() == told
+
+
+def accepted(decision: Placement | Rejected) -> Placement:
+    assert isinstance(decision, Placement)
+    return decision
 
 
 def test_an_explanation_has_the_candidates_the_probes_and_the_claim():

@@ -106,7 +106,7 @@ def test_a_preempted_prompt_is_scored_once(theirs, expected):
     requests.commit(0.0, step, [None])
     known = len(scored.prompt_logprobs)
     assert known == 64
-    requests.seats._preempt(0.0, scored)
+    requests.seats.lose(0.0, scored)
     run(ours, requests)
     check(scored.prompt_logprobs, PROMPT, expected, 3)
 

@@ -24,7 +24,7 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.spans import pack_spans, unpack_spans
 from net.transfer import Op, TransferEngine, TransferError
-from sched.rejection import NoRejection
+from sched.rejection import NoRejection, OutputLengths
 from sched.state import NodeRecord
 from tests.engine.test_service import IdleWorker
 from tests.net.peers import channels, until
@@ -62,7 +62,9 @@ class Side:
         self.worker = IdleWorker(Batcher(BlockPool(BLOCKS), 4, 4, 64, 1000, {0}))
         metrics = Metrics("m", channel.node_id)
         self.words = LoadWords(channel, transfer)
-        idle = SimpleNamespace(record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01)
+        idle = SimpleNamespace(
+            record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
+        )
         load = OwnLoad(channel.node_id, idle, self.words, NoRejection(), 1.0)
         self.service = EngineService(
             channel.node_id, channel, transfer, self.worker, GEOMETRY, 8, load, metrics, "pull", "layer"
@@ -98,6 +100,7 @@ async def pair(count: int = 8):
             "region": reply["region"],
             "block_ids": reply["blocks"],
             "first_missing": reply["first_missing"],
+            "epoch": reply["epoch"],
         }
         await a.call("p", messages.PREFILL, body | {"target": target, "promise": PROMISE}, data)
         try:

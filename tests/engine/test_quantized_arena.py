@@ -61,3 +61,18 @@ def test_the_bytes_are_those_of_the_geometry():
     written = (memory != 0xFF).float().mean(-1)  # share of a layer's bytes; a code may be 0xFF too
     assert (written[3] > 0.9).all() and (written[0] > 0.2).all() and (written[0] < 0.27).all()
     assert not written[[1, 2, 4, 5, 6, 7]].any()
+
+
+def test_roundings_of_another_batch_shape_turn_codes_by_one_and_no_further():
+    """Why tokens over int8 may depend on what is computed together, as drafts are with the token before them: products
+    of another shape round differently by some 1e-6, and a value next to the border of two codes gets the other one.
+    The mathematics is the same: codes differ by one, few of them, and logits by the little that comes of it."""
+    theirs = tiny()
+    single, drafted = quantized(theirs, "cpu", "int8"), quantized(theirs, "cpu", "int8")
+    ends = [40, *range(41, 71)], [40, *range(46, 71, 6)]
+    one, many = in_pieces(single, *ends[0]), in_pieces(drafted, *ends[1])
+    codes = [runner.kv_pool.view(torch.int8)[BLOCKS].int() for runner in (single, drafted)]
+    turned = (codes[0] - codes[1]).abs()
+    assert turned.max() <= 1
+    assert (turned > 0).float().mean() < 0.02
+    torch.testing.assert_close(one, many, atol=0.02, rtol=0.01)

@@ -38,7 +38,7 @@ class SlowTransfer:
         self.landed = asyncio.Event()
         self.in_flight = 0
 
-    async def submit(self, *_: Any) -> Any:
+    async def submit(self, *_: Any, epoch: str) -> Any:
         self.in_flight += 1
         await self.landed.wait()
         self.in_flight -= 1
@@ -82,6 +82,9 @@ class IdleWorker:
     def abort(self, request_id):
         return self.batcher.abort(0.0, request_id)
 
+    def check(self) -> None:
+        """It lives."""
+
     def take_transfer(self, request_id):
         return self.transfers.pop(request_id, None)
 
@@ -95,7 +98,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     service = EngineService("p", channel, transfer, worker, GEOMETRY, 8, idle_load(), Metrics("m", "p"))
     request = Request("r", [1] * 8, 8, SamplingParams(max_tokens=4), 0.0, ROOT)
     body, data = pack_request(request)
-    target = {"node": "d", "region": "kv", "block_ids": [3, 4], "first_missing": 0}
+    target = {"node": "d", "region": "kv", "block_ids": [3, 4], "first_missing": 0, "epoch": ""}
     await channel.handlers[messages.PREFILL]("a", body | {"target": target, "promise": PROMISE}, memoryview(data[0]))
     step = worker.batcher.schedule(0.0)
     for layer in range(2):

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
+
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
@@ -126,6 +128,7 @@ async def test_an_abort_during_a_step_keeps_the_blocks_until_its_end():
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
 
+@pytest.mark.expects_error("a step of 2 requests failed")
 async def test_a_failing_step_ends_its_requests_and_nobody_elses():
     worker, runner = make()
     got: list[Emission] = []

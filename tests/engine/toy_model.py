@@ -12,8 +12,8 @@ ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 EOS = 0
 
 
-def batcher(blocks=16, block_size=4, seqs=4, budget=16, max_len=1000, caching=True) -> Batcher:
-    return Batcher(BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, caching)
+def batcher(blocks=16, block_size=4, seqs=4, budget=16, max_len=1000, caching=True, order=None) -> Batcher:
+    return Batcher(BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, caching, order=order)
 
 
 def request(name: str, prompt: list[int], arrival=0.0, **sampling) -> Request:

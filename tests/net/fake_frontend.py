@@ -23,6 +23,7 @@ class FakeFrontend:
     model_root = "fake/root"
     max_model_len = 2000
     vocab_size = 257
+    max_answer_logprobs = 20_000
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s

@@ -123,7 +123,8 @@ async def test_a_question_has_its_bytes_before_its_tail(nodes, nbytes):
     assert home.ends == ["finished"] * 3
 
 
-async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes, caplog):
+@pytest.mark.expects_error("'broken' asked by")
+async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes):
     a, ours, home = nodes
 
     def none(peer, body, nbytes):
@@ -134,7 +135,6 @@ async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes, caplog)
         await ask(a, BulkCall("nothing", {}, 0))
     with pytest.raises(RemoteError, match="internal error in broken"):
         await ask(a, BulkCall("broken", {}, 0))
-    caplog.clear()
     with pytest.raises(RemoteError, match="where none were asked for"):
         await ask(a, BulkCall("get", {"first": 0, "last": 9}, 9))
     ours.memory[:] = bytes([7]) * len(ours.memory)
@@ -188,6 +188,27 @@ async def test_a_connection_that_breaks_costs_another_try(nodes, monkeypatch):
         call = await asking
         assert call.answer == {"same": True} if put else call.moved == 9 * MIB
         assert ours.memory[: 9 * MIB] == home.region.memory[: 9 * MIB]
+
+
+async def test_a_connection_that_breaks_while_its_socket_is_full_costs_another_try(nodes, monkeypatch):
+    """The sender waits for room then, and is woken by the end of the connection after its transfer was failed."""
+    a, ours, home = nodes
+    monkeypatch.setattr("net.rails.BACKOFF_S", 0.02)
+    await ask(a, Get(ours, 0, 0))
+    await until(lambda: len(rails(a)) == 2)
+    ours.memory[: 30 * MIB] = random.Random(5).randbytes(MIB) * 30
+    served = [one.connection._transport for one in home.engine._transports["tcp"]._served]
+    for transport in served:
+        transport.pause_reading()
+    asking = asyncio.create_task(ask(a, Put(ours, 30 * MIB)))
+    await until(lambda: any(rail.connection.congested for rail in rails(a)))
+    [full] = [rail for rail in rails(a) if rail.connection.congested]
+    full.connection._transport.abort()
+    for transport in served:
+        if not transport.is_closing():
+            transport.resume_reading()
+    assert (await asking).answer == {"same": True}
+    assert ours.memory[: 30 * MIB] == home.region.memory[: 30 * MIB]
 
 
 @pytest.mark.parametrize("put", [False, True])

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from net.gossip import Gossip, JoinRefused
+from net.restarts import Restarts
+from net.supervisor import Supervisor
+from sched.events import Datagram, Tick
 from sched.member import Member, Status, presets
 from sched.state import NodeRecord
 
@@ -145,6 +148,7 @@ async def test_garbage_on_the_socket_is_counted(start):
     await reached(lambda: sum(n for name, n in node.gossip.counters.items() if name.startswith("dropped")) == 3)
 
 
+@pytest.mark.expects_error("membership callback failed")
 async def test_a_failing_callback_does_not_stop_the_gossip(start):
     first, second = await start("n0"), await start("n1")
 
@@ -153,6 +157,58 @@ async def test_a_failing_callback_does_not_stop_the_gossip(start):
 
     first.gossip.on_up(broken)
     await second.gossip.join(first.address)
+    await reached(lambda: first.sees() == {"n0", "n1"})
+
+
+@pytest.mark.expects_error("background task 'gossip' failed and is started again")
+async def test_a_tick_that_fails_does_not_end_the_gossip(start, monkeypatch):
+    first, second = await start("n0"), await start("n1")
+    first.gossip._restarts = Restarts(first_pause_s=0.001)
+    real, failed = first.gossip.core.handle, []
+
+    def broken(now, event):
+        if isinstance(event, Tick) and len(failed) < 3:
+            failed.append(now)
+            raise RuntimeError("bug")
+        return real(now, event)
+
+    monkeypatch.setattr(first.gossip.core, "handle", broken)
+    await reached(lambda: len(failed) == 3)
+    await second.gossip.join(first.address)
+    await reached(lambda: first.sees() == second.sees() == {"n0", "n1"})
+
+
+@pytest.mark.expects_error("background task 'gossip' failed and is started", "is not started again: the node leaves")
+async def test_gossip_that_fails_too_often_makes_the_node_leave(start, monkeypatch):
+    node, told = await start("n0"), []
+    node.gossip._restarts = Restarts(2, first_pause_s=0.001)
+    supervisor = Supervisor(lambda name: None, told.append)
+    supervisor.install()
+
+    def broken(now, event):
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(node.gossip.core, "handle", broken)
+    await reached(lambda: told == ["background task 'gossip' failed: RuntimeError: bug"])
+    supervisor.remove()
+
+
+@pytest.mark.expects_error("background task 'gossip packet' failed")
+async def test_a_packet_that_cannot_be_handled_is_dropped(start, monkeypatch, caplog):
+    first, second = await start("n0"), await start("n1")
+    real = first.gossip.core.handle
+
+    def broken(now, event):
+        if isinstance(event, Datagram):
+            raise RuntimeError("bug")
+        return real(now, event)
+
+    monkeypatch.setattr(first.gossip.core, "handle", broken)
+    joining = asyncio.create_task(second.gossip.join(first.address))
+    await reached(lambda: first.gossip.counters.get("dropped_failed", 0) > 8)
+    assert sum("gossip packet" in record.getMessage() for record in caplog.records) <= 5, "the log is not filled"
+    monkeypatch.undo()
+    await joining
     await reached(lambda: first.sees() == {"n0", "n1"})
 
 

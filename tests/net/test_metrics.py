@@ -69,7 +69,7 @@ def test_a_request_from_arrival_to_end(metrics):
     metrics.observe_prefill(0.2)
     metrics.observe_ttft(0.3, "batch")
     for _ in range(4):
-        metrics.observe_itl(0.1)
+        metrics.observe_itl(0.1, "standard")
     metrics.count_generation_tokens(5)
     metrics.observe_decode(0.4)
     metrics.finish_request("length", 0.7, 10, 5, 0.4)
@@ -176,7 +176,7 @@ OF_ITS_ROUTER = {  # production stack, src/vllm_router/stats/engine_stats.py
 def test_what_stock_dashboards_and_routers_read(metrics):
     metrics.set_load(1, 2, 0.75)
     metrics.count_prefix_lookup(100, 64)
-    metrics.observe_itl(0.2)
+    metrics.observe_itl(0.2, "interactive")
     families = text_string_to_metric_families(metrics.text().decode())
     shown = {sample.name.removeprefix("vllm:"): sample.value for family in families for sample in family.samples}
     assert set(shown) >= OF_VLLM | OF_ITS_ROUTER

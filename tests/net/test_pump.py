@@ -7,9 +7,11 @@ import pytest
 
 from net.errors import PeerLost, TransferError
 from net.rails import Rail
+from net.rdma import pump
 from net.rdma.job import ATTEMPTS, SLICE, Job
 from net.rdma.pump import BULK_WINDOW, Pump
 from net.transport import BULK, URGENT, Op
+from tests.net.peers import until
 
 DEPTH = 16
 
@@ -39,7 +41,8 @@ class Pair:
             failed, self.queue, self.ready = self.queue, [], False
             self.pump.error_on(self.index)(failed, "it broke", refused)
 
-    break_off = fail
+    def break_off(self, why):
+        self.fail()
 
 
 class Net:
@@ -118,7 +121,7 @@ async def test_a_write_that_went_again_waits_for_the_word_of_the_peer():
         assert net.broken == [0]
         while net.pump.pairs[1].queue:
             net.arrive(1, 1)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
         assert task.done() == (op is Op.READ)
         net.settle(0)
         await task
@@ -178,12 +181,84 @@ async def test_refused_memory_fails_its_transfer_alone_and_the_rail_may_come_bac
     await asyncio.sleep(0)
     net.pump.pairs[0].fail(refused=True)
     assert net.pump.rails[0].retry_at == 0.0
+    net.settle(0)
     with pytest.raises(TransferError, match="refused"):
         await bad
-    net.settle(0)
     net.revive(0)
     net.arrive(0, 1)
     await good
+
+
+async def test_refused_memory_fails_its_transfer_once_no_other_rail_moves_any_of_it():
+    """The caller may free the memory when the transfer has failed: the other rail's card must have let go of it."""
+    for op in Op:
+        net = Net(2)
+        _, bad = net.start(12 * SLICE, op)
+        await asyncio.sleep(0)
+        refusing, other = net.pump.pairs
+        assert refusing.queue and other.queue
+        refusing.fail(refused=True)
+        while other.queue:
+            await asyncio.sleep(0.001)
+            assert not bad.done(), "slices of it are in the queue of the other rail"
+            net.arrive(1, 1)
+        await asyncio.sleep(0.001)
+        assert bad.done() == (op is Op.READ), "a late WRITE may still land there"
+        net.settle(0)
+        with pytest.raises(TransferError, match="refused"):
+            await bad
+        assert not other.queue, "nothing of a failed transfer is posted again"
+
+
+async def test_a_slice_that_failed_too_often_ends_its_transfer_once_the_others_are_still():
+    net = Net(2)
+    _, task = net.start(2 * SLICE, Op.READ)
+    await asyncio.sleep(0)
+    net.pump.pairs[0].queue[0].attempts = ATTEMPTS - 1
+    net.pump.pairs[0].fail()
+    await asyncio.sleep(0.001)
+    assert not task.done() and len(net.pump.pairs[1].queue) == 1
+    net.arrive(1, 1)
+    with pytest.raises(TransferError, match=f"failed {ATTEMPTS} times"):
+        await task
+    assert not net.pump.pairs[1].queue
+
+
+async def test_cancelled_twice_it_still_waits_for_what_is_in_the_queues():
+    net = Net(1)
+    _, task = net.start(4 * SLICE)
+    await asyncio.sleep(0)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.001)
+        assert not task.done()
+    net.arrive(0, 4)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancelled_write_on_a_stuck_rail_waits_for_the_word_of_the_peer(monkeypatch):
+    monkeypatch.setattr(pump, "CANCEL_S", 0.01)
+    net = Net(2)
+    _, task = net.start(4 * SLICE)
+    await asyncio.sleep(0)
+    task.cancel()
+    await until(lambda: net.broken)
+    assert sorted(net.broken) == [0, 1]
+    await asyncio.sleep(0.03)
+    net.settle(0)
+    await asyncio.sleep(0.001)
+    assert not task.done(), "packets of rail 1 may still land at the peer"
+    net.settle(1)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_job_that_comes_after_the_end_is_told_at_once():
+    net = Net(1)
+    net.pump.end(PeerLost("gone"))
+    with pytest.raises(PeerLost, match="gone"):
+        await asyncio.wait_for(net.start(SLICE)[1], 5)
 
 
 async def test_cancelling_waits_for_what_is_in_the_queues():

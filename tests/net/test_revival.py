@@ -117,3 +117,21 @@ async def test_a_peer_that_does_not_confirm_the_fence_is_given_up(monkeypatch):
     one.revival.revive(0)
     await asyncio.sleep(0)
     assert one.questions.asked == [("stop", 1)], "nothing is revived after the end"
+
+
+async def test_a_rail_that_breaks_while_it_is_being_brought_back_is_brought_back_again(monkeypatch):
+    """Its first slice fails inside the join, or right behind it, when the task of the revival has not ended yet."""
+    one = Rails(monkeypatch)
+    plain, breaks = one.join, [True, False]
+
+    def join(index, theirs):
+        plain(index, theirs)
+        if breaks.pop(0):
+            one.pump.pairs[index].fail()
+
+    one.revival._join = join
+    one.pump.pairs[0].fail()
+    await until(lambda: not breaks)
+    await until(lambda: one.pump.rails[0].up)
+    assert [op for op, _ in one.questions.asked] == ["stop", "start"] * 2, "fenced again: slices went by it"
+    one.revival.end()

@@ -139,11 +139,11 @@ async def test_two_nodes_that_send_to_each_other_do_not_wait_for_each_others_buf
 async def test_while_one_buffer_is_on_the_wire_the_next_is_copied_and_no_third(monkeypatch):
     plain, gate, sent = TransferEngine.submit, asyncio.Event(), []
 
-    async def held(self, peer, op, local, *rest):
+    async def held(self, peer, op, local, *rest, **named):
         if local == STAGING:
             sent.append(rest[1][0][1])
             await gate.wait()
-        return await plain(self, peer, op, local, *rest)
+        return await plain(self, peer, op, local, *rest, **named)
 
     monkeypatch.setattr(TransferEngine, "submit", held)
     async with two() as (a, b):

@@ -165,14 +165,33 @@ async def test_a_slow_connection_holds_up_only_what_it_carries():
 async def test_without_any_connection_the_peer_is_lost(monkeypatch):
     monkeypatch.setattr("net.tcp_bundle.REDIAL_S", 0.3)
     lost = []
+    async with two(2) as ((channel, a, _), (_, b, _)):
+        channel.on_lost(lost.append)
+        await a.open("b")
+        await all_up(a)
+
+        async def nobody_answers(peer_id, purpose):
+            raise PeerLost(f"nobody answers at {peer_id!r}")
+
+        monkeypatch.setattr(channel.links, "dial", nobody_answers)
+        for rail in bundle(a).connections():
+            rail.connection._transport.abort()
+        with pytest.raises(PeerLost, match="no data connection within"):
+            await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, SIZE)])
+        assert lost == ["b"]
+        await asyncio.gather(a.fence("b"), b.fence("a"))
+
+
+async def test_a_peer_that_refuses_new_connections_has_given_this_node_up():
+    lost = []
     async with two(2) as ((channel, a, _), (other, b, _)):
         channel.on_lost(lost.append)
         await a.open("b")
         await all_up(a)
-        other.links._acceptors.pop("data")  # every new one is refused
+        other.links._acceptors.pop("data")
         for rail in bundle(a).connections():
             rail.connection._transport.abort()
-        with pytest.raises(PeerLost, match="no data connection within"):
+        with pytest.raises(PeerLost, match="no 'data' connections"):
             await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, SIZE)])
         assert lost == ["b"]
         await asyncio.gather(a.fence("b"), b.fence("a"))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import threading
 import zlib
 
 import pytest
@@ -197,3 +198,65 @@ async def test_closing_the_engine_ends_transfers_but_not_the_channel():
             await task
         with pytest.raises(TransferError, match="does not take part in transfers: its transfer engine is closed"):
             await a.open("b")
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["unmapped with the loss", "kept mapped by another reader"])
+async def test_a_write_whose_peer_is_lost_while_its_pages_are_mapped_ends_in_peer_lost(monkeypatch, mapped):
+    """The fence does not wait for it, so it must not write any more."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def populate(*_):
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr("net.shm._populate", populate)
+    async with neighbours("shm") as ((a, ours), (b, theirs)):
+        ours.memory[:] = b"\xff" * SIZE
+        path = await a.open("b")
+        task = asyncio.create_task(a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 16 * MIB)]))
+        await until(begun.is_set)
+        attached = a._transports["shm"]._attached["b"]
+        view = attached.regions["of-b"].memory[:] if mapped else None
+        b._channel.drop("a", "the test says so")
+        await until(lambda: not a._transports[path.transport].is_open("b"))
+        await b.fence("a")
+        go_on.set()
+        with pytest.raises(PeerLost):
+            await task
+        assert not any(theirs.memory[::4096])
+        del view
+
+
+@both
+async def test_a_region_that_goes_while_its_submission_waits_for_a_path_is_an_error(order):
+    async with neighbours(order) as ((a, _), _):
+        with Region.shared("short", MIB) as short:
+            a.register(short)
+            task = asyncio.create_task(a.submit("b", Op.READ, "short", "of-b", [(0, 0, 10)]))
+            await asyncio.sleep(0)
+            assert not task.done()
+            a.unregister("short")
+        with pytest.raises(TransferError, match="not registered here"):
+            await task
+
+
+@both
+async def test_who_does_not_know_of_its_loss_gets_no_way_in_before_it_has_heard_of_it(order):
+    """b has given a up, and a has not been told: as when the network was cut meanwhile."""
+    async with neighbours(order) as ((a, ours), (b, theirs)):
+        ours.memory[:] = b"\xff" * SIZE
+        epoch = b.epoch_of("a")
+        await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=epoch)
+        assert theirs.memory[0] == 255
+        for transport in b._transports.values():  # what `b` does at a loss, less what `a` would hear
+            transport.drop("a")
+        b._finder.lost("a")
+        await b.fence("a")
+        theirs.memory[0] = 0
+        with pytest.raises((ConnectionError, TransferError)):
+            await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=epoch)
+        with pytest.raises(TransferError, match="has lost this node since it gave the memory"):
+            await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=epoch)
+        assert theirs.memory[0] == 0
+        await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=b.epoch_of("a"))
+        assert theirs.memory[0] == 255

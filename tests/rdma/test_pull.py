@@ -36,7 +36,7 @@ async def test_pulled_blocks_have_the_bytes_of_the_prefill_node(overlap):
         decode.channel.handle(messages.PULL, pull)
         pool = BlockPool(32, policies["lru"]())
         here = pool.allocate(len(THERE))
-        target = KvTarget("b", "kv-b", THERE, 0)
+        target = KvTarget("b", "kv-b", THERE, 0, "")
         offer = PullOffer(prefill.channel, "kv-a", "r", target, 60.0)
         transfer = KvTransfer("b", offer, KvReady(GEOMETRY, target, TOKENS, overlap), pool)
         for start, end in ((0, 40), (40, TOKENS)):

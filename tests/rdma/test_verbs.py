@@ -14,7 +14,7 @@ import pytest
 from net.channel import Channel
 from net.landed import Landed
 from net.memory import Region
-from net.rdma.device import Device
+from net.rdma.device import Device, registered
 from net.rdma.queue_pair import RECEIVES, QueuePair, Request
 from net.rdma.verbs import VerbsError, verbs
 from net.transfer import Op, PeerLost, TransferEngine, TransferError
@@ -179,6 +179,48 @@ async def test_more_requests_than_there_is_room_for_are_refused_before_the_card_
     assert first.room == room and not log["error"]
     for pair in (first, second):
         pair.close()
+    device.close()
+    region.close()
+
+
+async def test_queue_pairs_whose_completions_do_not_fit_into_one_queue_share_several(monkeypatch):
+    """Nobody polls while all of them complete everything that they can have under way: nothing overflows."""
+    monkeypatch.setattr("net.rdma.device.COMPLETIONS", 300)
+    device = Device("rxe0")
+    region = Region.private("r", 4096)
+    known = device.register(region)
+    made = [await pair_of(device) for _ in range(3)]
+    assert len(device._cqs) > 1
+    write = verbs().lib.IBV_WR_RDMA_WRITE
+    for first, _, _ in made:
+        for i in range(first.room):  # one by one: each is signalled, and leaves a completion
+            first.post([Request(write, known.address, known.lkey, known.address, known.rkey, 8, i)])
+    time.sleep(0.5)  # noqa: ASYNC251  the loop, which would poll, stands still
+    await until(lambda: all(len(log["done"]) == first._queue.depth for first, _, log in made))
+    assert not any(log["error"] for _, _, log in made)
+    taken = len(device._cqs)
+    for first, second, _ in made:
+        first.close()
+        second.close()
+    again = [await pair_of(device) for _ in range(3)]
+    assert len(device._cqs) == taken, "what queue pairs give back others take"
+    for first, second, _ in again:
+        first.close()
+        second.close()
+    device.close()
+    region.close()
+
+
+async def test_a_large_region_is_registered_while_the_loop_runs():
+    device = Device("rxe0")
+    region = Region.private("large", 64 << 20)
+    turns, task = 0, asyncio.create_task(registered([device], region))
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 10
+    assert await task == [device.register(region)]
+    await device.settled()
     device.close()
     region.close()
 

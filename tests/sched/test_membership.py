@@ -210,7 +210,20 @@ def test_a_joiner_under_a_name_in_use_is_refused(name):
     net.tell(name, Join(asked))
     net.run(1.0)
     [refused] = [effect for _, effect in double.log if isinstance(effect, Refused)]
-    assert f"taken by the node at {first.address[0]}:{first.address[1]}" in refused.reason
+    assert f"taken by the node at {first.address[0]}:{first.address[1]}, which lives" in refused.reason
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 0.5])
+def test_a_node_started_again_elsewhere_under_its_name_waits_for_the_death_of_its_old_self(silent_s):
+    """The same command again, right after a kill -9: the port is another one, and nobody knows of the death yet."""
+    net = converged_net(3, seed=16)
+    net.crash("n1")
+    net.run(silent_s)
+    again = net.start("n1")
+    net.tell("n1", Join(net.nodes["n0"].address))
+    assert net.run_until(lambda: again.sees() == {"n0", "n1", "n2"} and net.converged(), 4.0) is not None
+    assert not any(isinstance(effect, Refused) for _, effect in again.log)
+    assert net.nodes["n2"].core.membership.get("n1").address == again.address
 
 
 def test_a_node_cannot_join_itself():

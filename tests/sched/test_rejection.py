@@ -30,7 +30,11 @@ def test_each_variant_looks_at_its_own_load(name, refused):
     for case, one in {"late": LATE, "now": SLOW_NOW, "then": SLOW_THEN}.items():
         assert (rejection.at_arrival(one, 1.0) is not None) == (case in refused.split()), case
     assert rejection.at_arrival(estimate(), 1.0) is None
-    assert (rejection.after_prefill("interactive", 0.09, 0.01, 1.0) is not None) == (name == "stage-load")
+    late = rejection.after_prefill("interactive", 0.09, 0.01, 8.0, 1.0)
+    assert (late is not None) == (name == "stage-load")
+    if late is not None:
+        assert late.retry_after_s == 4.0, "half of what runs must end: 8 s * 0.04 / 0.08"
+        assert (late.objective, late.estimated_s, late.limit_s) == ("tbt", 0.09, 0.05)
 
 
 def test_retry_after_is_when_the_objective_would_be_met():

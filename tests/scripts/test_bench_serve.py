@@ -140,6 +140,7 @@ async def test_a_model_that_is_not_served_and_a_refused_request():
         assert code == 2 and "no request fits" in err
 
 
+@pytest.mark.expects_error("request .* failed")
 async def test_failures_are_counted_by_cause():
     async with serving(FakeFrontend()) as url, aiohttp.ClientSession() as session:
         client = Client(session, Server("ours", url, "fake", None), "openai", {})

@@ -10,7 +10,16 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 def test_a_short_run_measures_checks_and_compares(tmp_path):
     path = tmp_path / "out.json"
-    flags = ["--only", "memcpy,store-shm,store-tcp", "--sizes", "4K,368K", "--batches", "1,8", "--arena-mb", "8"]
+    flags = [
+        "--only",
+        "memcpy,memcpy-2,store-shm,store-tcp",
+        "--sizes",
+        "4K,368K",
+        "--batches",
+        "1,8",
+        "--arena-mb",
+        "16",
+    ]
     done = subprocess.run(
         [sys.executable, "bench_store.py", *flags, "--rounds", "1", "--seconds", "0.02", "--json", str(path)],
         cwd=SCRIPTS,
@@ -20,8 +29,10 @@ def test_a_short_run_measures_checks_and_compares(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "missing" not in done.stdout
-    rows = json.loads(path.read_text())["rows"]
-    cells = {(row["peer"], row["op"], row["size"], row["batch"]) for row in rows if "peer" in row}
-    assert len(cells) == 3 * 2 * 2 * 2
-    assert all(row["gbs"] > 0 for row in rows if "peer" in row)
-    assert {row["what"].split(":")[0] for row in rows if "met" in row} == {"read 368K x1", "write 368K x1"}
+    result = json.loads(path.read_text())
+    assert result["config"]["failures"] == []
+    speeds = [row for row in result["rows"] if row["metric"] == "GB/s"]
+    assert len(speeds) == 2 * 2 * 2 * 2
+    assert all(row["ours"] > 0 and row["rounds"] == 1 and row["threads"] for row in speeds)
+    judged = {row["what"].split(":")[0] for row in result["config"]["goals"]}
+    assert judged == {"read 368K x1", "write 368K x1"}

@@ -12,7 +12,6 @@ from attention import choose as choose_backend
 from cache.policies import choose as choose_eviction
 from engine.flags import parse
 from engine.model import hf_config
-from engine.serving.claims import accepted
 from engine.serving.placement_policy import placement_policy
 from net import transfer
 from net.memory import Region
@@ -50,7 +49,7 @@ def test_a_kernel(mine):
 def test_a_placement_policy(mine):
     policy = placement_policy(parse(["--placement", f"{mine('placement')}:ShortestQueue"]), random.Random(0))
     view = View(5.0, [node("a", 3.0), node("b", 1.0), node("c", 2.0)], MeasuredLinks(), 256)
-    assert accepted(policy.place(5.0, DEMAND, view, view.none)).prefill == "b"
+    assert policy.place(5.0, DEMAND, view, view.none).prefill == "b"
 
 
 def test_an_eviction_policy(mine):

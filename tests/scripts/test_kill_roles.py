@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import aiohttp
 import orjson
+import pytest
 from aiohttp import web
 
 from scripts.faultbench.checks import differences, pause_rows
 from scripts.faultbench.client import Stream, stream
+from scripts.kill_roles import SHAPES
+from scripts.nodes import parse_nodes
 
 TOKENS = list(range(50, 60))
 
@@ -67,6 +70,16 @@ def test_what_is_wrong():
     assert differences("decode killed", calm, [Stream(tokens=[1, 2, 3]), Stream(tokens=[4])]) == []
     wrong = differences("decode killed", calm, [Stream(tokens=[1, 9, 3]), Stream(error="503: no")])
     assert "differs from token 1" in wrong[0] and "stream 1 failed: 503" in wrong[1]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_clients_reach_a_living_node_whoever_is_killed(shape):
+    names = {name for name, _ in parse_nodes(shape.nodes)}
+    for role, victim in shape.victims.items():
+        first, other = shape.doors_of(role)
+        assert {victim, first, other} <= names
+        assert (victim == first) == (role == "acceptor")
+        assert victim not in (first, other) or victim != (other if role == "acceptor" else first)
 
 
 def test_pauses_count_from_the_death_on():

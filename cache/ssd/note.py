@@ -1,0 +1,28 @@
+"""Note: what is stored with a block beside its bytes, in twenty bytes: facts for the policies, and whether it is kept.
+
+Zeros mean that nothing is known: so rows of versions that stored no facts are read.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from cache.policy import PLAIN, Facts
+
+NOTE = Struct("<fI12s")  # cost in seconds, position and the flag, class
+KEPT = 1 << 31
+CLASS_BYTES = 12  # of a longer name the start is kept
+
+
+def pack(facts: Facts, kept: bool) -> bytes:
+    position = min(max(facts.position, 0), KEPT - 1) | (KEPT if kept else 0)
+    return NOTE.pack(max(facts.cost_s, 1e-30), position, facts.service_class.encode()[:CLASS_BYTES])
+
+
+def unpack(note: bytes) -> tuple[Facts, bool]:
+    """Whatever the bytes are."""
+    cost_s, position, name = NOTE.unpack(note)
+    kept = bool(position & KEPT)
+    if not 0.0 < cost_s < float("inf"):
+        return PLAIN, kept
+    return Facts(position & (KEPT - 1), cost_s, name.rstrip(b"\0").decode(errors="replace")), kept

@@ -1,0 +1,50 @@
+"""A file that lines are added to while the node serves (--record-trace, --record-steps). What cannot be written, on a
+full disk for example, ends the record and nothing else: the file keeps only whole lines, and an error line says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+log = logging.getLogger("mooncake.node")
+
+
+class LineFile:
+    """Appends to `path`. `flag`: what asked for it, for the error line. Raises OSError when it cannot be opened."""
+
+    def __init__(self, path: Path, flag: str) -> None:
+        self._name = f"{flag} {path}"
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    @property
+    def is_open(self) -> bool:
+        """False once a write has failed, or after `close`."""
+        return self._file is not None
+
+    def add(self, lines: bytes) -> None:
+        """Whole lines; after a failure nothing is written any more."""
+        if self._file is None:
+            return
+        written = 0
+        try:
+            while written < len(lines):
+                written += os.write(self._file, memoryview(lines)[written:])
+        except OSError as error:
+            log.error("%s: %s; the record ends here, the node serves on", self._name, error.strerror)
+            self._cut(written)
+            self.close()
+
+    def _cut(self, written: int) -> None:
+        """Take back what is there of the last lines."""
+        assert self._file is not None
+        try:
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+        except OSError as error:  # a pipe, or a device
+            log.info("%s: its last line may be a part of one: %s", self._name, error.strerror)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

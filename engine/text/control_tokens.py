@@ -1,0 +1,56 @@
+"""Control tokens that a client spells out in a chat stay text: who writes "<|im_start|>" into a message starts no turn.
+
+Every such text in what the client sent gets a mark behind its first character before the template sees it, and the
+rendered prompt is tokenised in the pieces between the marks: no piece holds a control token but those of the template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MARKS = "\ue0f0\ue0f1\ue0f2\ue0f3\ue0f4\ue0f5\ue0f6\ue0f7"
+"""Private characters, of which one that the client has not sent is the mark."""
+
+
+class ControlTokens:
+    """Of one tokenizer."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def mark_for(self, values: Any) -> str:
+        """What `marked` should mark with; empty when nothing has to be marked. Raises ValueError when the client sent
+        every mark that there is."""
+        texts = list(_texts(values))
+        if not any(self._any.search(text) for text in texts):
+            return ""
+        free = [mark for mark in MARKS if not any(mark in text for text in texts)]
+        if not free:
+            raise ValueError("the messages spell out control tokens and use private characters U+E0F0 to U+E0F7")
+        return free[0]
+
+    def marked(self, values: Any, mark: str) -> Any:
+        """`values` with a mark in every control token that a string of it spells out, keys of objects included."""
+        if isinstance(values, str):
+            while self._any.search(values) is not None:  # again only where control tokens overlap
+                values = self._any.sub(lambda found: found[0][0] + mark + found[0][1:], values)
+            return values
+        if isinstance(values, Mapping):
+            return {self.marked(key, mark): self.marked(value, mark) for key, value in values.items()}
+        if isinstance(values, list | tuple):
+            return [self.marked(value, mark) for value in values]
+        return values
+
+
+def _texts(values: Any) -> Iterable[str]:
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from _texts(list(values.keys()))
+        yield from _texts(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _texts(value)

@@ -1,0 +1,52 @@
+"""The machine that a benchmark ran on: what its CPU can do, and whether it was quiet.
+
+Figures of two CPUs cannot be compared, so each result says which instructions its CPU has. A busy machine spoils every
+figure, so each result also says how busy the machine was when the benchmark's process began.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+BUSY_LOAD = 0.5
+"""One-minute load average above which a machine does not count as quiet."""
+
+LOAD_BEFORE = os.getloadavg()[0]
+"""Read when this module is imported, before the benchmark itself loads the machine."""
+
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "asimd", "asimddp")
+"""Flags of /proc/cpuinfo that decide which kernels run, on x86 and ARM."""
+
+
+def machine() -> dict[str, Any]:
+    """JSON-ready. `cpu_features`: those of FEATURES that the CPU has. `quiet`: `load_before` <= BUSY_LOAD."""
+    name, features = cpu()
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cpu": name,
+        "cpu_features": features,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "load_before": LOAD_BEFORE,
+        "quiet": LOAD_BEFORE <= BUSY_LOAD,
+    }
+
+
+def cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[str, list[str]]:
+    """(name, features) of the first CPU; ("unknown", []) where the file cannot be read."""
+    try:
+        text = path.read_text().split("\n\n")[0]
+    except OSError:
+        return "unknown", []
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return fields.get("model name", "unknown"), [name for name in FEATURES if name in flags]
+
+
+def busy_note(found: dict[str, Any]) -> str:
+    """What a result on a busy machine says of itself."""
+    return f"the machine was busy before this run (load {found['load_before']:.2f}, quiet is <= {BUSY_LOAD})"

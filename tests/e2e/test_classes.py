@@ -1,0 +1,56 @@
+"""Service classes where all seats of the only decode node are taken, in the shape that everybody starts with."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from scripts import rest
+from tests.e2e.conftest import Start, model_of, settled
+
+SEATS, STREAMS, TOKENS = 4, 16, 300
+
+
+async def test_an_interactive_request_overtakes_sixteen_batch_streams(start: Start, tiny_model):
+    """Orders of events, not times: while it got its tokens only streams that held a seat can have ended."""
+    begun, ended = [], []
+
+    async def stream(session: aiohttp.ClientSession, door: str, number: int, service_class: str, count: int) -> str:
+        body = {"model": model_of_door, "prompt": [number + 5] * 30, "max_tokens": count, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True, "service_class": service_class}
+        text = ""
+        async with session.post(f"{door}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                assert b'"error"' not in line, line
+                if line.startswith(b"data: {"):
+                    if not text:
+                        begun.append(number)
+                    text += line.decode()
+        ended.append(number)
+        return text
+
+    flags = ["--max-num-seqs", str(SEATS), "--max-waiting-requests", "64", "--rejection", "none"]
+    with start("prefill=1,decode=1,store=1", *tiny_model, *flags) as cluster:
+        door = cluster["prefill-0"].url
+        model_of_door = await asyncio.to_thread(model_of, door)
+        async with aiohttp.ClientSession() as session, asyncio.timeout(200):
+            batch = [asyncio.create_task(stream(session, door, n, "batch", TOKENS)) for n in range(STREAMS)]
+            while len(begun) < STREAMS:  # noqa: ASYNC110 - all are at the decode node, or on their way
+                await asyncio.sleep(0.01)
+            before = len(ended)
+            text = await stream(session, door, 99, "interactive", 20)
+            during = len(ended) - 1 - before
+            texts = await asyncio.gather(*batch)
+        assert text.count("data: {") >= 20
+        assert during <= SEATS, f"{during} batch streams ended before an interactive request had 20 tokens"
+        assert all(one.count("data: {") >= TOKENS for one in texts)
+        state = rest.get(f"{cluster['decode-0'].url}/debug/state")["engine"]
+        assert state["preemptions"] >= 1 and state["integrity"] is None
+        async with aiohttp.ClientSession() as session, session.get(f"{door}/metrics") as response:
+            metrics = await response.text()
+        for name in ("batch", "interactive"):
+            assert f'service_class="{name}"' in metrics
+        assert "mooncake:inter_token_latency_seconds_count" in metrics
+        settled(cluster)
