@@ -9,10 +9,11 @@ Limits, for the same number of threads:
     GEMM   GFLOP/s of a product 512 x 576 x 3072 by torch, in bfloat16 for levels that multiply it, else in float32:
            what prefill could reach if the softmax were free
 
-On a Zen 4 (EPYC, AVX-512 with bfloat16), one thread, in CPU time: prompts reach 80 to 95 % of the product's rate in
-float32 at avx2 and avx512 and 60 to 70 % in bfloat16 at avx512_bf16; a prompt of 128 tokens 46 to 63 %, because half of
-its last keys are hidden. Decode reads 12 to 16 GB/s where reading in order makes 19 to 25: every block lies elsewhere
-and its pages are small.
+On a Zen 4 (EPYC, AVX-512 with bfloat16), one thread, a short run beside other work: scripts/results/
+2026-11-22-attention-cpu.json. Time beside torch's: decode 0.17-0.31, prefill 0.20-0.53. Prompts of 512 tokens run at
+74-80 GFLOP/s at avx2 and avx512, where the CPU time of torch's product says 100, and at 135 (71 % of the product's) at
+avx512_bf16; prompts of 128 at 57-63 and 98, because many of a short prompt's keys are hidden. Decode reads 12-15 GB/s
+where reading in order makes 20 to 30: every block lies elsewhere, in small pages.
 
 On AMX (engine-cpu.md; one and two threads of a Xeon): decode 0.12-0.60 and prefill 0.39-0.52 of torch's time. Prefill
 stays below half of the GEMM rate there because a score costs two products of 64 multiply-adds but also an exponential,
