@@ -115,6 +115,7 @@ FIGURES = (
         timed=False,
     ),
     Figure("kill-roles", "kill-roles", "scripts/kill_roles.py", FAULTS, timed=False),
+    Figure("kill-roles-single", "kill-roles-single", "scripts/kill_roles.py --shape single", FAULTS, timed=False),
     Figure(
         "cut-nodes",
         "cut-nodes",

@@ -23,6 +23,7 @@ SAID = {
     "goal is 2 ms": "a goal",
     "4 requests/s of 512": "a load",
     "for 8 s": "how long a cut lasts",
+    "for 16 s, three times": "how long and how often a node is stopped",
     "with 1 % loss": "what the virtual network loses",
     "need 110 s": "of the report that the sentence names",
 }
