@@ -4,7 +4,8 @@
   scripts/bench_attention.py                  # on a GPU: measure
   scripts/bench_attention.py --aot            # without one: compile for --capability, report registers and memory
   scripts/bench_attention.py --aot --every-tile   # every tile with every type of KV; exit code 1: one lacks something
-  scripts/bench_attention.py --device cpu     # the C++ kernels beside the torch backend, for each of --threads
+  scripts/bench_attention.py --device cpu     # the C++ kernels, every level of this CPU, beside the torch backend, for
+                                              # each of --threads; exit code 1: one is slower than torch
   scripts/bench_attention.py --quick --json attention.json
 
 Geometries are Llama-3-8B's (32 query heads, 8 KV heads of 128) and SmolLM2-135M's (9, 3 of 64), bfloat16. Times are
@@ -45,6 +46,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to measure")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="torch threads, with --device cpu")
+    parser.add_argument("--cpu-level", nargs="+", help="levels to measure, with --device cpu; default: all of this CPU")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
     args = parser.parse_args(arguments)
     if args.every_tile and not args.aot:
@@ -52,6 +54,11 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     if args.capability is None and not args.every_tile:
         args.capability = 90
     if args.device == "cpu" and not args.aot:
+        from attention.cpu_level import levels_here
+
+        args.cpu_level = args.cpu_level or levels_here()
+        if missing := set(args.cpu_level) - set(levels_here()):
+            parser.error(f"--cpu-level {', '.join(missing)}: this CPU has {', '.join(levels_here()) or 'none'}")
         return args
     if find_spec("triton") is None:
         parser.error("triton is not installed: pip install -e .[triton]")
@@ -69,24 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         for capability in (80, 86, 90) if args.capability is None else (args.capability,):
             more, short = tile_rows(capability)
-            rows, lacking = rows + more, lacking + short
+            rows, lacking = rows + more, [*lacking, *(f"lacking: {line}" for line in short)]
     elif args.aot:
         from attention_bench.compiled import compiled_rows
 
         rows = compiled_rows(args.capability, args.block_size, args.quick)
     elif args.device == "cpu":
-        from attention_bench.on_cpu import cpu_rows
+        from attention_bench.on_cpu import cpu_rows, slower_than_torch
 
-        rows = cpu_rows(args.block_size, args.threads, args.quick)
+        rows = cpu_rows(args.block_size, args.threads, args.quick, args.cpu_level)
+        lacking = [f"slower than torch: {case}" for case in slower_than_torch(rows)]
     else:
         from attention_bench.measured import measured_rows
 
         rows = measured_rows(args.block_size, args.quick)
     config = {name: value for name, value in vars(args).items() if name != "json"}
     config |= {"torch": torch.__version__, "device": device_name(args)}
+    print(config["device"])
     report(config, rows, args.json)
     for line in lacking:
-        print(f"lacking: {line}")
+        print(line)
     return 1 if lacking else 0
 
 
@@ -96,9 +105,11 @@ def device_name(args: Namespace) -> str:
         return "none"
     if args.device == "cuda":
         return torch.cuda.get_device_name()
-    from attention.cpu import CpuBackend
+    from attention.cpu_build import cpu_features
+    from attention.cpu_level import LEVELS
 
-    return f"cpu, kernels of level {CpuBackend().level}"
+    wanted = {feature for features in LEVELS.values() for feature in features}
+    return f"cpu with {', '.join(sorted(wanted & cpu_features()))}"
 
 
 if __name__ == "__main__":

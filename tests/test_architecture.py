@@ -152,6 +152,7 @@ MAY_TORCH = (
     "engine.model.moe",
     "engine.model.ops",
     "engine.model.layers_cpu",
+    "engine.model.ops_choice",
     "engine.model.ops_cpu",
     "engine.model.ops_triton",
     "engine.model.parallel",

@@ -25,8 +25,16 @@ ROTATE_BYTES = 256 << 20
 SECONDS = 0.15  # of repetitions per figure; the shortest counts
 
 
-def limits(threads: int) -> dict[str, float]:
-    """read: GB/s from huge pages; tiles: TFLOP/s of AMX tiles that stay in registers."""
+def limits(threads: int, level: str, dtype: torch.dtype) -> dict[str, float]:
+    """read: GB/s from huge pages. With AMX tiles: TFLOP/s of tiles that stay in registers; else GEMM: of torch's
+    product of 1,024 x 1,024 numbers."""
+    if (level, dtype) != ("amx", torch.bfloat16):
+        memory = HugePages().take(ROTATE_BYTES // 4, dtype=torch.float32).fill_(1)
+        square = torch.ones(1024, 1024, dtype=dtype)
+        return {
+            "read": ROTATE_BYTES / shortest(memory.sum) / 1e9,
+            "GEMM": 2 * 1024**3 / shortest(lambda: square @ square) / 1e12,
+        }
     library = cpu_build.load("limits", [Path(__file__).with_name("limits.cpp")], FEATURES, ("-Wno-uninitialized",))
     library.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     library.multiply_tiles.argtypes = [ctypes.c_int64, ctypes.c_int32]
@@ -38,32 +46,33 @@ def limits(threads: int) -> dict[str, float]:
     }
 
 
-def product_rows(rows: Sequence[int], threads: int) -> list[Row]:
-    """GB/s of weights up to 32 rows of x, TFLOP/s beyond."""
+def product_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.dtype) -> list[Row]:
+    """GB/s of weights up to 32 rows of x, TFLOP/s beyond. Kernels of one level."""
     torch.set_num_threads(threads)
-    ceiling = limits(threads)
+    ceiling = limits(threads, level, dtype)
+    where = f"{level}, {str(dtype).removeprefix('torch.')}, {threads} threads"
     found = [
-        Row(f"limit, {threads} threads", "read", "GB/s", ceiling["read"]),
-        Row(f"limit, {threads} threads", "tile products", "TFLOP/s", ceiling["tiles"]),
+        Row(f"limit, {where}", name, "GB/s" if name == "read" else "TFLOP/s", limit) for name, limit in ceiling.items()
     ]
     for name, shape in (SHAPES | {"head": (VOCAB, HIDDEN)}).items():
-        makers = contenders(name)
-        weights = [torch.randn(shape).bfloat16() for _ in range(max(1, ROTATE_BYTES // (2 * shape[0] * shape[1])))]
+        makers = contenders(name, CpuOps(level, dtype))
+        count = max(1, ROTATE_BYTES // (dtype.itemsize * shape[0] * shape[1]))
+        weights = [torch.randn(shape).to(dtype) for _ in range(count)]
         seconds: dict[str, dict[int, float]] = {}
         for contender, make in makers.items():
             made = [make(weight) for weight in weights]
             seconds[contender] = {
-                m: per_call(made if m <= 32 else made[:4], torch.randn(m, shape[1]).bfloat16()) for m in rows
+                m: per_call(made if m <= 32 else made[:4], torch.randn(m, shape[1]).to(dtype)) for m in rows
             }
         for m in rows:
             if name != "head" or m <= 32:
-                found.append(_row(name, shape, m, threads, {who: by[m] for who, by in seconds.items()}, ceiling))
+                by = {who: times[m] for who, times in seconds.items()}
+                found.append(_row(f"{name}, {m} rows, {where}", shape, m, dtype, by, ceiling))
     return found
 
 
-def contenders(name: str) -> dict[str, Callable[[Tensor], Linear]]:
+def contenders(name: str, ops: CpuOps) -> dict[str, Callable[[Tensor], Linear]]:
     """Who multiplies, ours first. gate_up and head end as the model needs them: gated, and in float32."""
-    ops = CpuOps()
     gate = (lambda y: F.silu(y[:, :INNER]) * y[:, INNER:]) if name == "gate_up" else None
     finish: Callable[[Tensor], Tensor] = gate or (Tensor.float if name == "head" else lambda y: y)
     ours: Callable[[Tensor], Linear] = ops.linear
@@ -76,7 +85,11 @@ def contenders(name: str) -> dict[str, Callable[[Tensor], Linear]]:
         "F.linear": lambda weight: lambda x: finish(F.linear(x, weight)),
     }
     mkldnn = torch.ops.mkldnn
-    if hasattr(mkldnn, "_reorder_linear_weight") and hasattr(mkldnn, "_linear_pointwise"):
+    if (
+        ops.dtype == torch.bfloat16
+        and hasattr(mkldnn, "_reorder_linear_weight")
+        and hasattr(mkldnn, "_linear_pointwise")
+    ):
 
         def packed(weight: Tensor) -> Linear:
             copy = mkldnn._reorder_linear_weight(weight, None)
@@ -87,14 +100,20 @@ def contenders(name: str) -> dict[str, Callable[[Tensor], Linear]]:
 
 
 def _row(
-    name: str, shape: tuple[int, int], m: int, threads: int, seconds: dict[str, float], ceiling: dict[str, float]
+    case: str,
+    shape: tuple[int, int],
+    m: int,
+    dtype: torch.dtype,
+    seconds: dict[str, float],
+    ceiling: dict[str, float],
 ) -> Row:
-    work, limit, unit = 2 * shape[0] * shape[1] / 1e9, "read", "GB/s"
+    work, limit, unit = dtype.itemsize * shape[0] * shape[1] / 1e9, "read", "GB/s"
     if m > 32:
-        work, limit, unit = work * m / 1e3, "tiles", "TFLOP/s"
+        (limit,) = ceiling.keys() - {"read"}
+        work, unit = 2 * m * shape[0] * shape[1] / 1e12, "TFLOP/s"
     rates: dict[str, float | None] = {who: work / each for who, each in seconds.items()}
     ours = rates.pop("ours")
-    return Row(f"{name}, {m} rows, {threads} threads", "rate", unit, ours, rates, {limit: ceiling[limit]})
+    return Row(case, "rate", unit, ours, rates, {limit: ceiling[limit]})
 
 
 def per_call(linears: Sequence[Linear], x: Tensor) -> float:

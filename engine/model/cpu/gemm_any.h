@@ -80,25 +80,34 @@ inline void tiles(const Factor* x, int64_t stride, const Element* w, int64_t ste
         if (rows) tiles<COUNT - 1>(x, stride, w, steps, c, add, rows);
 }
 
-// Rows of x as the products read them: where they lie, or widened into memory of this thread.
+// Rows of x as the products read them: [chunks][rows][CHUNK STEP], widened where products are float32. Not where they
+// lie: rows that are a power of two apart push each other out of the first-level cache.
 class Factors {
   public:
-    Factors(const Element* x, int64_t stride, Range rows, int64_t k) {
-        if constexpr (std::is_same_v<Element, Factor>) {
-            at = (const Factor*)(x + rows.begin * stride);
-            this->stride = stride;
-        } else {
-            static thread_local std::vector<float> wide;
-            this->stride = (k + WIDTH - 1) / WIDTH * WIDTH;
-            wide.resize(rows.size() * this->stride);
-            for (int64_t i = 0; i < rows.size(); i++)
-                for (int64_t j = 0; j < k; j += WIDTH)
-                    store(wide.data() + i * this->stride + j, load_first(x + (rows.begin + i) * stride + j, k - j));
-            at = (const Factor*)wide.data();
-        }
+    static constexpr int64_t STRIDE = CHUNK * STEP;
+
+    Factors(const Element* x, int64_t stride, Range rows, int64_t k) : count(rows.size()) {
+        static thread_local std::vector<Factor> memory;
+        memory.resize((k + STRIDE - 1) / STRIDE * count * STRIDE);
+        at = memory.data();
+        for (int64_t first = 0; first < k; first += STRIDE)
+            for (int64_t i = 0; i < count; i++)
+                copy(x + (rows.begin + i) * stride + first, std::min(STRIDE, k - first),
+                     memory.data() + first * count + i * STRIDE);
     }
+    const Factor* chunk(int64_t step) const { return at + step * STEP * count; }
+
+  private:
+    template <class From, class To>
+    static void copy(const From* from, int64_t size, To* to) {
+        if constexpr (std::is_same_v<From, To>)
+            std::copy_n(from, size, to);
+        else
+            for (int64_t i = 0; i < size; i += WIDTH) store(to + i, load_first(from + i, size - i));
+    }
+
     const Factor* at;
-    int64_t stride;
+    int64_t count;
 };
 
 // Rows [rows] of x (element stride `stride`) times the blocks [blocks] of w. epilogue(row, block, OUTPUTS sums) gets each
@@ -111,7 +120,7 @@ void product(const Element* x, int64_t stride, Range rows, const Weight& w, Rang
     sums.resize(rows.size() * OUTPUTS);
     for (int64_t b = blocks.begin; b < blocks.end; b++) {
         for (int64_t i = 0; i < w.steps(); i += CHUNK)
-            tiles(factors.at + i * STEP, factors.stride, w.block(b) + i * STEP * OUTPUTS, std::min(CHUNK, w.steps() - i),
+            tiles(factors.chunk(i), Factors::STRIDE, w.block(b) + i * STEP * OUTPUTS, std::min(CHUNK, w.steps() - i),
                   sums.data(), i > 0, rows.size());
         for (int64_t i = 0; i < rows.size(); i++) epilogue(rows.begin + i, b, sums.data() + i * OUTPUTS);
     }
