@@ -41,7 +41,7 @@ ALONE: dict[str, Flags] = {
     | {"batching_policy": "decode-first"},
     "five": {"eviction": "s3-fifo", "batching_policy": "dynamic", "cache_shares": "standard=0.4"}
     | {"speculative_method": "ngram", "speculative_length": "fixed"},
-    "six": {"eviction": "cost-aware", "speculative_method": "ngram", "prefix_fetch": "auto"},
+    "six": {"eviction": "cost-aware", "speculative_method": "ngram"},
 }
 """Each is a cluster by itself, so that nobody else sends it requests."""
 
@@ -58,7 +58,7 @@ TOGETHER: dict[str, Flags] = {
     "prefill-1": {"placement": "mooncake-central-greedy", "kv_transfer": "pull", "kv_overlap": "chunk"}
     | {"prefetch": "best-effort"},
     "prefill+decode-0": {"placement": "mooncake-learned", "first_role": "prefill", "kv_overlap": "none"}
-    | {"prefetch": "timeout"},
+    | {"prefetch": "timeout", "prefix_fetch": "auto"},
     "prefill+decode-1": {"placement": "dynamo-cost", "first_role": "decode", "speculative_method": "draft"}
     | {"speculative_length": "fixed", "speculative_acceptance": "same-draw"},
     "store-0": {"placement": "power-of-two", "cache_admission": "always"},
@@ -76,7 +76,7 @@ DECODE = "prefill+decode-1"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`node` runs with the value; `test` asserts its effect, or `not_asserted` says why none does."""
+    """`node` runs with the value; `test` asserts its effect; `not_asserted` says what of it is not, and why."""
 
     node: str
     test: str = ""
@@ -85,15 +85,26 @@ class Row:
 
 _EVICTION, _ORDER, _CHUNKS = "test_eviction", "test_queue_order_and_rejection", "test_chunks_of_a_prompt"
 _PLACEMENT, _ADMISSION, _MOVED = "test_placement", "test_admission_to_a_full_share", "test_how_kv_moved"
+_BY_TIME_PER_TOKEN = "how the three differ, by the time per token, depends on measured times: tests/sched"
 _FETCH, _GUESSES = "test_prefixes_from_the_pool", "test_speculation_gives_the_same_tokens"
 
 ROWS: dict[str, dict[str, Row]] = {
     "eviction": {flags["eviction"]: Row(node, _EVICTION) for node, flags in ALONE.items()},
     "cache_shares": {"none": Row("one", "test_shares"), "standard=0.4": Row("five", "test_shares")},
     "queue_order": {ALONE[node]["queue_order"]: Row(node, _ORDER) for node in ("one", "two", "three", "four")},
-    "rejection": {ALONE[node]["rejection"]: Row(node, _ORDER) for node in ("one", "two", "three", "four")},
+    "rejection": {
+        "none": Row("one", _ORDER),
+        "stage-load": Row("two", _ORDER, _BY_TIME_PER_TOKEN),
+        "early": Row("three", _ORDER, _BY_TIME_PER_TOKEN),
+        "predicted": Row("four", _ORDER, _BY_TIME_PER_TOKEN),
+    },
     "batching_policy": {ALONE[node]["batching_policy"]: Row(node, _CHUNKS) for node in ("one", "two", "three", "five")},
-    "placement": {flags["placement"]: Row(node, _PLACEMENT) for node, flags in TOGETHER.items()},
+    "placement": {flags["placement"]: Row(node, _PLACEMENT) for node, flags in TOGETHER.items()}
+    | {
+        "mooncake-learned": Row(
+            "prefill+decode-0", _PLACEMENT, "how it differs from mooncake depends on measured times: tests/sched"
+        )
+    },
     "cache_admission": {TOGETHER[f"store-{n}"]["cache_admission"]: Row(f"store-{n}", _ADMISSION) for n in (0, 1, 2, 3)},
     "kv_transfer": {"push": Row("prefill-0", _MOVED), "pull": Row("prefill-1", _MOVED)},
     "kv_overlap": {
@@ -109,7 +120,7 @@ ROWS: dict[str, dict[str, Row]] = {
     "prefix_fetch": {
         "always": Row("prefill-0", _FETCH),
         "never": Row("one", _EVICTION),
-        "auto": Row("six", not_asserted="whether a fetch pays depends on measured times"),
+        "auto": Row("prefill+decode-0", not_asserted="whether a fetch pays depends on measured times"),
     },
     "prefetch": {
         "wait": Row("prefill-0", _FETCH),
