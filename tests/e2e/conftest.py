@@ -121,6 +121,14 @@ def timeline(url: str, request_id: str) -> dict[str, Any]:
     return rest.get(f"{url}/debug/requests/{request_id}")
 
 
+def wait_until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    """Poll until it holds; fails after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
 def settled(cluster: LocalCluster, within_s: float = 20.0) -> dict[str, dict[str, Any]]:
     """State of every living node once nothing is held for requests or transfers any more; fails after `within_s`."""
     deadline = time.monotonic() + within_s

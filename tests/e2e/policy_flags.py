@@ -1,0 +1,179 @@
+"""Which node of test_policy_flags.py runs with which value of which policy flag, and what shows that it has an effect.
+
+Pure. `test_every_value_has_a_row` fails for a flag or a value that is in the code and not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+
+from engine.config import Config
+
+Flags = dict[str, str]
+
+BLOCK, ARENA_BLOCKS, BLOCK_BYTES = 64, 64, 4 * 12288
+"""Of the nodes that are alone: tokens of a block, blocks of the KV arena, bytes of a block of the tiny model."""
+
+LEAST_PROMPT_ROW = 32
+"""A row of a step with fewer tokens is a decode, with or without drafts."""
+
+EVERY_ALONE: Flags = {
+    "block_size": str(BLOCK),
+    "kv_cache_bytes": str(ARENA_BLOCKS * BLOCK_BYTES),
+    "dram_bytes": "16M",
+    "max_num_seqs": "2",
+    "max_num_batched_tokens": "2400",
+    "prefill_chunk_tokens": "1024",
+    "tbt_budget_ms": "1",
+    "max_step_ms": "60000",
+    "slo": "interactive:ttft=1,tbt=900000;standard:ttft=50000,tbt=900000;batch:ttft=200000,tbt=900000",
+    "slo_scale": "0.001",
+    "prefix_fetch": "never",
+    "calibration_ms": "0",
+    "num_threads": "1",
+}
+ALONE: dict[str, Flags] = {
+    "one": {"eviction": "lru", "queue_order": "fcfs", "batching_policy": "prefill-first", "rejection": "none"},
+    "two": {"eviction": "lfu", "queue_order": "edf", "batching_policy": "decode-first", "rejection": "stage-load"}
+    | {"ssd_backend": "file"},
+    "three": {"eviction": "fifo", "queue_order": "srpt", "batching_policy": "mixed", "rejection": "early"},
+    "four": {"eviction": "length-aware", "queue_order": "weighted-fair", "rejection": "predicted"}
+    | {"batching_policy": "decode-first"},
+    "five": {"eviction": "s3-fifo", "batching_policy": "dynamic", "cache_shares": "standard=0.4"}
+    | {"speculative_method": "ngram", "speculative_length": "fixed"},
+    "six": {"eviction": "cost-aware", "speculative_method": "ngram"},
+}
+"""Each is a cluster by itself, so that nobody else sends it requests."""
+
+EVERY_TOGETHER: Flags = {
+    "kv_cache_bytes": "16M",
+    "calibration_ms": "0",
+    "num_threads": "1",
+    "role_change_hold_ms": "600000",
+    "prefetch_timeout_ms": "60000",
+    "prefix_fetch": "always",
+}
+TOGETHER: dict[str, Flags] = {
+    "prefill-0": {"placement": "mooncake", "kv_transfer": "push", "kv_overlap": "layer", "prefetch": "wait"},
+    "prefill-1": {"placement": "mooncake-central-greedy", "kv_transfer": "pull", "kv_overlap": "chunk"}
+    | {"prefetch": "best-effort"},
+    "prefill+decode-0": {"placement": "mooncake-learned", "first_role": "prefill", "kv_overlap": "none"}
+    | {"prefetch": "timeout", "prefix_fetch": "auto"},
+    "prefill+decode-1": {"placement": "dynamo-cost", "first_role": "decode", "speculative_method": "draft"}
+    | {"speculative_length": "fixed", "speculative_acceptance": "same-draw"},
+    "store-0": {"placement": "power-of-two", "cache_admission": "always"},
+    "store-1": {"placement": "local-cache", "cache_admission": "second-hit"},
+    "store-2": {"placement": "least-load", "cache_admission": "tinylfu"},
+    "store-3": {"placement": "round-robin", "cache_admission": "class-aware"},
+    "store-4": {"placement": "random", "cache_admission": "always"},
+}
+"""One cluster. Requests are placed by the node that accepts them; store nodes load no weights and start fast."""
+
+NODES = "prefill=2,prefill+decode=2,store=5"
+PREFILLS = {"prefill-0", "prefill-1", "prefill+decode-0"}
+DECODE = "prefill+decode-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`node` runs with the value; `test` asserts its effect; `not_asserted` says what of it is not, and why."""
+
+    node: str
+    test: str = ""
+    not_asserted: str = ""
+
+
+_EVICTION, _ORDER, _CHUNKS = "test_eviction", "test_queue_order_and_rejection", "test_chunks_of_a_prompt"
+_PLACEMENT, _ADMISSION, _MOVED = "test_placement", "test_admission_to_a_full_share", "test_how_kv_moved"
+_BY_TIME_PER_TOKEN = "how the three differ, by the time per token, depends on measured times: tests/sched"
+_FETCH, _GUESSES = "test_prefixes_from_the_pool", "test_speculation_gives_the_same_tokens"
+
+ROWS: dict[str, dict[str, Row]] = {
+    "eviction": {flags["eviction"]: Row(node, _EVICTION) for node, flags in ALONE.items()},
+    "cache_shares": {"none": Row("one", "test_shares"), "standard=0.4": Row("five", "test_shares")},
+    "queue_order": {ALONE[node]["queue_order"]: Row(node, _ORDER) for node in ("one", "two", "three", "four")},
+    "rejection": {
+        "none": Row("one", _ORDER),
+        "stage-load": Row("two", _ORDER, _BY_TIME_PER_TOKEN),
+        "early": Row("three", _ORDER, _BY_TIME_PER_TOKEN),
+        "predicted": Row("four", _ORDER, _BY_TIME_PER_TOKEN),
+    },
+    "batching_policy": {ALONE[node]["batching_policy"]: Row(node, _CHUNKS) for node in ("one", "two", "three", "five")},
+    "placement": {flags["placement"]: Row(node, _PLACEMENT) for node, flags in TOGETHER.items()}
+    | {
+        "mooncake-learned": Row(
+            "prefill+decode-0", _PLACEMENT, "how it differs from mooncake depends on measured times: tests/sched"
+        )
+    },
+    "cache_admission": {TOGETHER[f"store-{n}"]["cache_admission"]: Row(f"store-{n}", _ADMISSION) for n in (0, 1, 2, 3)},
+    "kv_transfer": {"push": Row("prefill-0", _MOVED), "pull": Row("prefill-1", _MOVED)},
+    "kv_overlap": {
+        "layer": Row("prefill-0", _MOVED),
+        "chunk": Row("prefill-1", _MOVED),
+        "none": Row("prefill+decode-0", _MOVED),
+    },
+    "first_role": {
+        "both": Row("one", "test_roles_at_the_start"),
+        "prefill": Row("prefill+decode-0", "test_roles_at_the_start"),
+        "decode": Row(DECODE, "test_roles_at_the_start"),
+    },
+    "prefix_fetch": {
+        "always": Row("prefill-0", _FETCH),
+        "never": Row("one", _EVICTION),
+        "auto": Row("prefill+decode-0", not_asserted="whether a fetch pays depends on measured times"),
+    },
+    "prefetch": {
+        "wait": Row("prefill-0", _FETCH),
+        "best-effort": Row("prefill-1", _FETCH),
+        "timeout": Row(
+            "prefill+decode-0", not_asserted="where the time is not over, it is as wait; when it is over is timing"
+        ),
+    },
+    "ssd_backend": {"lmdb": Row("one", "test_ssd_backends"), "file": Row("two", "test_ssd_backends")},
+    "speculative_method": {
+        "none": Row("one", _GUESSES),
+        "ngram": Row("five", _GUESSES),
+        "draft": Row(DECODE, _GUESSES),
+    },
+    "speculative_length": {
+        "fixed": Row("five", _GUESSES),
+        "auto": Row("six", not_asserted="whether a guess pays depends on measured times; its tokens are compared"),
+    },
+    "speculative_acceptance": {
+        "same-draw": Row(DECODE, _GUESSES),
+        "rejection": Row("five", not_asserted="it has the same distribution and other draws: tests/engine"),
+    },
+}
+
+OTHERS = {
+    "net": "constants of gossip: tests/sched",
+    "log_level": "no policy",
+    "log_format": "no policy",
+    "load_format": "how weights are read: tests/engine/checkpoint",
+    "dtype": "a number format",
+    "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
+    "pool_dtype": "a number format: test_pool_contents.py",
+    "device": "a machine",
+    "attention_backend": "an implementation: tests/attention",
+    "cpu_level": "an implementation: tests/attention",
+    "transport": "an implementation: test_transports.py, rdma in tests/rdma",
+}
+"""Fields with choices that name no policy, and where they are tested."""
+
+
+def choices() -> dict[str, set[str]]:
+    """Of every field of Config that has some; and --cache-shares, which is a policy too: none, or shares."""
+    found = {one.name: set(one.metadata["choices"]) for one in fields(Config) if one.metadata["choices"]}
+    return found | {"cache_shares": {"none", "standard=0.4"}}
+
+
+def value(node: str, field: str) -> str:
+    """With which `node` runs, by the tables above."""
+    flags = EVERY_ALONE | ALONE[node] if node in ALONE else EVERY_TOGETHER | TOGETHER[node]
+    (default,) = (one.default for one in fields(Config) if one.name == field)
+    assert default is not MISSING
+    return flags.get(field, str(default))
+
+
+def argv(flags: Flags) -> list[str]:
+    return [word for name, text in flags.items() for word in (f"--{name.replace('_', '-')}", text)]
