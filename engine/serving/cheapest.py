@@ -1,6 +1,6 @@
 """The cheapest prefill nodes of a view in one compiled pass: cheapest.c, compiled on first use into the user's cache.
 
-numpy does the same in a dozen passes (sched/placements/costs.py, `ranking`), four times slower among 1,000 nodes; it is
+numpy does the same in a dozen passes (sched/placements/costs.py, `ranking`), three times slower for 1,000 nodes; it is
 what a machine without a C compiler uses. The tests hold them together.
 """
 
