@@ -67,6 +67,9 @@ class TcpRail:
         except asyncio.CancelledError:
             self._give_up(transfer_id)
             raise
+        except PeerLost:
+            await self._why(transfer)
+            raise
         finally:
             self._finish(transfer_id)  # from here on its data goes nowhere
 
@@ -139,7 +142,8 @@ class TcpRail:
         answer = self._cuts.get(rail_id)
         if answer is None:
             answer = self._cuts[rail_id] = asyncio.get_running_loop().create_future()
-            self._send({"op": "cut", "id": rail_id})
+            with suppress(PeerLost):  # the connection is closing: its end is told to `answer`
+                self._send({"op": "cut", "id": rail_id})
         await asyncio.shield(answer)
 
     def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
@@ -196,10 +200,9 @@ class TcpRail:
                 await asyncio.sleep(0.001)
 
     async def _why(self, transfer: _Transfer) -> None:
-        """Sending has failed: raise what the end of the connection means for the transfer, which may have been said
-        already: that another connection can do it (RailBroken), or that the peer is lost."""
-        if self.ended or not self.connection.is_open:
-            await transfer.done
+        """Sending has failed, so the connection has ended or is about to: raise what that means for the transfer, that
+        another connection can do it (RailBroken) or that the peer is lost."""
+        await transfer.done
 
     def _begin(self, op: Op, ours: Source) -> tuple[int, _Transfer]:
         if self.ended or not self.connection.is_open:
