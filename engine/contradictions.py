@@ -14,7 +14,9 @@ BOTH = {"prefill", "decode"}
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """Of a Config whose roles are known to be right. Each message is one line and names the flag to change."""
+    """Of a Config whose roles are known to be right. Each message is one line and names the flag to change.
+
+    A flag that means nothing to a role is no contradiction: a launcher gives all nodes of a cluster the same flags."""
     roles = set(config.roles)
     if config.model == NO_MODEL and config.roles != ("store",):
         yield f"--model none keeps values and computes nothing: it needs --role store, not {config.role}"
@@ -24,7 +26,7 @@ def contradictions(config: Config) -> Iterator[str]:
         yield f"--port and --control-port are both {config.port}: the HTTP API and the other nodes need one each"
     if config.join is not None and _is(config.join, config.host, config.port):
         yield f"--join {config.join} is this node itself: name another node, or leave it out to start a cluster"
-    if config.first_role != "both" and not roles >= BOTH:
+    if config.first_role != "both" and len(roles & BOTH) == 1:
         yield (
             f"--first-role {config.first_role}: a node of --role {config.role} cannot change over; "
             "give --role mixed or prefill,decode"
@@ -38,8 +40,6 @@ def contradictions(config: Config) -> Iterator[str]:
             f"--prefill-chunk-tokens {config.prefill_chunk_tokens} exceeds --max-num-batched-tokens "
             f"{config.max_num_batched_tokens}: a step has no room for a chunk"
         )
-    if config.weights_from_store and not roles & BOTH:
-        yield "--weights-from-store: a node of --role store alone loads no weights; leave it out"
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
     if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:

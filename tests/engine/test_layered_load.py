@@ -152,11 +152,11 @@ async def test_a_store_that_fails_before_a_load_begins_costs_the_load_only(model
 
     @asynccontextmanager
     async def entered(keys):
-        raise ConnectionError("this test says so")
+        raise ValueError("this test says so")
         yield
 
     def asked(keys):
-        raise ConnectionError("this test says so")
+        raise ValueError("this test says so")
 
     async def get(keys, region, offsets):
         raise ConnectionError("this one, too")

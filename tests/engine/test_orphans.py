@@ -13,6 +13,7 @@ from engine.serving import messages, orphans
 from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, drawn_seed
 from engine.serving.messages import pack_request, prompt_digest
+from engine.serving.persistence import Persistence
 from engine.serving.service import EngineService
 from engine.serving.timeline import Timeline
 from engine.worker import Emission
@@ -126,7 +127,9 @@ async def test_tokens_that_overtake_the_answer_are_kept():
 
     adoption = Adoption(Channel())
     timeline = Timeline("r", 5)
-    flight = Flight("r", list(PROMPT), 5, SamplingParams(), "standard", ROOT, timeline, deadline=9.0, accepted=0.0)
+    flight = Flight(
+        "r", list(PROMPT), 5, SamplingParams(), "standard", ROOT, timeline, 9.0, 0.0, Persistence(0.0, 9.0, 1.0)
+    )
     assert await adoption.adopt(flight, ["c", "d"])
     assert flight.attempt_id == "a/r#0" and flight.watched == {"d"}
     assert [flight.items.get_nowait()[:2] for _ in range(2)] == [[0, 10], [1, 11]]

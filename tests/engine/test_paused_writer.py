@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -14,6 +14,7 @@ from engine.kv import incoming
 from engine.request import Request, SamplingParams
 from engine.serving import messages
 from engine.serving.messages import pack_request
+from net.errors import PeerLost
 from net.transfer import TransferEngine
 from tests.engine.test_pull import GEOMETRY, ROOT, Side
 from tests.net.peers import channels, child, until
@@ -37,8 +38,11 @@ class Scene:
         return self.d.pool.references()["transfer"]
 
     async def told(self):
-        """How the writer's submissions have ended so far."""
-        return (await self.d.channel.call("p", "told", {}))[0]
+        """How the writer's submissions have ended so far; asked again while the connection to it is cut."""
+        while True:
+            with suppress(PeerLost):
+                return (await self.d.channel.call("p", "told", {}))[0]
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

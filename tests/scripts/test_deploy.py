@@ -166,7 +166,9 @@ def test_the_batch_file_starts_a_cluster_and_lets_it_drain(tmp_path):
     python = root / ".venv/bin/python"
     python.write_text(f"#!/usr/bin/env bash\n{NODE}\n")
     python.chmod(0o755)
-    env = stand_ins(tmp_path, srun=SRUN, hostname="echo 192.168.0.4 10.1.0.5 fd00::5", curl="exit 0")
+    env = stand_ins(
+        tmp_path, srun=SRUN, hostname='echo 192.168.0.4 "10.1.0.$((5 + ${SLURM_PROCID:-0}))" fd00::5', curl="exit 0"
+    )
     log = tmp_path / "log"
     env |= {"SLURM_SUBMIT_DIR": str(root), "SLURM_NTASKS": "3", "MODEL": "/models/llama", "LOG": str(log)}
     env |= {"MOONCAKE_NET": "10.1.", "MOONCAKE_FLAGS": "--rate-limit 5"}
@@ -176,7 +178,7 @@ def test_the_batch_file_starts_a_cluster_and_lets_it_drain(tmp_path):
         configs = {line.split()[0]: parse(line.split()[1:]) for line in lines}
         assert [configs[i].role for i in "012"] == ["prefill", "decode", "store"]
         assert [configs[i].join for i in "012"] == [None, "10.1.0.5:8000", "10.1.0.5:8000"]
-        assert {config.host for config in configs.values()} == {"10.1.0.5"}
+        assert [configs[i].host for i in "012"] == ["10.1.0.5", "10.1.0.6", "10.1.0.7"]
         assert {config.rate_limit for config in configs.values()} == {5.0}
         job.send_signal(signal.SIGTERM)
         assert job.wait(20) == 0
