@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from scripts.benchlib.figures import Figure, Line, Result, number, summary
 
-ENGINE = "scripts/bench_engine.py --vllm-python VENV/bin/python --transformers-python VENV/bin/python"
+ENGINE = "scripts/bench_engine.py --rounds 1 --peers vllm --vllm-python VENV/bin/python"
 TRANSFER = "scripts/bench_transfer.py --peer-python VENV/bin/python"
-STORE = "scripts/bench_store.py --peer-python VENV/bin/python"
+STORE = "scripts/bench_store.py --sizes 4K,368K,1M --peer-python VENV/bin/python"
 FAULTS = {"streams cut": "streams cut", "reconnects": "reconnects", "longest pause p99": "longest pause, p99, s"}
 
 FIGURES = (
@@ -17,7 +17,7 @@ FIGURES = (
         "engine",
         ENGINE,
         {name: name for name in ("TPOT", "TTFT", "TTFT p99", "TPOT p99", "TTFT second")},
-        beside=("vllm", "transformers", "floor"),
+        beside=("vllm", "floor"),
     ),
     Figure(
         "interference",
@@ -246,16 +246,6 @@ def values(cases: str, metric: str) -> Callable[[Result], Sequence[str]]:
     return read
 
 
-def over(case: str, metric: str, *others: str) -> Callable[[Result], Sequence[str]]:
-    """The metric of each of `others` over that of `case`."""
-
-    def read(result: Result) -> list[str]:
-        base = result.row(case, metric)["ours"]
-        return [f"{result.row(other, metric)['ours'] / base:.2f}" for other in others]
-
-    return read
-
-
 BLOCKS = r"(read|write) (368K|1M|16M|64M) x\d+, "
 
 SUMMARY = (
@@ -279,13 +269,6 @@ SUMMARY = (
         "engine",
         "scripts/bench_engine.py",
         ratios(".* out, .*/s", "TTFT p99", "vllm"),
-    ),
-    Line(
-        "p99 gap of running streams while a prompt of 4,000 tokens comes: mixed / dynamic / disaggregated",
-        "decode-first",
-        "interference",
-        "scripts/interference.py",
-        over("decode-first", "TBT p99", "mixed", "dynamic", "disaggregated"),
     ),
     Line(
         "KV between processes of one host, GB/s, blocks from 368 KiB",
@@ -327,7 +310,7 @@ SUMMARY = (
         "upstream's store",
         "store",
         "scripts/bench_store.py",
-        spread(r"get (368K|1M|16M) x\d+, TCP", "GB/s", "mooncake-store"),
+        spread(r"get (368K|1M) x\d+, TCP", "GB/s", "mooncake-store"),
     ),
     Line(
         "a placement decision among 16 / 128 / 1,024 nodes, p50",
