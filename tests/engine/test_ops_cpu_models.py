@@ -31,8 +31,8 @@ def ops() -> CpuOps:
 
 @pytest.mark.parametrize("family", ["llama-bias", "qwen2", "qwen3", "qwen3moe-mixed", "gemma2-caps"])
 def test_families(ops, family, tmp_path):
-    """As close to the float32 model as TorchOps in bfloat16 is: a prompt in chunks, then decodes. By the median row:
-    where two experts are nearly tied, one row may take the other and lie far off in either. And in float32 the same."""
+    """As close to the float32 model as TorchOps in bfloat16 is: a prompt in chunks, then decodes. On average; with
+    experts by the median row, for where two are nearly tied a row may take the other one. And in float32 the same."""
     save(family, tmp_path)
     source = describe(str(tmp_path))
 
@@ -44,7 +44,8 @@ def test_families(ops, family, tmp_path):
         return torch.cat(parts)
 
     truth = logits(torch.float32, TorchOps())
-    error, plain = ((logits(torch.bfloat16, each) - truth).abs().mean(-1).median() for each in (ops, TorchOps()))
+    rows = [(logits(torch.bfloat16, each) - truth).abs().mean(-1) for each in (ops, TorchOps())]
+    error, plain = (each.median() if source.config.num_experts else each.mean() for each in rows)
     print(family, error, plain)
     assert 0 < error <= 1.25 * plain
     torch.testing.assert_close(logits(torch.float32, CpuOps(dtype=torch.float32)), truth, rtol=0, atol=1e-4)
