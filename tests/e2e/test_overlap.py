@@ -3,10 +3,9 @@ trace in which all of it overlaps."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from engine.serving.intervals import shared
 from engine.serving.timeline import spans_of
@@ -42,20 +41,18 @@ def test_push_and_pull_by_layer_by_chunk_and_at_the_end(start: Start, tiny_model
             settled(cluster)
         assert len(set(texts)) == 1
 
-        # a long prompt is being pulled when its source dies: the decode node's blocks come back
+        # a long prompt is being pulled when its source dies: the decode node's blocks come back, and the request
+        # waits for the next prefill node
         prompt = list(range(100, 2000))
-        thread = threading.Thread(target=_ask, args=(cluster["decode-0"].url, prompt), daemon=True)
-        thread.start()
-        wait_until_reserved(cluster)
-        cluster.kill("prefill-0")
-        settled(cluster, 40.0)
-        thread.join(40.0)
-        assert not thread.is_alive()
-
-
-def _ask(url: str, prompt: list[int]) -> None:
-    with contextlib.suppress(rest.RestError):  # nobody is left to prefill it
-        complete(url, prompt, 2)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete, cluster["decode-0"].url, prompt, 2, ignore_eos=True)
+            wait_until_reserved(cluster)
+            cluster.kill("prefill-0")
+            settled(cluster, 40.0)
+            assert not answer.done()
+            cluster.restart("prefill-0")
+            assert answer.result(60.0)["usage"]["completion_tokens"] == 2
+        settled(cluster)
 
 
 def wait_until_reserved(cluster: LocalCluster) -> None:
