@@ -134,7 +134,7 @@ def load(
             try:
                 _loaded[path] = ctypes.CDLL(str(path))
             except OSError as error:
-                raise Unavailable(f"the compiled kernels cannot be loaded: {error}") from error
+                raise Unavailable(f"cannot load the compiled kernels: {error}") from error
         return _loaded[path]
 
 
@@ -193,4 +193,4 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
     for command, process, output in zip(commands, running, outputs, strict=True):
         if process.returncode:
             tail = "\n".join(output.splitlines()[-TAIL_LINES:])
-            raise Unavailable(f"compiling failed ({' '.join(command)}):\n{tail}")
+            raise Unavailable(f"the compiler failed ({' '.join(command)}):\n{tail}")

@@ -33,7 +33,7 @@ def load(name: str) -> AttentionBackend:
     if wanted:
         maker = getattr(module, wanted, None)
         if not callable(maker):
-            raise ValueError(f"--attention-backend {name}: {path.name} defines no class or function {wanted!r}")
+            raise ValueError(f"--attention-backend {name}: {path.name} has no class or function {wanted!r}")
     else:
         maker = _only_backend(module, name)
     backend = maker()
@@ -71,5 +71,7 @@ def _only_backend(module: ModuleType, name: str) -> Any:
     ]
     if len(found) != 1:
         names = ", ".join(kind.__name__ for kind in found) or "none"
-        raise ValueError(f"--attention-backend {name}: say which class with FILE.py:NAME; backends in it: {names}")
+        raise ValueError(
+            f"--attention-backend {name}: name the class with FILE.py:NAME; the file has these backends: {names}"
+        )
     return found[0]

@@ -95,7 +95,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> None:
     """x becomes x + delta, delta becomes the norm of that; both [T, SIZE] of one dtype, dense."""
     if x.shape != delta.shape or not x.is_contiguous() or not delta.is_contiguous() or x.dtype != delta.dtype:
-        raise ValueError(f"x {tuple(x.shape)} and delta {tuple(delta.shape)} must be dense and alike")
+        raise ValueError(f"x {tuple(x.shape)} and delta {tuple(delta.shape)} must be dense and have the same shape")
     launch_norm(x, delta, weight, eps, delta)
 
 

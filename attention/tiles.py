@@ -112,7 +112,7 @@ class Geometry:
         _, num_heads, head_size = q.shape
         _, two, num_kv_heads, block_size, kv_head_size = kv.shape
         if two != 2 or kv_head_size != head_size or num_heads % num_kv_heads:
-            raise ValueError(f"q {tuple(q.shape)} does not go with kv {tuple(kv.shape)}")
+            raise ValueError(f"q {tuple(q.shape)} does not fit kv {tuple(kv.shape)}")
         if q.stride(2) != 1 or not is_dense_within_block(kv):
             raise ValueError("the last axis of q and each layer's part of a block must be contiguous")
         return cls(num_heads, num_kv_heads, head_size, block_size, q.dtype, head_stride(kv), CODES.get(kv.dtype, 0))

@@ -50,9 +50,11 @@ class BulkGet(BulkCall):
         )
         lengths = body.get("lengths") or [job.block_bytes] * len(found)
         if not len(found) == len(sums) == len(lengths) or sum(lengths) != nbytes:
-            raise RemoteError(f"{nbytes} bytes are not {len(found)} blocks with {len(sums)} checksums", "bad_answer")
+            raise RemoteError(
+                f"{nbytes} bytes do not match {len(found)} blocks with {len(sums)} checksums", "bad_answer"
+            )
         if max(lengths) > job.block_bytes or min(lengths) < 1:
-            raise RemoteError(f"the home has blocks of {max(lengths)} bytes, ours have {job.block_bytes}", "layout")
+            raise RemoteError(f"the home has blocks of {max(lengths)} bytes, this node of {job.block_bytes}", "layout")
         self.found, self._lengths, self._sums = list(found), lengths, sums
         self._total = nbytes
         self.moved = self._done = self._begun = 0  # bytes; blocks and bytes before the one that is arriving

@@ -65,7 +65,7 @@ class Calls:
     def check(self, home: str) -> None:
         """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
         if self._shunned and asyncio.get_running_loop().time() < self._shunned.get(home, NEVER)[0]:
-            raise Shunned(f"{home} did not answer in time a moment ago")
+            raise Shunned(f"{home} recently failed to answer in time")
 
     async def has(
         self,

@@ -81,7 +81,7 @@ class BlockPool:
         """`count` blocks with one request reference each and undefined content; evicts by policy where needed.
         Raises OutOfBlocks, and then nothing has changed."""
         if count > self.num_free:
-            raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} of {self.num_blocks} can be had")
+            raise OutOfBlocks(f"{count} blocks requested, but only {self.num_free} of {self.num_blocks} are available")
         for _ in range(count - len(self._free)):
             self._evict(cast(BlockKey, self._policy.victim()))
         block_ids = [self._free.pop() for _ in range(count)]
@@ -169,7 +169,7 @@ class BlockPool:
     def _give(self, refs: list[int], block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             if refs[block_id] == 0:
-                raise ValueError(f"block {block_id} has no such reference to give back")
+                raise ValueError(f"block {block_id} has no such reference to release")
             refs[block_id] -= 1
             if self._held(block_id):
                 continue
@@ -192,7 +192,7 @@ class BlockPool:
         """The content of the held block is complete and known as `key` from now on. False when another block
         already has that key: this one stays unnamed and goes free at its last reference. `facts` are for the policy."""
         if not self._held(block_id):
-            raise ValueError(f"block {block_id} is not held: its content is nobody's to name")
+            raise ValueError(f"block {block_id} is not held, so no key may name its content")
         known = self._index.block_of(key)
         if known is not None:
             return known == block_id
@@ -251,9 +251,9 @@ class BlockPool:
         lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
         false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
         if lost:
-            raise IntegrityError(f"{len(lost)} blocks are held for transfers that nobody knows: {lost[:16]}")
+            raise IntegrityError(f"{len(lost)} blocks are held for unknown transfers: {lost[:16]}")
         if false:
-            raise IntegrityError(f"{len(false)} blocks are not held for transfers that go on: {false[:16]}")
+            raise IntegrityError(f"{len(false)} blocks of running transfers are not held: {false[:16]}")
 
     def check_integrity(self) -> None:
         """Counts every block anew. Raises IntegrityError unless free + cached + held = total and all maps agree."""

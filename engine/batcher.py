@@ -81,7 +81,7 @@ class Batcher:
         """
         self.seats.check_new(request)
         if self.seats.queue_before(now, request) and not self._has_room(now, request):
-            raise OutOfBlocks(f"{request.request_id} comes behind requests that wait for blocks")
+            raise OutOfBlocks(f"{request.request_id} is queued behind requests that wait for blocks")
         cached = self.blocks.take_all(request)
         self.seats.requests[request.request_id] = request
         request.looked_up = True

@@ -188,7 +188,7 @@ class Worker:
         try:
             end()
         except Exception:
-            log.exception("a request could not be ended")
+            log.exception("could not end a request")
 
     async def _steps(self) -> None:
         """What the engine thread waits for comes first: commit, schedule, submit. What a step produced is handed out

@@ -183,7 +183,7 @@ class Gossip:
     def core(self) -> GossipCore:
         """Raises RuntimeError before `start`."""
         if self._core is None:
-            raise RuntimeError("gossip was not started: await start(host, port) first")
+            raise RuntimeError("gossip is not running: await start(host, port) first")
         return self._core
 
     # --- what others tell it, and what it tells them

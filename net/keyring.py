@@ -81,5 +81,5 @@ def parse(text: str) -> Keyring:
             raise ValueError(f"line {number} repeats an earlier key")
         keys.append(key)
     if not 1 <= len(keys) <= KEYS_MAX:
-        raise ValueError(f"it has {len(keys)} keys, from 1 to {KEYS_MAX} are allowed, one a line")
+        raise ValueError(f"it has {len(keys)} keys; write 1 to {KEYS_MAX} keys, one per line")
     return Keyring(tuple(keys))

@@ -182,7 +182,9 @@ class SealedStream:
             return False
         _, version, number, public = _GREETING.unpack_from(data)
         if version != VERSION:
-            raise FrameError(f"the peer seals by version {version}, this node {VERSION}: run one release everywhere")
+            raise FrameError(
+                f"the peer uses seal version {version}, this node uses {VERSION}: run the same release on all nodes"
+            )
         size = _GREETING.size if self._dialed else _GREETING.size + number * ID_BYTES
         if not self._dialed and not 1 <= number <= KEYS_MAX:
             raise FrameError(f"a greeting names {number} keys")

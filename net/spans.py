@@ -121,7 +121,7 @@ def pack(pairs: Sequence[Run]) -> bytes:
 def unpack(data: memoryview) -> list[Run]:
     """Inverse of `pack`. Raises TransferError when the data is cut short."""
     if len(data) % _RUN.size:
-        raise TransferError(f"a list of runs has {len(data)} bytes, which is no multiple of {_RUN.size}")
+        raise TransferError(f"a list of runs has {len(data)} bytes, which is not a multiple of {_RUN.size}")
     return list(_RUN.iter_unpack(data))
 
 
@@ -133,7 +133,7 @@ def pack_spans(spans: Sequence[Span]) -> bytes:
 def unpack_spans(data: memoryview) -> list[Span]:
     """Inverse of `pack_spans`. Raises TransferError when the data is cut short."""
     if len(data) % _SPAN.size:
-        raise TransferError(f"a list of spans has {len(data)} bytes, which is no multiple of {_SPAN.size}")
+        raise TransferError(f"a list of spans has {len(data)} bytes, which is not a multiple of {_SPAN.size}")
     return list(_SPAN.iter_unpack(data))
 
 
@@ -150,7 +150,7 @@ class Cursor:
     def take(self, nbytes: int) -> list[memoryview]:
         """Views of the next `nbytes`; ValueError beyond the end."""
         if nbytes > self.left:
-            raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
+            raise ValueError(f"{nbytes} bytes requested, but only {self.left} remain")
         memory, pairs, index, used = self._memory, self._pairs, self._index, self._used
         if nbytes == self.left:  # the most frequent case
             self.left = 0

@@ -62,7 +62,7 @@ class DeviceTransferEngine(TransferEngine):
             super().register(region)
             return
         if region.name in self._devices or region.name in self._regions:
-            raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
+            raise ValueError(f"region {region.name!r} is already registered: unregister it first")
         if self._buffers is None:
             self._buffers = Region.shared(STAGING, LANES * BUFFERS * self._buffer_bytes)
             self._buffers.place = region.device.location  # cards near the device are near its buffers
@@ -157,7 +157,9 @@ class DeviceTransferEngine(TransferEngine):
                 else:
                     done = await self._staged(device, op, spans, carry, lane, landed)
         except TimeoutError:
-            raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
+            raise TimeoutError(
+                f"{op.value} of {local!r} with {peer_id!r} did not finish within {timeout_s:g} s"
+            ) from None
         return Completion(done.nbytes, time.monotonic() - started, done.transport)
 
     async def _serve(
@@ -228,7 +230,7 @@ class DeviceTransferEngine(TransferEngine):
         try:
             copying.wait()
         except Exception as error:
-            raise TransferError(f"copying from or to {device.location} failed: {error}") from None
+            raise TransferError(f"a copy from or to {device.location} failed: {error}") from None
 
     # --- ends
 

@@ -178,13 +178,13 @@ class Stream(asyncio.BufferedProtocol):
                 if self._ended:
                     return
         except KeyMismatch as error:
-            log.warning("%r from %s is refused: %s", self, self.remote_host, error)
+            log.warning("refused %r from %s: %s", self, self.remote_host, error)
             self._refuse(str(error))
         except FrameError as error:
             log.warning("%r from %s: %s", self, self.remote_host, error)
             self._break(str(error))
         except Exception:
-            log.exception("%r: a frame could not be handled", self)
+            log.exception("%r: could not handle a frame", self)
             self._break("internal error")
         if self.polling is not None:
             self.await_bytes()

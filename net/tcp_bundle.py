@@ -203,7 +203,7 @@ class Bundle:
         rail = await self._dial()
         if self.ended is not None or rail.ended:
             rail.connection.abort()
-            raise PeerLost(f"lost {self.peer_id!r} while a data connection was opened")
+            raise PeerLost(f"lost {self.peer_id!r} while opening a data connection")
         self._open[index] = rail
         rail.on_end = lambda reason: self._lost(index, rail, reason)
         self.rails[index].opened()

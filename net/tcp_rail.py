@@ -173,7 +173,7 @@ class TcpRail:
                 with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
                     await asyncio.wait([transfer.stopped], timeout=left)
             if not transfer.stopped.done():
-                raise Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s")
+                raise Unresponsive(f"the peer did not confirm a cancelled write within {CANCEL_S:g} s")
             transfer.stopped.result()
         except (PeerLost, RailBroken):
             unsettled.add(self.rail_id)
@@ -235,7 +235,7 @@ class TcpRail:
         if transfer.call is not None and not self._follow(transfer, header):
             return nowhere(nbytes)
         if nbytes > transfer.ours.left:
-            raise FrameError(f"{nbytes} bytes arrive where {transfer.ours.left} were asked for")
+            raise FrameError(f"{nbytes} bytes arrived, but {transfer.ours.left} were requested")
         return transfer.ours.take(nbytes)
 
     def _follow(self, transfer: _Transfer, header: Header) -> bool:
@@ -251,7 +251,7 @@ class TcpRail:
                 transfer.done.exception()
                 return False
             if transfer.ours.left != header["n"]:
-                raise FrameError(f"{header['n']} bytes arrive where there is room for {transfer.ours.left}")
+                raise FrameError(f"{header['n']} bytes arrived, but there is room for {transfer.ours.left}")
         decoder = self.connection.decoder
         self.connection.watch = lambda: call.came(transfer.nbytes - transfer.ours.left - decoder.missing)
         return True

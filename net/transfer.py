@@ -95,7 +95,7 @@ class TransferEngine:
     def register(self, region: Region) -> None:
         """Peers may read and write the region from now on. Raises ValueError when the name is taken."""
         if region.name in self._regions:
-            raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
+            raise ValueError(f"region {region.name!r} is already registered: unregister it first")
         self._regions[region.name] = region
 
     def unregister(self, name: str) -> None:
@@ -155,7 +155,7 @@ class TransferEngine:
                 await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
             region = self._region(local)  # again, as the rest: this has waited
             if epoch is not None and peer.path is not None and peer.path.epoch != epoch:
-                raise TransferError(f"{peer_id!r} has lost this node since it gave the memory")
+                raise TransferError(f"{peer_id!r} lost this node after it granted access to the memory")
             if nbytes and path is LOCAL:
                 await self._copy(op, region, remote, moves, nbytes, priority, landed)
             elif nbytes:
@@ -168,7 +168,9 @@ class TransferEngine:
                 raise
             if peer.path is not None and self.path_of(peer_id) is None:
                 raise PeerLost(f"lost {peer_id!r} during a transfer: {self._channel.links.why_lost(peer_id)}") from None
-            raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
+            raise TimeoutError(
+                f"{op.value} of {local!r} with {peer_id!r} did not finish within {timeout_s:g} s"
+            ) from None
         except BaseException:
             peer.traffic.failures += 1
             raise

@@ -62,7 +62,7 @@ def tag_of(member: Member) -> int:
 def seal(kind: Kind, tag: int, body: bytes) -> bytes:
     """The datagram. Raises ValueError when it would exceed PACKET_BYTES."""
     if len(body) > BODY_BYTES:
-        raise ValueError(f"packet body of {len(body)} bytes, the limit is {BODY_BYTES}")
+        raise ValueError(f"a packet body of {len(body)} bytes exceeds the limit of {BODY_BYTES}")
     return _header.pack(b"Mk", VERSION, kind, tag, _checksum(kind, tag, body)) + body
 
 
@@ -174,5 +174,5 @@ def _address(wire: Any) -> Address | None:
 def _update(wire: dict[str, Any]) -> Member | Verdict:
     update = Verdict.from_wire(wire) if "by" in wire else Member.from_wire(wire)
     if len(encode_update(update)) > UPDATE_BYTES:
-        raise ValueError("update too long to pass on")
+        raise ValueError("the update is too long to pass on")
     return update

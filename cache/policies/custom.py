@@ -23,7 +23,7 @@ def load(flag: str, name: str, methods: Sequence[str]) -> Callable[[], Any]:
     ValueError naming what is wrong, and what running the file raises."""
     file, _, wanted = name.rpartition(":")
     if not file or not wanted:
-        raise ValueError(f"{flag} {name}: say which class with FILE.py:NAME")
+        raise ValueError(f"{flag} {name}: name the class with FILE.py:NAME")
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"{flag} {name}: there is no file {path}")
@@ -35,7 +35,7 @@ def load(flag: str, name: str, methods: Sequence[str]) -> Callable[[], Any]:
     spec.loader.exec_module(module)
     maker: Callable[[], Any] | None = getattr(module, wanted, None)
     if not callable(maker):
-        raise ValueError(f"{flag} {name}: {path.name} defines no class or function {wanted!r}")
+        raise ValueError(f"{flag} {name}: {path.name} has no class or function {wanted!r}")
     made = maker()
     if missing := [method for method in methods if not callable(getattr(made, method, None))]:
         raise ValueError(f"{flag} {name}: it lacks {', '.join(missing)} (see cache/policy.py)")

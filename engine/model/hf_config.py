@@ -147,7 +147,7 @@ def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
     except KeyError as error:
         raise ModelError(f"config.json has no {error}: not the configuration of a known model") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(f"config.json holds an impossible value: {error}") from None
+        raise ModelError(f"config.json contains an impossible value: {error}") from None
 
 
 def _family(config: Json) -> Family:

@@ -173,5 +173,5 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
         except Unavailable as reason:
             if cpu_level != "auto":
                 raise
-            log.warning("torch computes the products, slower than our kernels would: %s", reason)
+            log.warning("torch computes the matrix products, which is slower than our kernels: %s", reason)
     return TorchOps()

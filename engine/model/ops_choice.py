@@ -29,7 +29,7 @@ def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:
     times = seconds_of([ours, torchs], dtype)
     won = math.prod(times[0]) <= math.prod(times[1])
     log.info(
-        "products by %s, measured with [%d, %d] in %s, %d threads: %s",
+        "matrix products by %s, measured with [%d, %d] in %s, %d threads: %s",
         f"our kernels of level {ours.level}" if won else "torch",
         OUTPUTS,
         INPUTS,

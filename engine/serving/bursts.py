@@ -68,12 +68,14 @@ def answer(kept: Intents, now: float, body: dict[str, Any], data: memoryview) ->
     """What a peer learns that would have these blocks computed. Raises RemoteError for a question that is none."""
     ready_s = body.get("ready_s")
     if not isinstance(ready_s, int | float) or not 0 <= ready_s <= MOST_S:
-        raise RemoteError(f"a claim is ready within {MOST_S:g} s", code="bad_request")
+        raise RemoteError(f"a claim must be ready within {MOST_S:g} s", code="bad_request")
     if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES:
-        raise RemoteError(f"a claim has up to {MOST_KEYS} keys", code="bad_request")
+        raise RemoteError(f"a claim may have at most {MOST_KEYS} keys", code="bad_request")
     node, instead_of = body.get("node"), body.get("instead_of")
     if not isinstance(node, str) or not isinstance(instead_of, str):
-        raise RemoteError("a claim names the node that computes, and the one it replaces or none", code="bad_request")
+        raise RemoteError(
+            "a claim must name the node that computes, and the node it replaces or none", code="bad_request"
+        )
     keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
     coming = kept.claim(now, keys, node, ready_s, instead_of)
     return {"coming": {name: [found.depth, found.ready_s] for name, found in coming.items()}}

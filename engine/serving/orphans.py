@@ -72,7 +72,7 @@ class Orphans:
                     self._drop_lease(attempt_id)
                     self._adopted(attempt_id, peer)
                 return {"attempt_id": attempt_id, "items": made(request)}
-        raise RemoteError("no such request waits here", code="gone")
+        raise RemoteError("this node keeps no such request", code="gone")
 
     def _expire(self, attempt_id: str) -> None:
         if self._leases.pop(attempt_id, None) is not None:

@@ -64,7 +64,7 @@ class SpanExport:
             self._ended.put_nowait((timeline, headers, reason))
         except queue.Full:
             if not self._overflowed:
-                log.warning("traces are lost: the collector takes them too slowly (more are only counted)")
+                log.warning("losing traces: the collector accepts them too slowly (further losses are only counted)")
             self._overflowed += 1
 
     @property
@@ -79,7 +79,7 @@ class SpanExport:
         self._thread.join(CLOSE_S)
         self._sender.shutdown()  # ends a send that waits to try again
         if self.lost or self._thread.is_alive():
-            log.warning("traces of %d requests were not delivered", self.lost + self._ended.qsize())
+            log.warning("did not deliver the traces of %d requests", self.lost + self._ended.qsize())
 
     def _run(self) -> None:
         while (one := self._ended.get()) is not None:
@@ -103,7 +103,7 @@ class SpanExport:
         try:
             return self._make(timeline.as_dict(), self._model, headers, reason)
         except Exception:  # a trace must not end the thread that makes the next one
-            log.exception("no trace of request %s", timeline.request_id)
+            log.exception("could not make the trace of request %s", timeline.request_id)
             return []
 
     def _send(self, batch: list[ReadableSpan], requests: int) -> None:
@@ -111,7 +111,7 @@ class SpanExport:
         try:
             taken = self._sender.export(batch) is self._success
         except Exception:
-            log.exception("%d spans were not sent", len(batch))
+            log.exception("could not send %d spans", len(batch))
             taken = False
         self.sent += len(batch) if taken else 0
         self._refused += 0 if taken else requests
@@ -123,6 +123,6 @@ def traces_url(endpoint: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OtlpError(
             f"--otlp-traces-endpoint {endpoint!r} is not a URL of OTLP over HTTP; give http://HOST:4318 (gRPC, usually "
-            "on port 4317, is not spoken)"
+            "on port 4317, is not supported)"
         )
     return urlunsplit(parts._replace(path=PATH)) if parts.path in ("", "/") else endpoint

@@ -80,7 +80,7 @@ def _text(content: Any, index: int) -> str | None:
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(f"messages[{index}].content holds a part of type {kind!r}; this model reads text only")
+            raise ValueError(f"messages[{index}].content has a part of type {kind!r}; this model reads only text")
     return "\n".join(part["text"] for part in content)
 
 

@@ -103,7 +103,7 @@ def module() -> ModuleType:
         compile_to(path)
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        raise BuildError(f"{path} is no extension module; delete it")
+        raise BuildError(f"{path} is not an extension module; delete it")
     loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)
@@ -124,7 +124,7 @@ def compile_to(path: Path) -> None:
     """Takes about a second. Two processes at once do the work twice and agree. Raises BuildError."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise BuildError("no C compiler to build the verbs module with (Debian: apt install gcc libibverbs-dev)")
+        raise BuildError("no C compiler to build the verbs module (Debian: apt install gcc libibverbs-dev)")
     from cffi import FFI
 
     ffi = FFI()

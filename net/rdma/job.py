@@ -88,7 +88,7 @@ class Job:
         if self.ending is not None:
             return
         if self.once:
-            self.stop(TransferError(f"{rail_name} broke; whether it took effect is not known"))
+            self.stop(TransferError(f"{rail_name} broke; the operation may or may not have taken effect"))
         elif piece.attempts >= ATTEMPTS:
             self.stop(TransferError(f"a slice failed {ATTEMPTS} times, last on {rail_name}"))
         else:

@@ -69,7 +69,7 @@ class Link:
         joined = pairs(self._topology.rail_numbers, theirs)
         if not joined:
             ours = ", ".join(f"{name} = {number}" for name, number in self._topology.rail_numbers.items())
-            raise Unusable(f"no rail number in common ({ours}): see --rdma-devices and --topology-file")
+            raise Unusable(f"the two nodes share no rail number ({ours}): see --rdma-devices and --topology-file")
         self._devices[:] = [self._all_devices[here] for here, _ in joined]
         self.rails[:] = [Rail(here) for here, _ in joined]
         try:

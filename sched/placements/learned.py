@@ -127,6 +127,6 @@ class LearnedPlacement(MooncakePlacement):
 def envelope(estimates: Sequence[float], nodes: Sequence[int], slack: float) -> list[int]:
     """Those of `nodes` whose estimate is at most `slack` times the least; never empty for slack >= 1."""
     if slack < 1:
-        raise ValueError(f"an envelope of {slack} would leave out the best node: slack must be at least 1")
+        raise ValueError(f"a slack of {slack} would exclude the best node: it must be at least 1")
     most = slack * min(estimates)
     return [node for node, estimate in zip(nodes, estimates, strict=True) if estimate <= most]

@@ -85,7 +85,7 @@ async def test_what_has_no_name_is_counted_too():
     assert (told.counted, told.reasons) == ([UNNAMED] * 2, [])
 
 
-@pytest.mark.expects_error("thread 'worker' ended by an exception")
+@pytest.mark.expects_error("an exception ended thread 'worker'")
 async def test_a_thread_that_dies_is_told():
     with supervised() as told:
         thread = threading.Thread(target=lambda: 1 / 0, name="worker")

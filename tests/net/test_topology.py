@@ -83,8 +83,8 @@ def test_a_file_overrides_numbers_places_and_sockets(sysfs, tmp_path):
     ("text", "why"),
     [
         ("rails = 3", "no table"),
-        ("[rails]\na = -1", "from 0 on"),
-        ("[rails]\na = true", "from 0 on"),
+        ("[rails]\na = -1", "at least 0"),
+        ("[rails]\na = true", "at least 0"),
         ("[rails]\na = 1\nb = 1", "same number"),
         ('[near]\n"gpu0" = ["a"]', "places like"),
         ('[near]\n"cuda:0" = []', "list of devices"),
