@@ -2,8 +2,8 @@
 
 If the path to a node is one-sided and its cache digest is here, the prober reads the node's load word without running
 its Python. Otherwise it sends a message, and the node also answers with its longest cached prefix. On one host a
-message is nearly as fast as a read of shared memory; there the prober reads only nodes that do not prefill, because their
-prefixes do not matter. The first question to a node is always a message, because the answer carries its clock.
+message is nearly as fast as a read of shared memory. There the prober reads only nodes that do not prefill, because
+their prefixes do not matter. The first question to a node is always a message, because the answer carries its clock.
 """
 
 from __future__ import annotations
