@@ -20,7 +20,7 @@ from net.errors import RemoteError
 from net.spans import Cursor
 
 KIND = "store.get"
-PIECE = 256 << 10  # bytes of a larger block that are hashed as soon as they are there
+HASH_PIECE_BYTES = 256 << 10  # bytes of a larger block that are hashed as soon as they are there
 
 
 class BulkGet(BulkCall):
@@ -73,7 +73,7 @@ class BulkGet(BulkCall):
             length = self._lengths[self._done]
             here = moved - self._begun
             if here < length:
-                if here - self._partial_bytes >= PIECE:
+                if here - self._partial_bytes >= HASH_PIECE_BYTES:
                     self._hash_until(here)
                 return
             self._check(length)

@@ -62,12 +62,12 @@ class Views:
 
 NOTHING = Views(())
 
-SMALL = 16 << 10  # bytes: a buffer of its own costs the sender more than the copy of so many
+COPIED_BYTES = 16 << 10  # bytes: a buffer of its own costs the sender more than the copy of so many
 
 
 def joined(views: Sequence[memoryview]) -> Sequence[memoryview]:
     """The same bytes in one buffer where they are many small ones."""
-    if len(views) > 1 and max(map(len, views)) <= SMALL:
+    if len(views) > 1 and max(map(len, views)) <= COPIED_BYTES:
         return [memoryview(b"".join(views))]
     return views
 

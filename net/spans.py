@@ -23,7 +23,7 @@ Run = tuple[int, int]
 _RUN = Struct("<2Q")
 _SPAN = Struct("<3Q")
 _LENGTH_OF_RUN, _LENGTH_OF_SPAN = itemgetter(1), itemgetter(2)
-FEW = 4
+VECTORIZE_ABOVE = 4
 
 
 def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span], int]:
@@ -105,7 +105,7 @@ def slices(spans: Sequence[Span], nbytes: int) -> Iterator[list[Span]]:
 
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
     """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
-    if len(pairs) > FEW:  # at C speed, for thousands of small spans
+    if len(pairs) > VECTORIZE_ABOVE:  # at C speed, for thousands of small spans
         offsets, lengths = zip(*pairs, strict=True)
         if min(offsets) >= 0 and min(lengths) >= 0 and max(map(add, offsets, lengths)) <= nbytes:
             return

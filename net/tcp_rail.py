@@ -12,7 +12,7 @@ from itertools import count
 from net.bulk_call import NOTHING, BulkCall, Source
 from net.connection import Connection
 from net.errors import PeerLost, RemoteError, TransferError
-from net.pushing import FRAME, at_once, push
+from net.pushing import FRAME_BYTES, at_once, push
 from net.spans import Cursor, Run, pack
 from net.tcp_server import FEW_RUNS
 from net.transport import Op
@@ -78,7 +78,7 @@ class TcpRail:
         land after that."""
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            nbytes = min(ours.left, FRAME)
+            nbytes = min(ours.left, FRAME_BYTES)
             if len(theirs) <= FEW_RUNS and at_once(self.connection, nbytes):
                 header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
                 self.connection.send_views(header, ours.take(nbytes), nbytes)

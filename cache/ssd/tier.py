@@ -28,7 +28,7 @@ from cache.ssd.slot_medium import SlotMedium
 
 log = logging.getLogger(__name__)
 
-TRIES = 4  # at a write for which the medium has no room: freed pages may be usable two writes later only
+WRITE_TRIES = 4  # at a write for which the medium has no room: freed pages may be usable two writes later only
 RENEW_AGAIN_S = 1.0  # after a renewal that failed; twice as long each time ...
 RENEW_AGAIN_MAX_S = 60.0  # ... up to this
 READ_FAILURES = 3  # in a row: the disk fails as a whole
@@ -185,7 +185,7 @@ class SsdTier:
 
     def _write(self, new: Sequence[New], erase: Sequence[Found]) -> list[Entry]:
         """Raises Full, Damaged, OSError; then nothing was written."""
-        for _ in range(TRIES - 1):
+        for _ in range(WRITE_TRIES - 1):
             try:
                 return self._medium.write(new, erase)
             except Full:

@@ -15,11 +15,11 @@ from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
 
 MOST_RUNNERS_UP = 2
-CAME_BETWEEN = 0.2
+MAX_RIVAL_SHARE = 0.2
 """The acceptor decides again if others have claimed more work in between than this share of the estimated time to
 first token."""
 
-LEAST_S = 0.005
+LEAST_ANNOUNCED_S = 0.005
 """The acceptor does not announce less work than this, because the question takes as long."""
 
 
@@ -37,14 +37,14 @@ class Claims:
         given_up = 0
         while True:
             work_s = decision.estimates["prefill_s"]
-            if work_s < LEAST_S or decision.prefill not in claimed:
+            if work_s < LEAST_ANNOUNCED_S or decision.prefill not in claimed:
                 return decision, None, given_up
             try:
                 claim = await self._words.reserve(decision.prefill, max(1, int(min(work_s / CLAIM_UNIT_S, CLAIM_MAX))))
             except UNREACHABLE:
                 return decision, None, given_up  # sending the prompt will show whether the node is alive
             between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S
-            if given_up == MOST_RUNNERS_UP or between_s <= CAME_BETWEEN * decision.estimates["ttft_s"]:
+            if given_up == MOST_RUNNERS_UP or between_s <= MAX_RIVAL_SHARE * decision.estimates["ttft_s"]:
                 return decision, claim, given_up
             choice.announced(decision.prefill, between_s)
             again = choice.decide()

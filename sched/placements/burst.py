@@ -3,7 +3,7 @@ acceptors have announced work for the chosen node, or a node has sent the prompt
 
 A node that computes the prefix now will soon hold it. Waiting for that node takes about as long as computing the prefix
 again on an idle node. So if the least time to first token decided, every node of the cluster would compute the prefix.
-Therefore waiting may take up to SLACK times as long; this leaves the other nodes free for other prompts.
+Therefore waiting may take up to MAX_WAIT_RATIO times as long; this leaves the other nodes free for other prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.view import View
 
-SLACK = 1.5
+MAX_WAIT_RATIO = 1.5
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Choice:
         return self._unless_late(self.policy.place(self.now, self.demand, there, self.matched), best)
 
     def _unless_late(self, wanted: Placement | Rejected, best: Placement | Rejected) -> Placement | Rejected:
-        """`wanted`, unless it is more than SLACK times as late as `best`."""
+        """`wanted`, unless it is more than MAX_WAIT_RATIO times as late as `best`."""
         if isinstance(wanted, Rejected) or isinstance(best, Rejected):
             return best
-        return wanted if wanted.estimates["ttft_s"] <= SLACK * best.estimates["ttft_s"] else best
+        return wanted if wanted.estimates["ttft_s"] <= MAX_WAIT_RATIO * best.estimates["ttft_s"] else best

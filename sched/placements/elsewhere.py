@@ -14,14 +14,14 @@ from sched.cells import Rows, cell_of
 from sched.member import Member, Rng, Status
 from sched.record import node_key
 
-DRAWN = 2
+ASKED_PER_ROLE = 2
 """Number of nodes to ask per role."""
 
-LEAST_S = 0.1
+LEAST_DIFFERENCE_S = 0.1
 """Another cell counts as better if the mean work of its nodes is lower by at least this much, and by at least the share
-LESS of this cell's mean work."""
+LEAST_DIFFERENCE_SHARE of this cell's mean work."""
 
-LESS = 0.25
+LEAST_DIFFERENCE_SHARE = 0.25
 
 
 def better_cell(summaries: Rows, own: int, rng: Rng) -> int | None:
@@ -33,18 +33,18 @@ def better_cell(summaries: Rows, own: int, rng: Rng) -> int | None:
         return None
     drawn = known[rng.choice(sorted(known))]
     work_s = float(mine["work_mean_s"])
-    better = float(drawn["work_mean_s"]) + max(LEAST_S, LESS * work_s) <= work_s
+    better = float(drawn["work_mean_s"]) + max(LEAST_DIFFERENCE_S, LEAST_DIFFERENCE_SHARE * work_s) <= work_s
     return int(drawn["cell"]) if better else None
 
 
 def elsewhere(summaries: Rows, bits: int, own: int, others: Sequence[Member], rng: Rng) -> list[Member]:
-    """Members of a better cell to ask: DRAWN prefill nodes and DRAWN decode nodes. The first `bits` of a node key are
-    its cell; this node's cell is `own`. Empty while there is only one cell."""
+    """Members of a better cell to ask, ASKED_PER_ROLE for each role. The first `bits` of a node key are its cell; this
+    node's cell is `own`. Empty while there is only one cell."""
     if not bits or (cell := better_cell(summaries, own, rng)) is None:
         return []
     there = [m for m in others if m.status is Status.ALIVE and cell_of(node_key(m.node_id), bits) == cell]
     drawn: dict[str, Member] = {}
     for role in ("prefill", "decode"):
         able = [member for member in there if role in member.roles]
-        drawn |= {member.node_id: member for member in rng.sample(able, min(DRAWN, len(able)))}
+        drawn |= {member.node_id: member for member in rng.sample(able, min(ASKED_PER_ROLE, len(able)))}
     return list(drawn.values())

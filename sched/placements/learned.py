@@ -6,9 +6,9 @@ So it decides only among the nodes whose estimate by the rule is within `slack` 
 
     estimate(chosen) <= slack * min estimate        for any prediction
 
-It does not decide at all while its moving relative error is above MOST_ERROR and above the error of the rule. A node
-that the predictor avoids becomes idle. Then only that node is inside the envelope, and the policy tries it again. So
-the envelope also makes the policy explore.
+It does not decide at all while its moving relative error is above MAX_PREDICTOR_ERROR and above the error of the rule.
+A node that the predictor avoids becomes idle. Then only that node is inside the envelope, and the policy tries it
+again. So the envelope also makes the policy explore.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sched.member import Rng
 from sched.placements.costs import PrefillCosts, Row
 from sched.placements.mooncake import MooncakePlacement
 
-SLACK = 1.25
+ENVELOPE_RATIO = 1.25
 """Width of the envelope: the largest allowed ratio of the chosen node's estimate to the least estimate."""
 
-MOST_ERROR = 0.3
+MAX_PREDICTOR_ERROR = 0.3
 """The policy ignores a predictor whose moving mean of |predicted - measured| / measured is above this
 (scheduling.md section 9)."""
 
-MEMORY = 32
+MOVING_MEAN_REQUESTS = 32
 """Number of requests in a moving mean; for NodeFactors, requests of one node."""
 
 FLOOR_S = 1e-3
@@ -67,7 +67,7 @@ class NodeFactors:
         seen = math.log(max(ttft_s - transfer_s, FLOOR_S) / max(expected, FLOOR_S))
         mean, count = self._logs.get(node, (0.0, 4))
         count += 1
-        mean += (min(self.MOST, max(-self.MOST, seen)) - mean) / min(count, MEMORY)
+        mean += (min(self.MOST, max(-self.MOST, seen)) - mean) / min(count, MOVING_MEAN_REQUESTS)
         self._logs[node] = mean, count
 
 
@@ -82,7 +82,8 @@ class RelativeError:
         """Errors above 1,000 % count as 1,000 %."""
         miss = abs(predicted - measured) / max(measured, FLOOR_S)
         self._count += 1
-        self.mean += (min(miss if math.isfinite(miss) else 10.0, 10.0) - self.mean) / min(self._count, MEMORY)
+        miss = min(miss if math.isfinite(miss) else 10.0, 10.0)
+        self.mean += (miss - self.mean) / min(self._count, MOVING_MEAN_REQUESTS)
 
 
 class LearnedPlacement(MooncakePlacement):
@@ -91,7 +92,7 @@ class LearnedPlacement(MooncakePlacement):
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
         super().__init__(limits, rng, threshold)
         self.predictor: Predictor = NodeFactors()
-        self.slack, self.most_error = SLACK, MOST_ERROR
+        self.slack, self.most_error = ENVELOPE_RATIO, MAX_PREDICTOR_ERROR
         self.error, self.rule_error = RelativeError(), RelativeError()
         self.worst = 1.0  # the largest ratio of a chosen estimate to the least one
         self.decided = self.departed = 0  # number of choices; number that differ from the rule's
