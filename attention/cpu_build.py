@@ -1,7 +1,7 @@
 """C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr().
 
 `load` compiles with the g++, c++ or clang++ on PATH into $XDG_CACHE_HOME/mooncake/cpu (or ~/.cache/mooncake/cpu). The
-file's name is a hash of everything that decides what it holds: sources and the headers beside them, compiler version,
+file's name is a hash of everything that decides what it holds: sources and the headers next to them, compiler version,
 flags and the OpenMP runtime. It appears by rename; of processes that want it at once one compiles, for half a minute,
 and the others wait.
 

@@ -28,7 +28,7 @@ from attention.paging import first_key
 
 METADATA = ["tables", "ctx_lens", "cu_q", "first_piece", "request", "chunk", "chunk_out"]
 """int32 arguments whose addresses shift with the number of decodes in the step: a kernel compiled for their alignment
-would be compiled anew in the middle of serving."""
+would be compiled again in the middle of serving."""
 
 UNBOUNDED = 1 << 30
 """As many pieces as possible: the chunk is min_chunk."""

@@ -1,8 +1,8 @@
-"""Copying blocks out of memory that others may change, and taking the checksum of what arrived.
+"""Copies blocks out of memory that others may change, and computes the checksum of the copy.
 
-A piece is hashed while it is still in the core's cache, so the checksum costs little beside the copy. Small calls are
-done on the event loop, larger ones in turns of it, the largest in threads: the blocks are split among them; one block
-alone is copied by one and hashed, piece by piece, by another.
+It hashes a piece while the piece is still in the core's cache, so the checksum costs little compared with the copy.
+Small calls run on the event loop, larger calls in several turns of it, and the largest in threads. The threads share
+the blocks. For a single block, one thread copies and another hashes, piece by piece.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Copy(NamedTuple):
 
 
 class CheckedCopier:
-    """Beside `threads`, which are its owner's, it has those that hash."""
+    """The owner passes the copy `threads`; this object owns the hash threads."""
 
     def __init__(self, threads: CopyThreads) -> None:
         self._threads = threads

@@ -1,4 +1,4 @@
-"""C code beside its module, compiled on first use into the user's cache. What it does can also be done without it."""
+"""C code next to its module, compiled on first use into the user's cache. What it does can also be done without it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sched.classes import CLASSES, ServiceClass, spell, with_objectives
 __all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
 NO_MODEL = "none"
-"""Instead of a model: a store node that keeps values of --value-bytes for whoever asks."""
+"""Instead of a model: a store node that keeps values of --value-bytes for any client."""
 
 ROLES = ("prefill", "decode", "store")
 

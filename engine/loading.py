@@ -85,7 +85,7 @@ def _load_ranks(
     drafts: DraftModel | None,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """As rank 0, with the others beside it."""
+    """As rank 0, together with the other ranks."""
     size = config.tensor_parallel_size
     shards = [Shard(source.config, rank, size) for rank in range(size)]
     region: Region | DeviceRegion | None = None

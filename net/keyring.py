@@ -36,7 +36,7 @@ class Key:
         return self.derive(b"id", b"", ID_BYTES)
 
     def derive(self, use: bytes, salt: bytes, nbytes: int, more: bytes = b"") -> bytes:
-        """A key for one `use`; another salt gives another key. `more` is secret input beside ours."""
+        """A key for one `use`; another salt gives another key. `more` is additional secret input."""
         hkdf = HKDF(SHA256(), nbytes, salt or None, b"mooncake 1 " + use)
         return hkdf.derive(self.secret + more)
 

@@ -30,7 +30,7 @@ from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
-STAGING = "device-staging"  # name of the region of buffers; a node registers others beside it
+STAGING = "device-staging"  # name of the region of buffers; a node registers other regions too
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per lane

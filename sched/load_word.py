@@ -1,4 +1,4 @@
-"""The load word: the 64 bytes in which a node says how busy it is, and the counters of claims beside it. Pure.
+"""The load word: the 64 bytes in which a node publishes its load, and the counters of claims next to it. Pure.
 
 A node keeps one page in memory that peers may read, by RDMA without its Python taking part:
 

@@ -27,7 +27,7 @@ _header = struct.Struct("<2sBBII")  # magic, version, kind, tag, checksum
 _covered = struct.Struct("<BI")
 BODY_BYTES = PACKET_BYTES - _header.size
 MESSAGE_BYTES = 400
-"""Room that a message needs beside its updates: names and hosts are at most `member.TEXT_BYTES` long."""
+"""Room that a message needs in addition to its updates: names and hosts are at most `member.TEXT_BYTES` long."""
 
 UPDATE_BYTES = 900
 """Largest encoded member entry."""

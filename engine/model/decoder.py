@@ -73,7 +73,7 @@ class Step:
 
 
 class Scores(Protocol):
-    """Takes the logits of positions inside prompts, beside those that tokens are chosen from."""
+    """Takes the logits of positions inside prompts, in addition to those that tokens are sampled from."""
 
     rows: Tensor  # [S] int64
 

@@ -169,7 +169,7 @@ def _family(config: Json) -> Family:
 
 
 def _rope(config: Json) -> dict[str, Any]:
-    """Theta and scaling from any of the spellings: one dict, one per layer type, or keys beside the others."""
+    """Theta and scaling from any of the spellings: one dict, one per layer type, or keys on the top level."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = float(config.get("rope_local_base_freq", 0.0))
     if "full_attention" in rope:

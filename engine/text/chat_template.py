@@ -33,7 +33,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One compiled template. `variables` are what templates expect beside the messages: bos_token, eos_token, ..."""
+    """One compiled template. `variables`: the other variables that templates expect: bos_token, eos_token, ..."""
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
         env = jinja2.sandbox.ImmutableSandboxedEnvironment(

@@ -3,7 +3,7 @@ are told who do not speak HTTP.
 
 A connection that waits for the head of a request is idle: it costs little, and is the first to go when a new one finds
 no room, the one that never asked anything before those that have. So half-open requests keep nobody out, and /health
-has its own room beside the connections that are at work.
+has its own room in addition to the busy connections.
 """
 
 from __future__ import annotations

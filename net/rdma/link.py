@@ -1,6 +1,6 @@
 """The submitting end of RDMA to one peer: queue pairs on every rail, slices striped over them, sent again on failure.
 
-Beside the rails runs a TCP connection, on which the two sides agree about queue pairs and regions:
+A TCP connection runs next to the rails. On it the two sides agree about queue pairs and regions:
 
     connect{rails: [endpoint ...], devices: [name ...]} ──>   <── connected{rails: [endpoint | reason ...]}
     region{name} ──>             <── region{name, address, nbytes, keys: [rkey ...], distances}  or  {name, reason}
@@ -191,7 +191,7 @@ class Link:
         job.waiting.append(Slice(job, make))
         await self._pump.run(job)
 
-    # --- the connection beside the rails
+    # --- the TCP connection
 
     async def _region(self, name: str) -> RemoteRegion:
         if name not in self._regions:
