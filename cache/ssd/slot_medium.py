@@ -160,7 +160,7 @@ class SlotMedium:
 
     def sync(self) -> None:
         if self._unerased:
-            raise OSError(f"{len(self._unerased)} rows of its table cannot be erased")
+            raise OSError(f"cannot erase {len(self._unerased)} rows of its table")
         os.fdatasync(self._file.fd)
         os.fdatasync(self._table)
 
