@@ -213,8 +213,7 @@ class Config(CacheConfig):
     rate_limit: float = flag(
         0.0,
         "api",
-        "maximum POST requests per second and key (without keys: per address); further requests get 429; 0 = no "
-        "limit",
+        "maximum POST requests per second and key (without keys: per address); further requests get 429; 0 = no limit",
         least=0,
     )
     max_connections: int = flag(

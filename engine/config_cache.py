@@ -92,8 +92,7 @@ class CacheConfig(ModelConfig):
     block_checksums: bool = flag(
         True,
         "cache",
-        "compute a checksum when a pooled block is put, and compare it at every get; off = compare only reads from "
-        "SSD",
+        "compute a checksum when a pooled block is put, and compare it at every get; off = compare only reads from SSD",
     )
     prefetch: str = flag(
         "wait",

@@ -64,8 +64,7 @@ class ModelConfig:
     load_format: str = flag(
         "auto",
         "model",
-        "format of the weights; auto = from the type of --model; dummy = random weights from --seed and a "
-        "config.json",
+        "format of the weights; auto = from the type of --model; dummy = random weights from --seed and a config.json",
         ("auto", "safetensors", "gguf", "dummy"),
     )
     weight_cache: str = flag(
@@ -102,8 +101,7 @@ class ModelConfig:
     max_num_batched_tokens: int = flag(
         1024,
         "engine",
-        "token budget of one step. Decodes come first; --batching-policy decides how much of the rest prefill may "
-        "use",
+        "token budget of one step. Decodes come first; --batching-policy decides how much of the rest prefill may use",
         unit="tokens",
         least=1,
     )
