@@ -193,4 +193,4 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
     for command, process, output in zip(commands, running, outputs, strict=True):
         if process.returncode:
             tail = "\n".join(output.splitlines()[-TAIL_LINES:])
-            raise Unavailable(f"the compiler failed ({' '.join(command)}):\n{tail}")
+            raise Unavailable(f"compiling failed ({' '.join(command)}):\n{tail}")
