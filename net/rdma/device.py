@@ -31,9 +31,6 @@ class Completion:
     number: int  # the wr_id
     status: int
     why: str  # empty when it succeeded
-    opcode: int
-    length: int  # bytes received
-    immediate: int
 
 
 class Device:
@@ -218,11 +215,11 @@ class Device:
         while (count := lib.kv_poll(cq, self._records, POLL)) > 0:
             total += count
             for record in COMPLETION.iter_unpack(bytes(ffi.buffer(self._records, count * COMPLETION.size))):
-                number, status, opcode, length, immediate, qp_num, _, _, _ = record
+                number, status, qp_num = record
                 handler = self.handlers.get(qp_num)
                 if handler is not None:
                     why = self._verbs.status(status) if status else ""
-                    handler(Completion(number, status, why, opcode, length, immediate))
+                    handler(Completion(number, status, why))
         if count < 0:
             raise VerbsError(errno.EIO, f"a completion queue of {self.name} is broken")
         return total

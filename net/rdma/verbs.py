@@ -15,11 +15,11 @@ from net.transport import Unusable
 
 SYSFS = Path("/sys/class/infiniband")
 
-OP = Struct("=5Q6I")
-"""kv_op: wr_id, local address, remote address, add, swap; length, lkey, rkey, opcode, flags, immediate."""
+OP = Struct("=4Q6I")
+"""kv_op: wr_id, local address, remote address, add; length, lkey, rkey, opcode, flags, unused."""
 
-COMPLETION = Struct("=Q8I")
-"""kv_completion: wr_id; status, opcode, length, immediate, qp_num, vendor error, flags, unused."""
+COMPLETION = Struct("=Q2I")
+"""kv_completion: wr_id; status, qp_num."""
 
 
 class VerbsError(OSError):
