@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from cache import compiled
+from net import compiled
 from cache.block import BlockKey
-from cache.compiled import Unavailable
+from net.compiled import Unavailable
 from cache.copy_threads import CopyThreads
 from cache.shared_index import IndexView
 from net.memory import Region

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
 from cache.block import root_key
-from cache.compiled import Unavailable
+from net.compiled import Unavailable
 from cache.job import MESSAGE_BYTES
 from cache.protocol import Deadlines
 from cache.store import Store

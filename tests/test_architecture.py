@@ -22,7 +22,7 @@ ROOMS = ("engine", "attention", "cache", "net", "sched", "sim")
 
 # Which rooms a room may use. A longer name is a module with a rule of its own.
 USES = {
-    "attention": set(),
+    "attention": {"net"},  # compiled code and files of the user: net/compiled.py, net/user_file.py
     "sched": set(),
     "sim": {"sched", "cache"},
     "net": set(),

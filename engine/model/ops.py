@@ -162,7 +162,7 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
 
         return TritonOps()
     if backend == "cpu" and device == "cpu":
-        from attention.cpu_build import Unavailable
+        from net.compiled import Unavailable
         from engine.model.ops_choice import faster_ops
         from engine.model.ops_cpu import ELEMENTS, CpuOps
 

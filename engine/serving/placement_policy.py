@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.config import Config
 from engine.flags import UsageError
 from engine.serving.cheapest import cheapest
-from engine.serving.user_class import is_file, load_class
+from net.user_file import is_file, load
 from sched.admission import Limits
 from sched.member import Rng
 from sched.placements.choice import PlacementPolicy
@@ -18,7 +18,7 @@ def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
     try:
         kind = placements.get(config.placement)
         if kind is None and is_file(config.placement):
-            kind = load_class("--placement", config.placement, ("shortlist", "place"))
+            kind = load("--placement", config.placement, ("shortlist", "place"))
         assert kind is not None  # engine.flags lets nothing else through
         policy: PlacementPolicy = kind(Limits(config.max_waiting_requests), rng, config.kvcache_balancing_threshold)
     except (ValueError, TypeError) as error:

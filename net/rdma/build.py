@@ -6,16 +6,13 @@ the header, and shim.c adds the calls that work on whole batches.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 from types import ModuleType
+
+from net.compiled import Unavailable, c_compiler, kept, run
 
 MODULE = "_mooncake_verbs"
 SHIM = Path(__file__).with_name("shim.c")
@@ -88,58 +85,34 @@ struct ibv_mr *kv_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, 
 """
 
 
-class BuildError(Exception):
-    """The module cannot be made here; the text says what is missing."""
-
-
 def module() -> ModuleType:
-    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises BuildError."""
-    path = cached()
-    if not path.exists():
-        compile_to(path)
+    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises Unavailable."""
+    decides = (DECLARATIONS.encode(), SHIM.read_bytes(), sys.version.encode())
+    path = kept("verbs", MODULE, decides, compile_to, str(sysconfig.get_config_var("EXT_SUFFIX")))
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        raise BuildError(f"{path} is no extension module; delete it")
+        raise Unavailable(f"{path} is no extension module; delete it")
     loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)
     except ImportError as error:  # built here, but libibverbs has gone since
-        raise BuildError(f"{error} (Debian: apt install libibverbs1)") from None
+        raise Unavailable(f"{error} (Debian: apt install libibverbs1)") from None
     return loaded
 
 
-def cached() -> Path:
-    """Where the module for this source and this Python is kept."""
-    content = DECLARATIONS.encode() + SHIM.read_bytes() + sys.version.encode()
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    name = f"{MODULE}-{hashlib.blake2b(content, digest_size=8).hexdigest()}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    return Path(base) / "mooncake" / "verbs" / name
-
-
 def compile_to(path: Path) -> None:
-    """Takes about a second. Two processes at once do the work twice and agree. Raises BuildError."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise BuildError("no C compiler to build the verbs module with (Debian: apt install gcc libibverbs-dev)")
+    """Takes about a second. Raises Unavailable."""
+    compiler = c_compiler("gcc libibverbs-dev")
     from cffi import FFI
 
     ffi = FFI()
     ffi.cdef(DECLARATIONS)
     ffi.set_source(MODULE, SHIM.read_text())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        source, built = Path(scratch) / f"{MODULE}.c", Path(scratch) / "module.so"
-        ffi.emit_c_code(str(source))
-        include = f"-I{sysconfig.get_path('include')}"
-        command = [compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(built), "-libverbs", "-ldl"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(
-                f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {_why(done.stderr)}"
-            )
-        built.replace(path)
-
-
-def _why(output: str) -> str:
-    """The first error the compiler names."""
-    return next((line.strip() for line in output.splitlines() if "error" in line), output.strip()[-200:])
+    source = path.with_name(f"{MODULE}.c")
+    ffi.emit_c_code(str(source))
+    include = f"-I{sysconfig.get_path('include')}"
+    try:
+        run([compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(path), "-libverbs", "-ldl"])
+    except Unavailable as error:
+        first = next((line.strip() for line in str(error).splitlines()[1:] if "error" in line), str(error)[-200:])
+        raise Unavailable(f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {first}") from None

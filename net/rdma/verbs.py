@@ -10,7 +10,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from net.rdma.build import BuildError, module
+from net.compiled import Unavailable
+from net.rdma.build import module
 from net.transport import Unusable
 
 SYSFS = Path("/sys/class/infiniband")
@@ -34,7 +35,7 @@ class Verbs:
         self.ffi: Any = loaded.ffi
         self.lib: Any = loaded.lib
         if (OP.size, COMPLETION.size) != (self.lib.kv_sizeof_op(), self.lib.kv_sizeof_completion()):
-            raise BuildError("the verbs module and its records disagree about their size")
+            raise Unavailable("the verbs module and its records disagree about their size")
 
     def pointer(self, pointer: Any, what: str) -> Any:
         """`pointer`, or VerbsError when it is NULL."""
@@ -60,7 +61,7 @@ def verbs() -> Verbs:
         raise Unusable("this machine has no RDMA device (nothing in /sys/class/infiniband)")
     try:
         return Verbs()
-    except BuildError as error:
+    except Unavailable as error:
         raise Unusable(str(error)) from None
 
 

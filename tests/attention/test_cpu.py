@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attention import choose, cpu_build, cpu_choice, cpu_level
 from attention.cpu import CpuBackend
-from attention.cpu_build import Unavailable
+from net.compiled import Unavailable
 from attention.cpu_choice import Heads, batch_of, fastest_of, seconds_of
 from attention.cpu_level import LEVELS, levels_here
 from attention.reference import ReferenceBackend

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attention.cpu_build import Unavailable
+from net.compiled import Unavailable
 from attention.cpu_level import levels_here
 from engine.model import ops_choice
 from engine.model.huge_pages import HugePages

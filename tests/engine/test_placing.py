@@ -222,7 +222,7 @@ def test_a_policy_from_a_file(tmp_path):
         assert accepted(policy.place(5.0, DEMAND, view, view.none)).prefill == "b"
 
 
-@pytest.mark.parametrize(("spec", "wrong"), [("mine.py:Other", "called Other"), ("none.py", "no file")])
+@pytest.mark.parametrize(("spec", "wrong"), [("mine.py:Other", "it lacks shortlist, place"), ("none.py", "no file")])
 def test_a_file_without_a_policy_is_a_usage_error(tmp_path, spec, wrong):
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(UsageError, match=f"--placement .*{wrong}"):
