@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from net.metric_table import ALIASES, Declared, declared
 from net.stalls import SLOW_S, Stall
 from net.transfer_metrics import TransferCollector
 from net.watched_metrics import Aliases, Watched, WatchedCollector
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
@@ -40,7 +38,7 @@ class Metrics:
         self.registry.register(self._watched)
 
     def text(self) -> bytes:
-        """The exposition format; serve it as CONTENT_TYPE. May run in a thread, `read` comes first."""
+        """The exposition format of Prometheus. May run in a thread, `read` comes first."""
         return generate_latest(self.registry)
 
     # --- the engine's state and steps

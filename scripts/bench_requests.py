@@ -18,7 +18,6 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ PERIOD_S = 0.005
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 
 IDS = [100 + i % 5000 for i in range(1900)]
-BIASED = [str(i) for i in range(4096)]
 CHAT = {"messages": [{"role": "user", "content": "Count."}]}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt_logprobs 20 x n 6": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 6, "max_tokens": 1}),
@@ -113,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="requests-") as folder:
         rows = asyncio.run(run(args, Path(folder)))
     if args.json is not None:
-        write_result({"benchmark": "requests", "times": args.times}, [asdict(row) for row in rows], args.json)
+        write_result({"benchmark": "requests", "times": args.times}, rows, args.json)
     return 0
 
 

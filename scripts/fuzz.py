@@ -19,7 +19,6 @@ import time
 import tracemalloc
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(Row(target.name, "memory kept after all inputs", "MB", round(kept / 1e6, 2)))
     if args.json is not None:
         config = {"benchmark": "fuzz", "inputs_per_decoder": args.inputs, "seed": seed}
-        write_result(config, [asdict(row) for row in rows], args.json)
+        write_result(config, rows, args.json)
     return int(failed)
 
 

@@ -24,7 +24,6 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         config = {"benchmark": "fuzz_api", "nodes": NODES, "schemathesis": version, "seed": seed, "flags": args.flags}
         config |= {"examples": args.examples, "phases": PHASES, "not_checked": NOT_CHECKED, "seconds": round(seconds)}
-        write_result(config, [asdict(row) for row in rows], args.json)
+        write_result(config, rows, args.json)
     return 1 if faults else 0
 
 

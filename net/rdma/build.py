@@ -81,7 +81,6 @@ int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n);
 int kv_drain_events(struct ibv_comp_channel *channel);
 int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_num);
 int kv_nonblocking(int fd);
-struct ibv_mr *kv_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, int fd, int access);
 """
 
 
@@ -112,7 +111,7 @@ def compile_to(path: Path) -> None:
     ffi.emit_c_code(str(source))
     include = f"-I{sysconfig.get_path('include')}"
     try:
-        run([compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(path), "-libverbs", "-ldl"])
+        run([compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(path), "-libverbs"])
     except Unavailable as error:
         first = next((line.strip() for line in str(error).splitlines()[1:] if "error" in line), str(error)[-200:])
         raise Unavailable(f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {first}") from None

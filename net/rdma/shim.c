@@ -1,6 +1,5 @@
 /* What Python may not do once per slice: a whole batch is posted, or all completions are polled, in one call each.
  * Records are flat, so that Python packs and unpacks them with struct. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -177,21 +176,4 @@ static int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_nu
 static int kv_nonblocking(int fd) {
   int flags = fcntl(fd, F_GETFL);
   return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) ? errno : 0;
-}
-
-/* ibv_reg_dmabuf_mr came with rdma-core 34: looked up, so that an older library or header is no reason to do without
- * RDMA. ENOSYS where it is missing. */
-static struct ibv_mr *kv_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, int fd, int access) {
-  typedef struct ibv_mr *(*reg_dmabuf)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
-  void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
-  reg_dmabuf call = library ? (reg_dmabuf)dlsym(library, "ibv_reg_dmabuf_mr") : NULL;
-  struct ibv_mr *mr = NULL;
-  if (call)
-    mr = call(pd, offset, length, 0, fd, access);
-  else
-    errno = ENOSYS;
-  int error = errno; /* dlclose may change it */
-  if (library) dlclose(library);
-  errno = error;
-  return mr;
 }

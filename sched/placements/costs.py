@@ -45,11 +45,6 @@ class PrefillCosts:
     def able(self) -> list[int]:
         return _places(self.ttft_s < np.inf)
 
-    def soonest_s(self) -> float:
-        """Least TTFT, 0 when nobody can."""
-        soonest = float(self.ttft_s.min(initial=np.inf))
-        return soonest if soonest < np.inf else 0.0
-
     def row(self, i: int) -> Row:
         """All of node `i`."""
         own, pooled = int(self.local[i]), self.demand.pooled_tokens

@@ -80,17 +80,6 @@ def bursty(burst: float = 5.0, share: float = 0.1, mean_s: float = 5.0) -> Chang
     return change
 
 
-def classed(shares: Mapping[str, float]) -> Change:
-    """Classes drawn by `shares`."""
-
-    def change(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-        rng = Random(seed)
-        drawn = rng.choices(list(shares), list(shares.values()), k=len(rows))
-        return [replace(row, service_class=name) for row, name in zip(rows, drawn, strict=True)]
-
-    return change
-
-
 class Filled:
     """The trace as `of` class, and batch prompts beside it: Poisson, `per_s` of them a second of the trace, lognormal
     around `tokens`, sharing nothing. A class, so that processes can send it to each other."""

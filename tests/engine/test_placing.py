@@ -28,7 +28,7 @@ from sched.placements.choice import Placement, Rejected
 from sched.placements.demand import Demand
 from sched.placements.measured_links import MeasuredLinks
 from sched.placements.view import Candidate, View
-from sched.rejection import Estimate, NoRejection, rejections
+from sched.rejection import Estimate, Rejection, rejections
 from sched.state import NodeRecord
 
 MIXED = ("prefill", "decode", "store")
@@ -136,7 +136,7 @@ def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role()
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0), prefill_s=lambda request: 9.0)
-    own = OwnLoad("n", load, words, NoRejection(), 1.0)
+    own = OwnLoad("n", load, words, Rejection(), 1.0)
     promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
     with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
         own.keep(promise, None)
@@ -150,7 +150,7 @@ def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
 
 def test_a_longer_queue_that_computes_the_prompts_prefix_is_not_later():
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=2.0), prefill_s=lambda request: 0.01)
-    own = OwnLoad("n", load, Words(), NoRejection(), 1.0)
+    own = OwnLoad("n", load, Words(), Rejection(), 1.0)
     own.keep({"claim": 0, "wait_s": 0.0, "ttft_s": 2.0, "redirects_left": 1}, None)
     load.prefill_s = lambda request: 2.0
     with pytest.raises(RemoteError):

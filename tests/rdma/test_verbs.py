@@ -1,7 +1,6 @@
 """Atomics and errors over real verbs."""
 
 import asyncio
-import errno
 import json
 import os
 import random
@@ -185,14 +184,8 @@ async def test_a_large_region_is_registered_while_the_loop_runs():
 
 
 async def test_what_the_card_cannot_do_is_said():
-    device = Device("rxe0")
-    assert device.dmabuf_refusal() == "the driver of rxe0 does not register dma-bufs"
-    with pytest.raises(VerbsError) as refused:
-        device.register_dmabuf(0, 0, 4096)
-    assert refused.value.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
     with pytest.raises(Unusable, match="GID of index 77"):
         Device("rxe0", gid_index=77)
-    device.close()
 
 
 async def test_devices_that_are_not_there_are_named():
