@@ -26,7 +26,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
-from scripts.benchlib.results import Row, write_result
+from scripts.benchlib.results import Row, add_result_flags, quicken, write_result
 from scripts.cluster import LocalCluster
 
 GOAL_MS = 50.0
@@ -55,8 +55,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--times", type=int, default=3, help="that every request is sent (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    return parser.parse_args(argv)
+    add_result_flags(parser)
+    return quicken(parser.parse_args(argv), times=1)
 
 
 async def longest_health(url: str, over: threading.Event) -> float:

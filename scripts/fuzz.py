@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
-from scripts.benchlib.results import Row, write_result
+from scripts.benchlib.results import Row, add_result_flags, quicken, write_result
 from scripts.fuzzing.targets import Crash, Target, fuzz, targets
 
 
@@ -56,8 +56,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Namespace, ArgumentParser]:
     parser.add_argument("--inputs", type=int, default=10_000, help="per decoder (default: 10000)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
     parser.add_argument("--only", metavar="NAME", help="one decoder")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    return parser.parse_args(argv), parser
+    add_result_flags(parser)
+    return quicken(parser.parse_args(argv), inputs=500), parser
 
 
 def measured(target: Target, inputs: int, seed: int) -> tuple[Crash | None, float, int, int]:

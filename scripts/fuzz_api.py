@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anyw
 from net.http.openai import RESUME_HEADER
 from net.http.rules import UNSAID
 from scripts import rest
-from scripts.benchlib.results import Row, table, write_result
+from scripts.benchlib.results import Row, add_result_flags, quicken, table, write_result
 from scripts.cluster import LocalCluster, NodeDied
 from scripts.faultbench.checks import settle
 from scripts.faultbench.tiny import tiny_model
@@ -95,8 +95,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--schemathesis", metavar="PYTHON", required=True, help="an interpreter that has it")
     parser.add_argument("--examples", type=int, default=100, help="random ones per operation at most (default: 100)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    add_result_flags(parser)
     args, flags = parser.parse_known_args(argv)
+    quicken(args, examples=3)
     args.flags = flags
     return args
 
@@ -117,17 +118,7 @@ def simplified(document: dict[str, Any]) -> dict[str, Any]:
 
 def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tuple[int, str]:
     """(exit code, what it printed); its archive is answers.har in `scratch`."""
-    command = [
-        python,
-        "-m",
-        "schemathesis.cli",
-        "run",
-        SPECIFICATION,
-        "--url",
-        url,
-        "--no-color",
-        "--continue-on-failure",
-    ]
+    command = [python, "-m", "schemathesis.cli", "run", SPECIFICATION, "--url", url, "--no-color", "--continue-on-failure"]
     command += ["--max-examples", str(examples), "--seed", str(seed), "--phases", PHASES, "--checks", "all"]
     command += ["--exclude-checks", NOT_CHECKED, "--exclude-path", "/drain"]
     command += ["--request-timeout", str(TIMEOUT_S), "--max-response-time", str(TIMEOUT_S)]

@@ -28,8 +28,8 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from scripts import rest
-from scripts.benchlib.client import events
-from scripts.benchlib.results import Row, write_result
+from scripts.benchlib.client import sse_events
+from scripts.benchlib.results import Row, add_result_flags, quicken, write_result
 from scripts.cluster import LocalCluster
 from scripts.faultbench.tiny import tiny_model
 
@@ -72,7 +72,7 @@ class Load:
         async with session.post(url + "/v1/completions", json=body) as response:
             if response.status != 200:
                 raise ValueError(f"{response.status} {(await response.text())[:300]}")
-            async for _, event in events(response.content):
+            async for _, event in sse_events(response.content):
                 ended = event is None
                 if event and event.get("choices"):
                     finish = event["choices"][0]["finish_reason"]
@@ -136,8 +136,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, default=4, help="at a time")
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")
     parser.add_argument("--tiny", action="store_true", help="a small random model, so that many nodes fit")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    add_result_flags(parser)
     args, flags = parser.parse_known_args(argv)
+    quicken(args, requests=40)
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder)) if args.tiny else []
         given = [*model, *flags, "--served-model-name", "model"]

@@ -128,7 +128,7 @@ class Client:
                 if response.status != 200:
                     outcome.error = f"status {response.status}: {_error_text(await response.read())}"
                     return
-                async for at, event in events(response.content):
+                async for at, event in sse_events(response.content):
                     if event is None:
                         continue
                     if "error" in event:
@@ -165,7 +165,7 @@ class Client:
 _json = {"Content-Type": "application/json"}
 
 
-async def events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
+async def sse_events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
     """Server-sent events with the time their last byte was read, None for [DONE]; comments are left out."""
     buffer = b""
     async for piece in content.iter_any():

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from scripts.benchlib.client import events
+from scripts.benchlib.client import sse_events
 
 RECONNECTS = 10
 PAUSE_S = 0.05
@@ -114,7 +114,7 @@ async def stream(
 
 async def _read(answer: aiohttp.ClientResponse, into: Stream) -> bool:
     """True when the stream came to its end or an error."""
-    async for _, event in events(answer.content):
+    async for _, event in sse_events(answer.content):
         if event is None:
             return True
         if "error" in event:
