@@ -1,7 +1,7 @@
 """C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr().
 
-`load` compiles with the g++, c++ or clang++ on PATH, for half a minute. net/compiled.py keeps the result for these sources,
-the headers in their folders, this compiler version, these flags and this OpenMP runtime.
+`load` compiles with the g++, c++ or clang++ on PATH, for half a minute. net/compiled.py keeps the result for these
+sources, the headers in their folders, this compiler version, these flags and this OpenMP runtime.
 
 The OpenMP runtime is the one that torch has loaded. A second one in the process would bring its own threads, and two
 pools that spin for the same cores are several times slower than one. So objects are compiled with -fopenmp but linked

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
 from cache.block import root_key
-from net.compiled import Unavailable
 from cache.job import MESSAGE_BYTES
 from cache.protocol import Deadlines
 from cache.store import Store
@@ -41,6 +40,7 @@ from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
 from engine.serving import cheapest
 from net.channel import Channel, PeerRefused
+from net.compiled import Unavailable
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics

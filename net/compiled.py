@@ -1,4 +1,4 @@
-"""Native code that is compiled at first use and kept in the user's cache, $XDG_CACHE_HOME/mooncake or ~/.cache/mooncake.
+"""Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake, or ~/.cache/mooncake.
 
 The name of a file ends in a hash of everything that decides what it holds. It appears by rename; of processes that want
 it at once one compiles and the others wait.

@@ -22,9 +22,8 @@ def is_file(spec: str) -> bool:
 
 
 def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
-    """What makes the object: it takes the arguments of the class or function in the file, and raises ValueError where
-    the object lacks one of `methods`. Raises ValueError that names `flag` and what is wrong, and what running the file
-    raises."""
+    """The class, or a function that takes what the one in the file takes; what it makes has all `methods`. Both raise
+    ValueError that names `flag` and what is wrong; running the file raises what it raises."""
     file, name = _split(spec)
     path = Path(file).expanduser()
     if not path.is_file():
@@ -34,13 +33,9 @@ def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
     if not callable(maker):
         raise ValueError(f"{flag} {spec}: {path.name} defines no class or function {name!r}")
 
-    def make(*args: Any) -> Any:
-        made = maker(*args)
-        if missing := [method for method in methods if not callable(getattr(made, method, None))]:
-            raise ValueError(f"{flag} {spec}: it lacks {', '.join(missing)}")
-        return made
-
-    return make
+    if isinstance(maker, type):
+        return _able(maker, f"{flag} {spec}", methods)
+    return lambda *args: _able(maker(*args), f"{flag} {spec}", methods)
 
 
 def _split(spec: str) -> tuple[str, str]:
@@ -56,6 +51,12 @@ def _run(path: Path) -> ModuleType:
     sys.modules[title] = module  # dataclasses and triton look the module up by its name
     spec.loader.exec_module(module)
     return module
+
+
+def _able(found: Any, what: str, methods: Sequence[str]) -> Any:
+    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
+        raise ValueError(f"{what}: it lacks {', '.join(missing)}")
+    return found
 
 
 def _only_class(module: ModuleType, what: str, methods: Sequence[str]) -> Any:

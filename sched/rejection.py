@@ -52,8 +52,8 @@ class Refusal:
 
 
 class Rejection:
-    """A variant, and the one that refuses nobody. `scale` multiplies the objectives of the classes, `tbt_scale`, if given,
-    that of the time per token."""
+    """A variant, and the one that refuses nobody. `scale` multiplies the objectives of the classes, `tbt_scale`, if
+    given, that of the time per token."""
 
     forecasts = False  # True: it reads Estimate.step_soon_s, which nodes answer only by message
 

@@ -119,7 +119,9 @@ def write_json(outcome: Outcome, path: Path, seeds: int) -> None:
         "cases": cases,
     }
     config["goals"] = [asdict(goal) for goal in reached(outcome)]
-    write_result(config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows_of(outcome.values), path)
+    write_result(
+        config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows_of(outcome.values), path
+    )
 
 
 def write_live(outcome: LiveOutcome, path: Path, args: Namespace) -> None:

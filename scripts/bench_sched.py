@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cache import key_chain
-from net.compiled import Unavailable
 from engine.serving import cheapest
+from net.compiled import Unavailable
 from scripts.benchlib.results import Row, add_result_flags, report
 from scripts.schedbench import accept, decision
 from scripts.schedbench.decision import Cluster, quantile, timed, times

@@ -56,7 +56,8 @@ CALLS_OF_A_CELL = 5
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = grid_parser(__doc__, NAMES, SIZES)
     parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
-    return parsed(parser, arguments, (*NAMES, *PLAIN))
+    args: Namespace = parsed(parser, arguments, (*NAMES, *PLAIN))
+    return args
 
 
 def disk(args: Namespace) -> int:

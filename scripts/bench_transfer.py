@@ -27,7 +27,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from benchlib.results import Row, write_result
@@ -54,7 +53,7 @@ SIDES = (
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = grid_parser(__doc__, MODULES, SIZES)
     parser.add_argument("--ops", default="read,write")
-    args = parsed(parser, arguments, MODULES)
+    args: Namespace = parsed(parser, arguments, MODULES)
     if args.quick:
         args.sizes = [size for size in args.sizes if size <= QUICK_MOST]
     return args

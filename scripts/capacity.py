@@ -45,7 +45,6 @@ from sim.config import SimConfig
 from sim.result import percentile
 from sim.trace import TraceRow
 
-
 HIGHEST = {"metric": "highest load", "unit": "requests/s"}
 
 

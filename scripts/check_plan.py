@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
@@ -67,7 +67,13 @@ class Checked:
     def row(self) -> dict[str, Any]:
         case = f"{self.model}, {self.rate:.3g} requests/s"
         planned, simulated = (sum(nodes) if nodes else None for nodes in (self.planned, self.simulated))
-        here = {"case": case, "metric": "nodes planned", "unit": "nodes", "ours": planned, "peers": {"simulated": simulated}}
+        here = {
+            "case": case,
+            "metric": "nodes planned",
+            "unit": "nodes",
+            "ours": planned,
+            "peers": {"simulated": simulated},
+        }
         return here | asdict(self)
 
 

@@ -118,7 +118,17 @@ def simplified(document: dict[str, Any]) -> dict[str, Any]:
 
 def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tuple[int, str]:
     """(exit code, what it printed); its archive is answers.har in `scratch`."""
-    command = [python, "-m", "schemathesis.cli", "run", SPECIFICATION, "--url", url, "--no-color", "--continue-on-failure"]
+    command = [
+        python,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        SPECIFICATION,
+        "--url",
+        url,
+        "--no-color",
+        "--continue-on-failure",
+    ]
     command += ["--max-examples", str(examples), "--seed", str(seed), "--phases", PHASES, "--checks", "all"]
     command += ["--exclude-checks", NOT_CHECKED, "--exclude-path", "/drain"]
     command += ["--request-timeout", str(TIMEOUT_S), "--max-response-time", str(TIMEOUT_S)]

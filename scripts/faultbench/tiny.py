@@ -22,7 +22,8 @@ CONFIG = {
 
 
 def tiny_model(folder: Path, **changed: int) -> list[str]:
-    """Write it into `folder`, with the embedded model's tokenizer; the flags that serve it. `changed`: fields of CONFIG."""
+    """Write it into `folder`, with the embedded model's tokenizer; the flags that serve it.
+    `changed`: fields of CONFIG."""
     from engine.checkpoint.model_source import describe
     from engine.config import EMBEDDED_MODEL
     from engine.text.tokenizer import Tokenizer

@@ -50,7 +50,9 @@ def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: M
     lines = [["op", "batch", "size", *names]]
     for op, size, batch in dict.fromkeys(key[1:] for key in sorted(cells, key=lambda key: (key[1], key[3], key[2]))):
         found = (cells.get((name, op, size, batch)) for name in names)
-        lines.append([verbs[op], str(batch), size_text(size), *(CELL.format(**cell) if cell else "-" for cell in found)])
+        lines.append(
+            [verbs[op], str(batch), size_text(size), *(CELL.format(**cell) if cell else "-" for cell in found)]
+        )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines

@@ -29,7 +29,7 @@ from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
 from net.transfer import TransferEngine
-from sched.rejection import Rejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 from tests.engine.stepped import World
 from tests.engine.test_pull import PROMISE

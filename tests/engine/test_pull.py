@@ -24,7 +24,7 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.spans import pack_spans, unpack_spans
 from net.transfer import Op, TransferEngine, TransferError
-from sched.rejection import Rejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 from tests.engine.test_service import IdleWorker
 from tests.net.peers import channels, until

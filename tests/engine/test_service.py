@@ -16,7 +16,7 @@ from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.worker import Emission
 from net.metrics import Metrics
-from sched.rejection import Rejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from net import compiled
 from net.channel import Channel
+from net.compiled import Unavailable
 from net.errors import PeerRefused
 from net.memory import Region
-from net import compiled
-from net.compiled import Unavailable
 from net.rdma import build, verbs
 from net.topology import Nic, Topology
 from net.transfer import Op, TransferEngine, TransferError

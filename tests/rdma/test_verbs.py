@@ -15,7 +15,7 @@ from net.landed import Landed
 from net.memory import Region
 from net.rdma.device import Device, registered
 from net.rdma.queue_pair import QueuePair, Request
-from net.rdma.verbs import VerbsError, verbs
+from net.rdma.verbs import verbs
 from net.transfer import Op, PeerLost, TransferEngine, TransferError
 from net.transport import Unusable
 from tests.rdma.nodes import SIZE, fill, rails_of, two_nodes, until

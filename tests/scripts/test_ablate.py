@@ -68,7 +68,10 @@ def test_a_report(tmp_path):
     assert "Configuration: pool_blocks 6000; nic_gbit_s 100;" in report and "kv_overlap layer or none." in report
     means = orjson.loads((tmp_path / "report.json").read_bytes())
     assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
-    assert {(row["ablation"], row["case"]) for row in means["rows"]} == {("overlap", "layer-wise"), ("overlap", "at the end")}
+    assert {(row["ablation"], row["case"]) for row in means["rows"]} == {
+        ("overlap", "layer-wise"),
+        ("overlap", "at the end"),
+    }
     cases = means["config"]["cases"]["overlap"]
     assert cases["at the end"]["config"]["kv_overlap"] == "none" and "kv_overlap" not in cases["layer-wise"]["config"]
 

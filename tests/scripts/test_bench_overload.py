@@ -6,6 +6,7 @@ from scripts import bench_overload
 from scripts.benchlib.client import Outcome
 from scripts.overloadbench.live import Seen, rows_of
 
+
 def test_without_live_it_is_the_simulated_ablation(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(bench_overload.ablate, "main", lambda argv: asked.append(argv) or 0)

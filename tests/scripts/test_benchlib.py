@@ -220,8 +220,12 @@ def test_results_name_files_of_this_machine_without_their_folders(tmp_path):
 def test_every_row_of_a_result_has_the_same_fields(tmp_path):
     """Numbers of a nested mapping become rows; a row that lacks a field that readers need is no result."""
     path = tmp_path / "out.json"
-    found = numbers("a node", {"requests": 3, "ttft_s": {"p50": 0.5}, "output_tokens_s": 7.0, "name": "x", "none": None})
-    write_result({}, [*found, {"case": "b", "metric": "m", "unit": "", "ours": None, "seeds": [1]}], path, io.StringIO())
+    found = numbers(
+        "a node", {"requests": 3, "ttft_s": {"p50": 0.5}, "output_tokens_s": 7.0, "name": "x", "none": None}
+    )
+    write_result(
+        {}, [*found, {"case": "b", "metric": "m", "unit": "", "ours": None, "seeds": [1]}], path, io.StringIO()
+    )
     rows = json.loads(path.read_bytes())["rows"]
     assert [(row["metric"], row["unit"], row["ours"]) for row in rows[:3]] == [
         ("requests", "", 3.0),

@@ -13,10 +13,38 @@ from scripts.lab.live.case import LiveAblation, LiveCase, Workload
 if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
 
-WORDS = (
-    "harbour tide clock lantern bridge orchard kettle ladder window river market garden stone candle letter island "
-    "morning winter sailor engine basket mirror thunder copper velvet meadow barrel anchor ribbon hammer"
-).split()
+WORDS = [
+    "harbour",
+    "tide",
+    "clock",
+    "lantern",
+    "bridge",
+    "orchard",
+    "kettle",
+    "ladder",
+    "window",
+    "river",
+    "market",
+    "garden",
+    "stone",
+    "candle",
+    "letter",
+    "island",
+    "morning",
+    "winter",
+    "sailor",
+    "engine",
+    "basket",
+    "mirror",
+    "thunder",
+    "copper",
+    "velvet",
+    "meadow",
+    "barrel",
+    "anchor",
+    "ribbon",
+    "hammer",
+]
 SENTENCES, WORDS_EACH, ANSWER_TOKENS = 6, 9, 48
 RATE = 0.8  # requests per second
 NODES = "prefill+decode=1"
