@@ -34,7 +34,8 @@ def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
         raise ValueError(f"{flag} {spec}: {path.name} defines no class or function {name!r}")
 
     if isinstance(maker, type):
-        return _able(maker, f"{flag} {spec}", methods)
+        made: Callable[..., Any] = _able(maker, f"{flag} {spec}", methods)
+        return made
     return lambda *args: _able(maker(*args), f"{flag} {spec}", methods)
 
 
