@@ -92,6 +92,7 @@ def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, transfo
         assert tiers == {"dram": (len(prompts["page"]) - 1) // 16}
 
         cluster.restart("store-0")  # its DRAM is empty too: what is left is in LMDB
+        cluster.restart("decode-0")  # and so is its arena
         cluster.restart("prefill-0")
         tiers = fetched(cluster, prompts["chapter"], expected["chapter"])
         assert tiers == {"ssd": (len(prompts["chapter"]) - 1) // 16}
