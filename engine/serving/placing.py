@@ -190,22 +190,23 @@ class Placer:
     def _demand(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
         """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
         on SSD of the pool counts unless computing it from there on is quicker than reading it."""
-        pool_tokens, dram_tokens = pooled.blocks * self.block_size, pooled.dram_blocks * self.block_size
-        reads = pooled.ssd_s < least_prefill_s(view, pool_tokens - dram_tokens, dram_tokens)
-        if not reads:
-            pool_tokens = dram_tokens
-        by_arena = held_tokens > pool_tokens
-        from_ssd = reads and not by_arena
+        pool_tokens, ssd_s, ssd_blocks = pooled.blocks * self.block_size, pooled.ssd_s, pooled.ssd_blocks
+        if ssd_blocks:
+            in_front = pooled.dram_blocks * self.block_size
+            if ssd_s >= least_prefill_s(view, pool_tokens - in_front, in_front):
+                pool_tokens, ssd_s, ssd_blocks = in_front, 0.0, 0
+        if by_arena := held_tokens > pool_tokens:
+            pool_tokens, ssd_s, ssd_blocks = held_tokens, 0.0, 0
         return Demand(
             num_tokens=request.num_tokens,
             max_tokens=request.sampling.max_tokens - request.num_output_tokens,
-            pool_tokens=held_tokens if by_arena else pool_tokens,
+            pool_tokens=pool_tokens,
             block_size=self._geometry.block_size,
             token_bytes=self._geometry.token_bytes,
             service_class=request.service_class,
             fetch_from="arena" if by_arena else "pool",
-            ssd_s=pooled.ssd_s if from_ssd else 0.0,
-            ssd_tokens=pooled.ssd_blocks * self.block_size if from_ssd else 0,
+            ssd_s=ssd_s,
+            ssd_tokens=ssd_blocks * self.block_size,
         )
 
     def _keys(self, request: Request) -> list[BlockKey]:
