@@ -1,8 +1,8 @@
 """Whose arena has more of a prompt than this node's: what the digests of all nodes tell, and what this node knows by
 itself, because it handed the prompt in front of it over. Pure.
 
-The next turn of a chat is the prompt of the last one, then its answer. The prompt is here, in the arena of the node that
-computed it; the answer is where it was decoded. Digests tell that within a second or two; that this prompt went to that
+The next turn of a chat is the prompt of the last one, then its answer. The prompt is here, in the arena of the node
+that computed it; the answer is where it was decoded. Digests tell that within a second or two; that this prompt went to that
 node is known at once.
 """
 

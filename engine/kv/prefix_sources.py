@@ -127,6 +127,6 @@ class PrefixSources:
             self._coming -= num_bytes
 
     def observe(self, result: GetResult, before: int, seconds: float) -> None:
-        """A load that took so long, behind `before` bytes. With blocks out of SSD it is not the time of the way alone."""
+        """A load took so long, behind `before` bytes. With blocks out of SSD that is not the time of the way alone."""
         if result.nbytes and "ssd" not in result.tiers:
             self._way.observe(before + result.nbytes, seconds)

@@ -1,5 +1,5 @@
-"""prefill=1,decode=1 without any store: the next turn of a chat finds the last answer where it was decoded, and reads it
-out of that node's arena."""
+"""prefill=1,decode=1 without any store: the next turn of a chat finds the last answer where it was decoded, and reads
+it out of that node's arena."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_next_turn_finds_the_answer_of_the_last_one(start: Start):
 
 
 def test_the_death_of_the_source_in_the_middle_of_the_load_is_a_pause(start: Start, tiny_model: list[str]):
-    """-9 while its blocks are read, and the same command again: the request is computed, and its tokens are the same."""
+    """kill -9 while its blocks are read, and a restart: the request is computed, and its tokens are the same."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     slow = {"prefill": ("--rail-limit", "300000")}  # bytes/s: the answer's blocks take a second
