@@ -2,8 +2,8 @@
 itself, because it handed the prompt in front of it over. Pure.
 
 The next turn of a chat is the prompt of the last one, then its answer. The prompt is here, in the arena of the node
-that computed it; the answer is where it was decoded. Digests tell that within a second or two; that this prompt went to that
-node is known at once.
+that computed it; the answer is where it was decoded. Digests tell that within a second or two. That this prompt went to
+that node is known at once.
 """
 
 from __future__ import annotations

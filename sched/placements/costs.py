@@ -150,7 +150,7 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
 
 
 def least_prefill_s(view: View, tokens: int, context: int) -> float:
-    """To compute `tokens` behind `context` where that is quickest, without what every step takes; 0 = nobody prefills."""
+    """To compute `tokens` behind `context` where that is quickest, without a step's fixed time; 0 = nobody prefills."""
     each = view.a1 * tokens + view.a2 * (tokens * (tokens + 2 * context))
     return float(each[view.prefills].min()) if view.prefills.any() else 0.0
 
