@@ -166,8 +166,9 @@ class Metrics:
     def count_transfer_failure(self, transport: str) -> None:
         self._child("mooncake:transfer_failures", transport=transport).inc()
 
-    def count_store_get(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
-        """One get from the pool: blocks found, by the tier (dram, ssd) of their home, and blocks not found."""
+    def count_prefix_load(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
+        """Blocks of a prefix that were found, by tier (dram or ssd of the pool, arena of another node), and those that
+        were not."""
         for tier, blocks in blocks_by_tier.items():
             self._child("mooncake:store_hit_blocks", tier=tier).inc(blocks)
         self._child("mooncake:store_missed_blocks").inc(missed_blocks)

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cache.block import BlockGeometry, root_key
+from cache.results import LeadingRun
 from engine.config import Config
 from engine.flags import UsageError, parse
+from engine.request import Request, SamplingParams
 from engine.serving.claims import Claims
 from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import with_silent
@@ -246,3 +249,33 @@ def test_a_policy_that_learns_hears_what_became_of_its_placements():
     assert policy.predictor.factor("a") > 1.5
     plain = placement_policy(Config(), random.Random(0))
     Placer.learn(SimpleNamespace(_policy=plain), "a", estimates, 2.0)
+
+
+def test_a_load_from_ssd_tells_nothing_about_the_way():
+    links = MeasuredLinks()
+    before = links.fetch_each(["a"])
+
+    def load(**tiers: int):
+        detail = {"bytes": 1 << 24, "seconds": 0.5, "tiers": tiers}
+        return [{"event": "prefix_fetched", "node": "a", "detail": detail}] * 3
+
+    links.learn(load(dram=3, ssd=1), "d")
+    assert links.fetch_each(["a"]) == before
+    links.learn(load(arena=4), "d")
+    ((latency, per_byte),) = links.fetch_each(["a"])
+    assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_longer_of_pool_and_arenas_is_what_can_be_fetched():
+    geometry = BlockGeometry(2, 1, 4, 16, "float32")
+    placer = SimpleNamespace(_geometry=geometry, block_size=16)
+    request = Request("r", [1] * 1000, 1000, SamplingParams(max_tokens=4), 0.0, root_key("toy", geometry))
+    view = View(5.0, [node("a")], MeasuredLinks(), 256)  # a token takes 1 ms
+    pooled = LeadingRun(20, 10, 10, 0.1)
+    chosen = Placer._demand(placer, request, pooled, 320, view)
+    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (320, "pool", 0.1, 160)
+    chosen = Placer._demand(placer, request, pooled, 336, view)
+    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (336, "arena", 0.0, 0)
+    slow = LeadingRun(20, 10, 10, 0.25)
+    chosen = Placer._demand(placer, request, slow, 0, view)
+    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (160, "pool", 0.0, 0)
