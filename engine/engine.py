@@ -16,7 +16,7 @@ from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
 from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Publisher

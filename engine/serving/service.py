@@ -18,8 +18,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockGeometry
-from engine.kv.incoming import KV_REGION, Incoming, Reservation
-from engine.kv.kv_ready import KvReady, KvTarget
+from engine.kv.incoming import Incoming, Reservation
+from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
 from engine.kv.pull import PullOffer
 from engine.kv.push import Push
