@@ -155,6 +155,8 @@ class BatcherMachine(RuleBasedStateMachine):
         """`streams`: what decoded before this step was made."""
         decodes = [row for row in step.rows if row.request.request_id in streams]
         prefills = [row for row in step.rows if row.request.request_id not in streams]
+        # one token of a stream that gave its seat up, or was handed over, and has a seat again is a decode
+        chunks = [row.num_tokens for row in prefills if not (row.num_tokens == 1 and row.request.num_output_tokens)]
         assert 0 < step.num_tokens <= self.budget
         assert len({row.request.request_id for row in step.rows}) == len(step.rows)
         still = {r.request_id for r in self.batcher.running} & streams
@@ -163,9 +165,9 @@ class BatcherMachine(RuleBasedStateMachine):
         else:  # no running stream is ever left out
             assert still == {row.request.request_id for row in decodes}
         if self.policy == "mixed":
-            assert sum(row.num_tokens for row in prefills if not row.request.handed_over) <= CHUNK
+            assert sum(chunks) <= CHUNK
         if self.policy == "dynamic" and decodes:
-            assert sum(row.num_tokens for row in prefills if not row.request.handed_over) <= LEAST_CHUNK_TOKENS
+            assert sum(chunks) <= LEAST_CHUNK_TOKENS
         unfinished = [row for row in step.rows if not row.samples]
         unaligned = [row for row in unfinished if (row.start + row.num_tokens) % self.size]
         assert len(unaligned) <= 1 and (not unaligned or len(unfinished) == 1)
