@@ -6,7 +6,6 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,14 @@ from engine import __version__, node_report
 from engine.checkpoint.model_source import ModelSource
 from engine.config import ROLES, Config
 from engine.flags import UsageError
-from engine.leaving import Leaving
 from engine.sampling.grammar import Grammars
-from engine.serving.acceptor import Acceptor
-from engine.serving.frontend import ServingFrontend, StoreFrontend
+from engine.serving.acceptor import Acceptor, RequestLimits
+from engine.serving.flight_log import FlightLog
+from engine.serving.frontend import Answers, Served, ServingFrontend, StoreFrontend
 from engine.serving.live import Live
 from engine.serving.otlp import OtlpError, SpanExport
 from engine.serving.placement_policy import placement_policy
-from engine.serving.placing import Placer
+from engine.serving.placing import PlacementRules, Placer
 from engine.serving.trace_recorder import TraceRecorder
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
@@ -33,8 +32,6 @@ from sched.rejection import rejections
 
 if TYPE_CHECKING:
     from engine.node import Node
-
-Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live, Leaving]
 
 
 class FrontDoor:
@@ -56,7 +53,7 @@ class FrontDoor:
         """Serve on a socket that listens already. Without a model, answer what can be asked of a store."""
         frontend: Frontend
         if self._node.source.format == "none":
-            frontend = StoreFrontend(*self._answers())
+            frontend = StoreFrontend(self._answers())
         else:
             frontend = await self._serving(draft)
         config = self._node.config
@@ -97,47 +94,23 @@ class FrontDoor:
         tokenizer = await asyncio.to_thread(Tokenizer.load, node.source, config.tokenizer)
         await asyncio.to_thread(check_draft, draft, node.source, tokenizer)
         node.phase("tokenizer")
-        placer = Placer(
+        rules = PlacementRules(
             self._policy,
-            node.channel,
-            node.gossip,
-            node.store,
-            node.transfer,
-            node.words,
-            node.geometry,
-            config.enable_prefix_caching,
-            config.max_waiting_requests,
             rejections[config.rejection](config.classes),
+            config.max_waiting_requests,
             config.slo_scale,
-            node.rng,
+            config.enable_prefix_caching,
             config.prefix_intents,
         )
-        self._acceptor = Acceptor(
-            config.node_id,
-            node.channel,
-            placer,
-            tokenizer,
-            node.root,
-            config.max_model_len,
-            config.request_timeout_ms / 1000,
-            config.role_wait_ms / 1000,
-            node.metrics,
-            self._recorder,
-            self._export,
-        )
+        placer = Placer(rules, node.cluster, node.geometry, node.rng)
+        limits = RequestLimits(config.max_model_len, config.request_timeout_ms / 1000, config.role_wait_ms / 1000)
+        flight_log = FlightLog(config.node_id, node.metrics, placer, self._recorder, self._export)
+        self._acceptor = Acceptor(node.channel, placer, tokenizer, node.root, limits, flight_log)
         node.gossip.on_suspected(self._acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
-        name, longest = config.served_model_name, config.max_model_len
-        return ServingFrontend(
-            name,
-            config.model,
-            longest,
-            tokenizer,
-            self.grammars,
-            self._acceptor,
-            *self._answers(),
-            config.max_answer_logprobs,
-        )
+        longest, scored = config.max_model_len, config.max_answer_logprobs
+        served = Served(config.served_model_name, config.model, longest, scored)
+        return ServingFrontend(served, tokenizer, self.grammars, self._acceptor, self._answers())
 
     def _answers(self) -> Answers:
         """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
@@ -154,7 +127,9 @@ class FrontDoor:
             lambda request_id: None if self._acceptor is None else self._acceptor.timeline(request_id),
             lambda: list(cluster()["members"]),
         )
-        return (cluster, lambda: node_report.state(node), lambda: node.unready, self._metrics_text, live, node.leaving)
+        return Answers(
+            cluster, lambda: node_report.state(node), lambda: node.unready, self._metrics_text, live, node.leaving
+        )
 
     async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""

@@ -26,6 +26,7 @@ from engine import node_report
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
+from engine.cluster import Cluster
 from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
@@ -117,6 +118,7 @@ class Node:
         self._http_socket = http_socket
         self.rng = random.Random()
         self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, self.cluster_key)
+        self.cluster = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
         self._gossiping = False
         self.leaving = Leaving(self)
         self.door = FrontDoor(self)
@@ -273,9 +275,7 @@ class Node:
             finally:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.phase("weights")
-        return engine(
-            self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
-        )
+        return engine(self.config, self.geometry, loaded, self.cluster, self.metrics)
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
         from engine.checkpoint.pooled_weights import PooledWeights

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
-from engine.serving.intervals import Intervals
+from engine.journal import Journal
 from sched.classes import STANDARD
 
 
@@ -93,26 +93,6 @@ class SamplingParams:
         """Whether anything may change the logits before a token is chosen."""
         return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty or bool(self.grammar)
 
-    def to_wire(self) -> dict[str, Any]:
-        """JSON-ready; `from_wire` is its inverse."""
-        wire = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        wire["logit_bias"] = {str(k): v for k, v in self.logit_bias.items()}
-        return wire
-
-    @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
-        return cls(
-            **wire
-            | {
-                "stop": tuple(wire.get("stop", ())),
-                "stop_token_ids": tuple(wire.get("stop_token_ids", ())),
-                "logit_bias": {int(k): float(v) for k, v in wire.get("logit_bias", {}).items()},
-            }
-        )
-
-
-SAMPLING_FIELDS = tuple(one.name for one in fields(SamplingParams))
-
 
 class RequestState(Enum):
     """Where a request is on this node.
@@ -141,7 +121,8 @@ class TokenLogprobs:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One generation on one node. Owned by the node's batcher; nobody else writes to it."""
+    """One generation on one node. Only the batcher and its parts write to it; others append to its journal, and the
+    runner to `prompt_logprobs`."""
 
     request_id: str
     token_ids: list[int]  # prompt, then output
@@ -165,8 +146,7 @@ class Request:
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed
-    log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
-    steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
+    journal: Journal = field(default_factory=Journal)  # anybody on the node may append
     table: BlockTable = field(default_factory=BlockTable, repr=False)
 
     @property
@@ -226,6 +206,6 @@ class Request:
         return self.table.of(self.block_ids)
 
     def move(self, now: float, state: RequestState, **detail: Any) -> None:
-        """Change state and log it; the log is the request's timeline on this node."""
+        """Change state and note it in the journal."""
         self.state = state
-        self.log.append((now, state.value, detail))
+        self.journal.note(now, state.value, detail)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cache.block import BlockGeometry, BlockKey
 from cache.calls import HOME_ERRORS
@@ -40,38 +41,52 @@ Named = tuple[BlockKey, int, Facts]
 """A full block: (key, block id, facts)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where prefixes come from, and which region they go to."""
+
+    store: Store | None
+    region: str
+    geometry: BlockGeometry
+    prefetch: Prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What computing and fetching take. `least_s(keys, nbytes)`: the least time for a fetch of these blocks, as
+    the rails to their homes are now."""
+
+    costs: StepCosts
+    network: TransferModel
+    least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0
+
+
 class PrefixLoader:
     """Fetches what the store has of a request's prefix into the engine arena, when that beats computing it."""
 
     def __init__(
         self,
         batcher: Batcher,
-        store: Store | None,
-        region: str,
-        geometry: BlockGeometry,
-        costs: StepCosts,
-        network: TransferModel,
+        source: Source,
+        prices: Prices,
         policy: str,
         metrics: Metrics,
-        prefetch: Prefetch,
         by_layer: bool = False,
-        least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """by_layer: a request starts before its prefix has arrived, and waits layer by layer, where blocks need no
-        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. least_s: what a
-        fetch of these blocks takes at least, as the rails to their homes are now; used: told of blocks that were
-        found in the engine's own arena."""
-        self._least_s = least_s
+        """policy: --prefix-fetch. by_layer: a request starts before its prefix has arrived, and waits layer by layer,
+        where blocks need no decoding and it is to wait at all; in company it starts once nobody should have to wait for
+        it. used: told of blocks that were found in the engine's own arena."""
+        self._least_s = prices.least_s
         self._used = used
-        self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
-        self._prefetch = prefetch
+        self._by_layer = by_layer and not source.geometry.encoded and source.prefetch.policy == "wait"
+        self._prefetch = source.prefetch
         self._batcher = batcher
-        self._store = store
-        self._region = region
-        self._geometry = geometry
-        self._costs = costs
-        self._network = network
+        self._store = source.store
+        self._region = source.region
+        self._geometry = source.geometry
+        self._costs = prices.costs
+        self._network = prices.network
         self._policy = policy  # auto | always | never
         self._metrics = metrics
         self._held: list[Sequence[int]] = []  # blocks that are being filled
@@ -220,7 +235,7 @@ class PrefixLoader:
             "transports": dict(pinned.transports),
             "intervals": intervals.before(now),
         }
-        request.log.append((now, "prefix_fetched", detail))
+        request.journal.note(now, "prefix_fetched", detail)
 
     async def _fetch(self, request: Request, keys: Sequence[BlockKey]) -> None:
         assert self._store is not None
@@ -256,7 +271,7 @@ class PrefixLoader:
                 "tiers": result.tiers,
                 "transports": {t: n * self._geometry.pool_bytes for t, n in result.transports.items()},
             }
-            request.log.append((time.monotonic(), "prefix_fetched", detail))
+            request.journal.note(time.monotonic(), "prefix_fetched", detail)
 
 
 class Publisher:
@@ -341,3 +356,11 @@ class Publisher:
         assert self._pool_blocks is not None
         there = await self._pool_blocks.exists([key for key, _, _ in batch])
         return [row for row, here in zip(batch, there, strict=True) if not here]
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Both directions of one engine."""
+
+    loader: PrefixLoader
+    publisher: Publisher

@@ -17,7 +17,7 @@ from engine.kv import reuse
 from engine.kv.layered_load import LayerGate, hides
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.reuse import PrefixLoader, Publisher
+from engine.kv.reuse import PrefixLoader, Prices, Publisher, Reuse, Source
 from engine.request import Request, RequestState, SamplingParams
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
@@ -68,13 +68,11 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
     prefetch = Prefetch(PlainBlocks(store, "kv", GEOMETRY), "wait", 0.0, lambda: False)
-    loader = PrefixLoader(
-        batcher, store, "kv", GEOMETRY, costs, TransferModel(), "always", metrics, prefetch, by_layer=True
-    )
-    worker = Worker(batcher, ours, loader, Publisher(pool, None, metrics), costs, metrics)
+    source, prices = Source(store, "kv", GEOMETRY, prefetch), Prices(costs, TransferModel())
+    loader = PrefixLoader(batcher, source, prices, "always", metrics, by_layer=True)
+    worker = Worker(batcher, ours, Reuse(loader, Publisher(pool, None, metrics)), costs, metrics)
     got: list[Emission] = []
-    worker.on_emissions = got.extend
-    worker.start()
+    worker.start(got.extend)
     return worker, store, got
 
 
@@ -123,7 +121,7 @@ async def test_a_step_waits_for_each_layer_of_the_prefix_and_gives_the_same_toke
     assert [e.token_id for e in got] == tokens
     assert r.num_cached == 5 * BLOCK_SIZE
     assert len(worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))) == 5
-    (fetched,) = [detail for _, event, detail in r.log if event == "prefix_fetched"]
+    (fetched,) = [detail for _, event, detail in r.journal.drain(0.0) if event == "prefix_fetched"]
     assert fetched["blocks"] == 5 and len(fetched["intervals"]) == 3
     await worker.close()
     assert idle(worker)

@@ -11,7 +11,7 @@ from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.reuse import PrefixLoader, Publisher
+from engine.kv.reuse import PrefixLoader, Prices, Publisher, Source
 from engine.request import Request, SamplingParams
 from net.metrics import Metrics
 from sched.cost import TransferModel
@@ -46,7 +46,7 @@ async def node():
         publisher = Publisher(pool, OfSlots(store), metrics)
         prefetch = Prefetch(OfSlots(store), "wait", 0.0, lambda: False)
         loader = PrefixLoader(
-            batcher, store, "kv", GEOMETRY, StepCosts(), TransferModel(), "auto", metrics, prefetch,
+            batcher, Source(store, "kv", GEOMETRY, prefetch), Prices(StepCosts(), TransferModel()), "auto", metrics,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()
