@@ -17,10 +17,10 @@ from engine.costs import StepCosts
 from engine.kv.cache_policies import eviction
 from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.reuse import PrefixLoader, Prices, Publisher, Reuse, Source
+from engine.kv.reuse import PrefixLoader, Prices, Publisher, Source
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
 from engine.serving.own_load import OwnLoad
@@ -28,7 +28,7 @@ from engine.serving.rail_news import RailNews
 from engine.serving.service import EngineService, KvMoves
 from engine.speculation.speculative import Speculator
 from engine.step_recorder import step_recorder
-from engine.worker import Drafts, StepThread, Worker
+from engine.worker import Drafts, Reuse, StepThread, Worker
 from net.memory import Region
 from net.metrics import Metrics
 from net.staging import DeviceRegion

@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
+from cache.block import BlockKey
+from cache.policy import Facts
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.kv_transfer import KvTransfer
-from engine.kv.reuse import Reuse
-from engine.prefix_loads import PrefixLoads
+from engine.prefix_loads import Loader, PrefixLoads
 from engine.priority import step_back
-from engine.request import Request, RequestState, TokenLogprobs
+from engine.request import Request, RequestState
 from engine.rows import row_of
 from engine.runner import Runner
+from engine.sampling.params import TokenLogprobs
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
@@ -78,6 +81,24 @@ class StepThread:
 
 
 NO_DRAFTS, OWN_THREAD = Drafts(), StepThread()
+
+
+class Publisher(Protocol):
+    """Who takes full blocks for the pooled store (engine/kv/reuse.py)."""
+
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """Queue blocks as (key, block id, facts); they are held until written or given up."""
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Blocks in and out: known prefixes, and what others may want."""
+
+    loader: Loader
+    publisher: Publisher
 
 
 class Worker:

@@ -356,11 +356,3 @@ class Publisher:
         assert self._pool_blocks is not None
         there = await self._pool_blocks.exists([key for key, _, _ in batch])
         return [row for row, here in zip(batch, there, strict=True) if not here]
-
-
-@dataclass(frozen=True, slots=True)
-class Reuse:
-    """Both directions of one engine."""
-
-    loader: PrefixLoader
-    publisher: Publisher

@@ -17,7 +17,8 @@ import numpy as np
 from cache.block import KEY_BYTES, BlockKey
 from engine.journal import Entry
 from engine.kv.kv_ready import KvTarget
-from engine.request import Request, SamplingParams, TokenLogprobs
+from engine.request import Request
+from engine.sampling.params import SamplingParams, TokenLogprobs
 from net.bodies import BodyError
 from sched.intents import Coming
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache.block import BlockGeometry
-from engine.kv.incoming import KV_REGION, Incoming, Reservation
-from engine.kv.kv_ready import KvReady, KvTarget
+from engine.kv.incoming import Incoming, Reservation
+from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
 from engine.kv.pull import PullOffer
 from engine.kv.push import Push

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from engine.request import TokenLogprobs
+from engine.sampling.params import TokenLogprobs
 from net.bodies import BodyError
 
 FINISHES = (None, "stop", "length")

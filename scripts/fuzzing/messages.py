@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from engine.kv.kv_ready import KvTarget
-from engine.request import SamplingParams, TokenLogprobs
+from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.serving.messages import (
     Abort,
     Adopt,

@@ -17,7 +17,8 @@ import numpy as np
 
 from cache.block import BlockGeometry
 from engine.cluster import Cluster
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving.cheapest import cheapest
 from engine.serving.messages import PROBE, Intended, LoadNow, Probed, Rates, pack_request
 from engine.serving.placing import PlacementRules, Placer

@@ -17,9 +17,10 @@ from engine.kv import reuse
 from engine.kv.layered_load import LayerGate, hides
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.reuse import PrefixLoader, Prices, Publisher, Reuse, Source
-from engine.request import Request, RequestState, SamplingParams
-from engine.worker import Emission, Worker
+from engine.kv.reuse import PrefixLoader, Prices, Publisher, Source
+from engine.request import Request, RequestState
+from engine.sampling.params import SamplingParams
+from engine.worker import Emission, Reuse, Worker
 from net.metrics import Metrics
 from sched.cost import TransferModel
 from tests.engine.test_worker import until

@@ -6,7 +6,8 @@ import orjson
 import pytest
 
 from cache.block import BlockGeometry, root_key
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving.messages import WireRequest, pack_request, unpack_request
 from net.bodies import decode, encode
 from sched.classes import CLASSES

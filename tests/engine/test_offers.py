@@ -12,7 +12,8 @@ from engine.costs import StepCosts
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.reuse import PrefixLoader, Prices, Publisher, Source
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from net.metrics import Metrics
 from sched.cost import TransferModel
 from tests.cache.pooled import SLOT, cluster_of, put, until

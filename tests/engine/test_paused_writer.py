@@ -12,7 +12,8 @@ import pytest
 
 from engine.kv import incoming
 from engine.kv.kv_ready import KvTarget
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving import messages
 from engine.serving.messages import Abort, Reserve, pack_request
 from net.bodies import decode, encode

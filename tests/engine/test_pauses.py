@@ -18,7 +18,8 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.kv.kv_ready import KvTarget
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving import messages
 from engine.serving.messages import Abort, Prefill, Reserve, pack_request
 from engine.serving.own_load import OwnLoad

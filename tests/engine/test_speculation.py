@@ -13,11 +13,12 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher, BatchRules
 from engine.costs import StepCosts
-from engine.kv.reuse import Publisher, Reuse
-from engine.request import Request, SamplingParams
+from engine.kv.reuse import Publisher
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, VerifyCost
-from engine.worker import Drafts, Emission, Worker
+from engine.worker import Drafts, Emission, Reuse, Worker
 from net.metrics import Metrics
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 

@@ -8,7 +8,7 @@ from math import inf, nan
 import orjson
 import pytest
 
-from engine.request import TokenLogprobs
+from engine.sampling.params import TokenLogprobs
 from engine.serving.updates import (
     Failed,
     HandedOver,

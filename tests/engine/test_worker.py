@@ -12,10 +12,11 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.kv.reuse import Publisher, Reuse
-from engine.request import Request, SamplingParams
+from engine.kv.reuse import Publisher
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
-from engine.worker import Emission, Worker
+from engine.worker import Emission, Reuse, Worker
 from net.metrics import Metrics
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
