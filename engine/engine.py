@@ -14,13 +14,16 @@ from engine.calibration import Room, calibrate
 from engine.cluster import Cluster
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.arenas import Arenas
+from engine.kv.borrowing import Borrowing
 from engine.kv.cache_policies import eviction
 from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.kv_ready import KV_REGION
 from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.reuse import PrefixLoader, Prices, Publisher, Source
+from engine.kv.prefix_sources import PrefixSources, Prices
+from engine.kv.reuse import Arena, PrefixLoader, Publisher
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
 from engine.serving.own_load import OwnLoad
@@ -33,7 +36,6 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.staging import DeviceRegion
 from sched.batching import BoundedSteps, Tuning, batching_policies
-from sched.cost import TransferModel
 from sched.queueing import queue_orders
 from sched.rejection import rejections
 
@@ -48,7 +50,9 @@ class Engine:
         loaded: LoadedModel,
         cluster: Cluster,
         metrics: Metrics,
+        arenas: Arenas,
     ) -> None:
+        """arenas: what other nodes are known to have in theirs."""
         store, transfer = cluster.store, cluster.transfer
         self._config = config
         self._transfer = transfer
@@ -80,19 +84,21 @@ class Engine:
                 self.costs.prefill.estimate,
             ),
         )
-        self.network = TransferModel()
         self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         rails = RailNews(transfer, store.router.homes)
-        prefetch = Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
+        borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry.block_bytes)
+        prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
+        sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
+        prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         loader = PrefixLoader(
             self.batcher,
-            Source(reused, KV_REGION, geometry, prefetch),
-            Prices(self.costs, self.network, rails.fetch_s),
-            config.prefix_fetch,
+            Arena(reused, KV_REGION, geometry, prefetch),
+            self.costs,
             metrics,
+            sources,
             # other ranks compute without waiting, and so do kernels that are queued already
             by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
             used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
@@ -111,7 +117,7 @@ class Engine:
             cluster.channel,
             transfer,
             self.worker,
-            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap),
+            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas),
             config.max_waiting_requests,
             OwnLoad(config.node_id, self.load, cluster.words, rejection, config.slo_scale),
             metrics,

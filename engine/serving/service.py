@@ -1,4 +1,5 @@
-"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence.
+"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
+borrow blocks (engine/kv/lending.py).
 
 Who moves KV into whose blocks, and when those blocks may be used again, is decided here:
 
@@ -19,9 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache.block import BlockGeometry
+from engine.kv.arenas import Arenas
 from engine.kv.incoming import Incoming, Reservation
 from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
+from engine.kv.lending import Lending
 from engine.kv.pull import PullOffer
 from engine.kv.push import Push
 from engine.request import Request
@@ -64,6 +67,7 @@ class KvMoves:
     rails: RailNews
     how: str = "push"  # --kv-transfer
     overlap: str = "layer"  # --kv-overlap
+    arenas: Arenas | None = None  # told of the decode nodes
 
 
 class EngineService:
@@ -87,6 +91,7 @@ class EngineService:
         self._max_waiting = max_waiting
         self._own_load = own_load
         self._metrics = metrics
+        self._lending = Lending(channel, worker.batcher.pool, KV_REGION, moves.geometry.block_bytes)
         self._acceptors: dict[str, str] = {}  # request id -> node
         self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
@@ -194,10 +199,18 @@ class EngineService:
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
+            self._remember(request, transfer.node)
             # Only now does the acceptor stop watching this node.
             self._tell(acceptor, request, HandedOver())
         finally:
             self._leaving.pop(request.request_id, None)
+
+    def _remember(self, request: Request, node: str) -> None:
+        """The next turn of a chat wants what `node` computes now."""
+        size, arenas = self._moves.geometry.block_size, self._moves.arenas
+        full = (request.num_tokens - 1) // size
+        if arenas is not None and full:
+            arenas.handed_over(request.block_keys(size)[full - 1], node)
 
     async def _on_fence(self, peer: str, body: Fence, data: memoryview) -> None:
         await self._cancel(body.id)
@@ -261,6 +274,7 @@ class EngineService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._incoming.close()
+        self._lending.close()
 
     # --- tokens to their acceptors
 
@@ -318,6 +332,7 @@ class EngineService:
     def held_blocks(self) -> Iterator[int]:
         """One for each transfer reference that is held here; those of the worker's transfers are its own."""
         yield from self._incoming.held_blocks()
+        yield from self._lending.held_blocks()
         for transfer in self._leaving.values():
             yield from transfer.held_blocks()
 
@@ -327,6 +342,7 @@ class EngineService:
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
             "leaving": len(self._leaving),
+            "lent": len(self._lending),
             "acceptors": len(self._acceptors),
         }
 

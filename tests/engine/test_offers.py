@@ -11,11 +11,11 @@ from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.reuse import PrefixLoader, Prices, Publisher, Source
+from engine.kv.prefix_sources import PrefixSources, Prices
+from engine.kv.reuse import Arena, PrefixLoader, Publisher
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from net.metrics import Metrics
-from sched.cost import TransferModel
 from tests.cache.pooled import SLOT, cluster_of, put, until
 
 BLOCK = 4
@@ -45,9 +45,10 @@ async def node():
         pool, metrics = BlockPool(16), Metrics("m", "n")
         batcher = Batcher(pool, BLOCK, 4, 64, 1000, {0})
         publisher = Publisher(pool, OfSlots(store), metrics)
-        prefetch = Prefetch(OfSlots(store), "wait", 0.0, lambda: False)
+        prefetch, costs = Prefetch("wait", 0.0, lambda: False), StepCosts()
+        sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, Prices(costs), "auto")
         loader = PrefixLoader(
-            batcher, Source(store, "kv", GEOMETRY, prefetch), Prices(StepCosts(), TransferModel()), "auto", metrics,
+            batcher, Arena(store, "kv", GEOMETRY, prefetch), costs, metrics, sources,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()

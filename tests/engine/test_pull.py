@@ -29,7 +29,7 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.spans import pack_spans, unpack_spans
 from net.transfer import Op, TransferEngine, TransferError
-from sched.rejection import NoRejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 from tests.engine.test_service import PROMISE, IdleWorker
 from tests.net.peers import channels, until
@@ -70,7 +70,7 @@ class Side:
         idle = SimpleNamespace(
             record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
-        load = OwnLoad(channel.node_id, idle, self.words, NoRejection(), 1.0)
+        load = OwnLoad(channel.node_id, idle, self.words, Rejection(), 1.0)
         moves = KvMoves(GEOMETRY, RailNews(transfer), "pull")
         self.service = EngineService(channel, transfer, self.worker, moves, 8, load, metrics)
 
