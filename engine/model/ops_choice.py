@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from attention.cpu_build import Unavailable
 from engine.model.ops import Ops, TorchOps
 from engine.model.ops_cpu import ELEMENTS, CpuOps
+from net.compiled import Unavailable
 
 log = logging.getLogger(__name__)
 
