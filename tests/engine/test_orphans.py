@@ -112,7 +112,7 @@ async def test_nobody_came(monkeypatch):
     channel, worker, service = await decoding(2)
     service.peer_lost("a")
     await asyncio.sleep(0.1)
-    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "acceptors": 0}
+    assert not any(service.held().values())
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
     with pytest.raises(RemoteError):
         await adopt(channel, PROMPT)
