@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool, OutOfBlocks
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.request import Request, RequestState
 from engine.sampling.params import SamplingParams
 from engine.step import Step
@@ -63,7 +63,7 @@ class BatcherMachine(RuleBasedStateMachine):
         pool = BlockPool(MAX_LEN // size + spare)
         policy, order = batching_policies[self.policy](tuning), queue_orders[self.order]()
         caching = drawn.draw(st.booleans())
-        self.batcher = Batcher(pool, size, seats, self.budget, MAX_LEN, {0}, caching, policy, order)
+        self.batcher = Batcher(pool, size, seats, self.budget, MAX_LEN, {0}, BatchRules(caching, policy, order))
         self.prompts: dict[str, list[int]] = {}
         self.all: list[Request] = []
         self.aborted: set[str] = set()
@@ -211,7 +211,7 @@ class BatcherMachine(RuleBasedStateMachine):
             assert request.token_ids == continued(prompt, request.num_output_tokens)
             if request.request_id not in self.aborted:
                 wanted = min(request.sampling.max_tokens, MAX_LEN - len(prompt))
-                assert request.num_output_tokens == wanted, request.log
+                assert request.num_output_tokens == wanted, request.journal
 
 
 @pytest.mark.parametrize("order", queue_orders)
