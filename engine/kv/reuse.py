@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cache.block import BlockGeometry, BlockKey
 from cache.calls import HOME_ERRORS
@@ -41,6 +42,16 @@ Named = tuple[BlockKey, int, Facts]
 """A full block: (key, block id, facts)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What blocks are loaded into: `region` of `store`, in the way of `prefetch`."""
+
+    store: Store | None
+    region: str
+    geometry: BlockGeometry
+    prefetch: Prefetch
+
+
 class PrefixLoader:
     """Fetches what the pool or another arena has of a request's prefix into the engine arena, when that beats computing
     it."""
@@ -48,12 +59,9 @@ class PrefixLoader:
     def __init__(
         self,
         batcher: Batcher,
-        store: Store | None,
-        region: str,
-        geometry: BlockGeometry,
+        arena: Arena,
         costs: StepCosts,
         metrics: Metrics,
-        prefetch: Prefetch,
         sources: PrefixSources,
         by_layer: bool = False,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
@@ -62,12 +70,12 @@ class PrefixLoader:
         decoding and it is to wait at all; in company it starts once nobody should have to wait for it. used: told of
         blocks that were found in the engine's own arena."""
         self._used = used
-        self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
-        self._prefetch = prefetch
+        self._by_layer = by_layer and not arena.geometry.encoded and arena.prefetch.policy == "wait"
+        self._prefetch = arena.prefetch
         self._batcher = batcher
-        self._store = store
-        self._region = region
-        self._geometry = geometry
+        self._store = arena.store
+        self._region = arena.region
+        self._geometry = arena.geometry
         self._costs = costs
         self._metrics = metrics
         self._sources = sources
@@ -219,7 +227,7 @@ class PrefixLoader:
             "transports": dict(pinned.transports),
             "intervals": intervals.before(now),
         }
-        request.log.append((now, "prefix_fetched", detail))
+        request.journal.note(now, "prefix_fetched", detail)
 
     async def _fetch(self, request: Request, source: Source) -> None:
         pool, keys = self._batcher.pool, source.keys
@@ -256,7 +264,7 @@ class PrefixLoader:
                 "tiers": result.tiers,
                 "transports": {t: n * each for t, n in result.transports.items()},
             }
-            request.log.append((time.monotonic(), "prefix_fetched", detail))
+            request.journal.note(time.monotonic(), "prefix_fetched", detail)
 
 
 class Publisher:
