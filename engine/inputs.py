@@ -17,8 +17,8 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from engine.gpu import Event, Gpu, gpu_of
-from engine.request import TokenLogprobs
 from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.token_logprobs import PromptLogprobs
 
 TABLE_ALIGN = 16
 """Block tables are padded to a multiple of this many entries, so that kernels may load them in vectors."""
@@ -32,7 +32,7 @@ class PromptScores:
     first: int
     next_ids: Sequence[int]
     top: int  # beside each token's own, so many of the best
-    found: list[TokenLogprobs] = field(default_factory=list)
+    found: PromptLogprobs = field(default_factory=PromptLogprobs)
 
 
 @dataclass(slots=True)

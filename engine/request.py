@@ -17,6 +17,7 @@ import numpy as np
 
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
+from engine.sampling.token_logprobs import PromptLogprobs
 from engine.serving.intervals import Intervals
 from sched.classes import STANDARD
 
@@ -130,15 +131,6 @@ class RequestState(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
-class TokenLogprobs:
-    """Log probabilities at one position: the chosen token's and the best `top`, best first."""
-
-    logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
-    rank: int = 0  # of the chosen token: 1 + how many are likelier; 0 = not asked for
-
-
 @dataclass(eq=False, slots=True)
 class Request:
     """One generation on one node. Owned by the node's batcher; nobody else writes to it."""
@@ -164,7 +156,7 @@ class Request:
     num_served: int = 0  # known tokens that the queue order has been told of: what is computed again costs no share
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of token_ids[1], [2], ... so far
     log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
     table: BlockTable = field(default_factory=BlockTable, repr=False)

@@ -21,10 +21,11 @@ from engine.kv.kv_transfer import KvTransfer
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.prefix_loads import PrefixLoads
 from engine.priority import step_back
-from engine.request import Request, RequestState, TokenLogprobs
+from engine.request import Request, RequestState
 from engine.rows import row_of
 from engine.runner import Runner
 from engine.sampling.sampler import Sampled
+from engine.sampling.token_logprobs import TokenLogprobs
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.step import ScheduledRow, Step

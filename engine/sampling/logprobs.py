@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.inputs import PromptScores, Row
-from engine.request import TokenLogprobs
+from engine.sampling.token_logprobs import TokenLogprobs
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> list[int]:

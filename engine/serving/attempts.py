@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from engine.request import Request
+from engine.sampling.token_logprobs import PromptLogprobs
 from engine.serving import messages
 from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
-from engine.serving.messages import pack_request, unpack_logprobs, unpack_prompt_logprobs
+from engine.serving.messages import pack_request, unpack_logprobs
 from engine.serving.placing import Placer
 from engine.serving.silence import Silence, Silent
 from net.channel import Channel, PeerLost, PeerRefused, RemoteError
@@ -188,7 +189,7 @@ class Attempts:
     async def _on_prompt_logprobs(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         flight = self._flights.get(body["id"])
         if flight is not None:
-            flight.prompt_logprobs = unpack_prompt_logprobs(body, data)
+            flight.prompt_logprobs = PromptLogprobs.unpack(body, data)
 
     def node_lost(self, node: str) -> None:
         """Fail the attempts that need `node`."""

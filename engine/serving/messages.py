@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-
-from engine.request import Request, SamplingParams, TokenLogprobs
+from engine.request import Request, SamplingParams
+from engine.sampling.token_logprobs import TokenLogprobs
 
 # acceptor -> engine nodes
 PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
@@ -72,29 +71,9 @@ def unpack_logprobs(wire: Sequence[Any] | None) -> TokenLogprobs | None:
 
 
 def pack_prompt_logprobs(request: Request) -> tuple[dict[str, Any], list[bytes]]:
-    """(body, data): for each prompt token but the first, its log probability and those of `top` others as float32,
-    then its rank and the ids of these as uint32. As JSON a long prompt's would be megabytes."""
-    found = request.prompt_logprobs
-    values, ids = array("f"), array("I")
-    for one in found:
-        values.append(one.logprob)
-        values.extend(logprob for _, logprob in one.top)
-        ids.append(one.rank)
-        ids.extend(token_id for token_id, _ in one.top)
-    body = {"id": request.request_id, "count": len(found), "top": len(found[0].top)}
-    return body, [values.tobytes(), ids.tobytes()]
-
-
-def unpack_prompt_logprobs(body: dict[str, Any], data: memoryview) -> list[TokenLogprobs]:
-    """Raises ValueError when the data has another size than the body says."""
-    shape = body["count"], 1 + body["top"]
-    border = shape[0] * shape[1] * 4
-    values = np.frombuffer(data[:border], np.float32).reshape(shape).tolist()
-    ids = np.frombuffer(data[border:], np.uint32).reshape(shape).tolist()
-    return [
-        TokenLogprobs(own, list(zip(best, others, strict=True)), rank)
-        for (own, *others), (rank, *best) in zip(values, ids, strict=True)
-    ]
+    """(body, data): as they are kept, so that the event loop only copies them."""
+    body, data = request.prompt_logprobs.pack()
+    return {"id": request.request_id} | body, data
 
 
 def _clock_offset() -> tuple[float, float]:

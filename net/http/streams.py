@@ -83,9 +83,17 @@ async def _merge(streams: Sequence[AsyncGenerator[Output, None]]) -> AsyncGenera
         except Exception as error:
             await queue.put(error)
 
-    tasks = [awaited(pump(choice, stream)) for choice, stream in enumerate(streams)]
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        """One in each turn of the event loop: placing a thousand in one would keep everybody else waiting."""
+        for choice, stream in enumerate(streams):
+            tasks.append(awaited(pump(choice, stream)))
+            await asyncio.sleep(0)
+
+    beginning = awaited(begin())
     try:
-        open_streams = len(tasks)
+        open_streams = len(streams)
         while open_streams:
             item = await queue.get()
             if isinstance(item, Exception):
@@ -95,6 +103,17 @@ async def _merge(streams: Sequence[AsyncGenerator[Output, None]]) -> AsyncGenera
             else:
                 yield item
     finally:
-        for task in tasks:
+        await _end([*tasks, beginning])
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel those that run, one in each turn of the event loop: each tells its nodes."""
+    left = [task for task in tasks if not task.done()]
+    try:
+        while left:
+            left.pop().cancel()
+            await asyncio.sleep(0)
+    finally:
+        for task in left:  # cancelled here: there is no other turn
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
