@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.config import Config
 from engine.flags import UsageError
-from engine.serving.cheapest import cheapest
+from engine.serving.cheapest import shortlist
 from engine.serving.user_class import is_file, load_class
 from sched.admission import Limits
 from sched.member import Rng
@@ -24,5 +24,5 @@ def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
     if isinstance(policy, MooncakePlacement):
-        policy.cheapest = cheapest
+        policy.compiled = shortlist
     return policy

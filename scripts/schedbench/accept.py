@@ -17,7 +17,7 @@ import numpy as np
 
 from cache.block import BlockGeometry
 from engine.request import Request, SamplingParams
-from engine.serving.cheapest import cheapest
+from engine.serving.cheapest import shortlist
 from engine.serving.messages import pack_request
 from engine.serving.placing import Placer
 from sched.admission import Limits
@@ -84,7 +84,7 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
     rng = random.Random(seed)
     world = cast(Any, Answers(nodes, rng))
     policy = MooncakePlacement(Limits(), rng)
-    policy.cheapest = cheapest  # as engine/serving/placement_policy.py does
+    policy.compiled = shortlist  # as engine/serving/placement_policy.py does
     placer = Placer(policy, world, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0, rng, True)
     prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
     sampling = SamplingParams(max_tokens=64)
