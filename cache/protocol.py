@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from net.errors import RemoteError
@@ -54,3 +55,16 @@ def split_keys(data: bytes | memoryview) -> list[BlockKey]:
     if len(raw) % KEY_BYTES:
         raise RemoteError(f"{len(raw)} bytes are not block keys", "bad_request")
     return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
+
+
+def integers(values: Any, count: int) -> bool:
+    """Whether a peer sent a list of `count` integers that 64 bits hold."""
+    return isinstance(values, list) and len(values) == count and all(type(v) is int and -1 <= v < 2**64 for v in values)
+
+
+def owner_in(body: Mapping[str, Any]) -> str:
+    """The home that a writer names in the place of the one it writes to, empty for none. Raises RemoteError."""
+    owner = body.get("owner", "")
+    if not isinstance(owner, str):
+        raise RemoteError(f"an owner is a node's name, not {type(owner).__name__}", "bad_request")
+    return owner

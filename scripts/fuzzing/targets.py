@@ -28,6 +28,7 @@ from sched.digest import CuckooDigest, Delta, DigestError, Page
 from sched.load_word import Load, LoadWord
 from scripts.fuzzing.claims import ClaimsTarget, IntentsTarget
 from scripts.fuzzing.gossip import GossipTarget
+from scripts.fuzzing.leases import LeasesTarget
 from sim.trace import TraceRow, read_trace, write_trace
 
 
@@ -49,6 +50,7 @@ def targets(folder: Path) -> list[Target]:
         Target("gossip datagrams", GossipTarget().feed, (), GossipTarget.corpus()),
         Target("claims on blocks", IntentsTarget().feed, (ValueError, RemoteError), [*IntentsTarget.corpus]),
         Target("claims on work", ClaimsTarget().feed, (ValueError, RemoteError), [*ClaimsTarget.corpus]),
+        Target("leases", LeasesTarget().feed, (ValueError,), [*LeasesTarget.corpus]),
         Target("sealed datagrams", _sealed, (SealError,), _sealed_corpus()),
         Target("cluster key files", _key_file, (ValueError,), [b"ab" * 32]),
         Target("spans", lambda data: unpack(memoryview(data)), (TransferError,), [pack([(0, 10), (20, 30)])]),
