@@ -152,6 +152,7 @@ async def test_other_content_types(api, kind):
         assert "application/json" in (await response.json())["error"]["message"]
 
 
+@pytest.mark.expects_error("Can not decode content-encoding", always=False)
 async def test_broken_compression(api):
     headers = JSON | {"Content-Encoding": "gzip"}
     async with api.post(COMPLETIONS, data=b"this is no gzip", headers=headers, compress=False) as response:
