@@ -17,17 +17,18 @@ from cache.calls import HOME_ERRORS
 from cache.layered import PinnedBlocks
 from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
+from cache.results import GetResult
 from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.layered_load import LayeredLoad, LayerGate, hides
 from engine.kv.pool_blocks import PoolBlocks
 from engine.kv.prefetch import Prefetch
+from engine.kv.prefix_sources import POOL, PrefixSources, Source
 from engine.request import Request
 from engine.serving.intervals import Intervals
 from net.metrics import Metrics
 from net.tasks import awaited, keep
-from sched.cost import TransferModel
 
 log = logging.getLogger("mooncake.engine")
 
@@ -41,7 +42,8 @@ Named = tuple[BlockKey, int, Facts]
 
 
 class PrefixLoader:
-    """Fetches what the store has of a request's prefix into the engine arena, when that beats computing it."""
+    """Fetches what the pool or another arena has of a request's prefix into the engine arena, when that beats computing
+    it."""
 
     def __init__(
         self,
@@ -50,19 +52,15 @@ class PrefixLoader:
         region: str,
         geometry: BlockGeometry,
         costs: StepCosts,
-        network: TransferModel,
-        policy: str,
         metrics: Metrics,
         prefetch: Prefetch,
+        sources: PrefixSources,
         by_layer: bool = False,
-        least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
         """by_layer: a request starts before its prefix has arrived, and waits layer by layer, where blocks need no
-        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. least_s: what a
-        fetch of these blocks takes at least, as the rails to their homes are now; used: told of blocks that were
-        found in the engine's own arena."""
-        self._least_s = least_s
+        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. used: told of
+        blocks that were found in the engine's own arena."""
         self._used = used
         self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
         self._prefetch = prefetch
@@ -71,9 +69,8 @@ class PrefixLoader:
         self._region = region
         self._geometry = geometry
         self._costs = costs
-        self._network = network
-        self._policy = policy  # auto | always | never
         self._metrics = metrics
+        self._sources = sources
         self._held: list[Sequence[int]] = []  # blocks that are being filled
 
     def held_blocks(self) -> Iterator[int]:
@@ -95,31 +92,23 @@ class PrefixLoader:
         local = self._batcher.blocks.adopt_prefix(request)
         if local:
             self._used(self._batcher.blocks.named(request, 0, local))
-        keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
-        if self._store is None or not keys or self._policy == "never":
-            return None
-        found = await self._store.lookup(keys)
-        if not found or request.finished or not self._pays(keys[:found], local * size):
-            return None
-        if self._by_layer:
+        keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
+        for source in await self._sources.of(keys, local):
             before = len(request.block_ids)
-            load = await self._start(request, keys[:found])
-            if load is not None or request.finished or len(request.block_ids) > before:
-                return load
-        await self._fetch(request, keys[:found])
+            if request.finished:
+                break
+            if self._by_layer and source.name == POOL:
+                load = await self._start(request, source)
+                if load is not None or request.finished or len(request.block_ids) > before:
+                    return load
+            await self._fetch(request, source)
+            if len(request.block_ids) > before:
+                break
         return None
 
-    def _pays(self, keys: Sequence[BlockKey], context: int) -> bool:
-        """Algorithm 1's comparison for one node: move the blocks or compute them."""
-        if self._policy == "always":
-            return True
-        nbytes = len(keys) * self._geometry.pool_bytes
-        fetch = max(self._network.estimate(nbytes), self._least_s(keys, nbytes))
-        return fetch < self._costs.prefill.estimate(len(keys) * self._geometry.block_size, context)
-
-    async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
-        """Begin to read all of `keys` layer by layer; None when they cannot be had that way."""
-        pool, first = self._batcher.pool, len(request.block_ids)
+    async def _start(self, request: Request, source: Source) -> LayeredLoad | None:
+        """Begin to read all of it from the pool layer by layer; None when it cannot be had that way."""
+        pool, first, keys = self._batcher.pool, len(request.block_ids), source.keys
         if pool.num_free < len(keys):
             return None
         known = (first + len(keys)) * self._geometry.block_size
@@ -146,7 +135,7 @@ class PrefixLoader:
                     level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
                     log.log(level, "a layered load could not begin", exc_info=error)
 
-        task = awaited(self._read_layers(request, keys, blocks, landed, begun))
+        task = awaited(self._read_layers(request, source, blocks, landed, begun))
         task.add_done_callback(over)
         load = LayeredLoad(first, blocks, gate, task)
         started = False
@@ -171,7 +160,7 @@ class PrefixLoader:
     async def _read_layers(
         self,
         request: Request,
-        keys: Sequence[BlockKey],
+        source: Source,
         blocks: Sequence[int],
         on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
@@ -179,8 +168,8 @@ class PrefixLoader:
         """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
         pinned, so that only a failure can keep them from coming."""
         assert self._store is not None
-        geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
-        layer_bytes, last = geometry.layer_bytes * len(blocks), begin
+        geometry, intervals, asked = self._geometry, Intervals(), time.monotonic()
+        layer_bytes, last, begin = geometry.layer_bytes * len(blocks), asked, asked
         parts = [(layer * geometry.layer_bytes, geometry.layer_bytes) for layer in range(geometry.num_layers)]
 
         def landed(layer: int) -> None:
@@ -190,31 +179,41 @@ class PrefixLoader:
             intervals.add(last, now, layer_bytes)
             last = now
 
-        async with self._store.pinned(keys) as pinned:
+        async with self._store.pinned(source.keys) as pinned:
             if not begun.done():
                 begun.set_result(pinned is not None)
             if pinned is None:
                 return False
             last = begin = time.monotonic()
             offsets = [block * geometry.block_bytes for block in blocks]
-            whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
+            with self._sources.loading(source.block_bytes * len(blocks)) as before:
+                whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
+                way_s = time.monotonic() - begin
         if whole:
-            self._account(request, pinned, len(blocks), time.monotonic() - begin, intervals)
+            self._sources.observe(GetResult(len(blocks), geometry.block_bytes * len(blocks)), before, way_s)
+            self._account(request, source, pinned, asked, intervals)
         return whole
 
     def _account(
-        self, request: Request, pinned: PinnedBlocks, num_blocks: int, seconds: float, intervals: Intervals
+        self,
+        request: Request,
+        source: Source,
+        pinned: PinnedBlocks,
+        asked: float,
+        intervals: Intervals,
     ) -> None:
+        """asked: when the blocks were asked for, monotonic."""
+        now, num_blocks = time.monotonic(), len(source.keys)
+        seconds = now - asked
         nbytes = num_blocks * self._geometry.block_bytes
-        self._metrics.count_store_get(pinned.tiers, 0)
+        self._metrics.count_prefix_load(pinned.tiers, 0)
         for transport, count in pinned.transports.items():
             self._metrics.count_transfer("read", transport, count, seconds)
-        self._network.observe(nbytes, seconds)
-        now = time.monotonic()
         detail = {
             "blocks": num_blocks,
             "bytes": nbytes,
             "seconds": seconds,
+            "estimated_s": source.load_s,
             "sources": pinned.sources,
             "tiers": pinned.tiers,
             "transports": dict(pinned.transports),
@@ -222,9 +221,8 @@ class PrefixLoader:
         }
         request.log.append((now, "prefix_fetched", detail))
 
-    async def _fetch(self, request: Request, keys: Sequence[BlockKey]) -> None:
-        assert self._store is not None
-        pool = self._batcher.pool
+    async def _fetch(self, request: Request, source: Source) -> None:
+        pool, keys = self._batcher.pool, source.keys
         try:
             blocks = pool.allocate(min(len(keys), pool.num_free))
         except OutOfBlocks:
@@ -233,7 +231,8 @@ class PrefixLoader:
         good = 0
         begin = time.monotonic()
         try:
-            result = await self._prefetch.fetch(keys[: len(blocks)], blocks)
+            with self._sources.loading(source.block_bytes * len(blocks)) as before:
+                result = await self._prefetch.fetch(source.get, keys[: len(blocks)], blocks)
             good = result.blocks
         finally:
             self._unhold(blocks)
@@ -241,20 +240,21 @@ class PrefixLoader:
                 good = 0
             pool.release(blocks[good:])
         seconds = time.monotonic() - begin
-        self._metrics.count_store_get(result.tiers, len(blocks) - good)
+        self._metrics.count_prefix_load(result.tiers, len(blocks) - good if source.name == POOL else 0)
+        each = result.nbytes // max(1, result.blocks)
         for transport, count in result.transports.items():
-            self._metrics.count_transfer("read", transport, count * self._geometry.pool_bytes, seconds)
-        if result.nbytes:
-            self._network.observe(result.nbytes, seconds)
+            self._metrics.count_transfer("read", transport, count * each, seconds)
+        self._sources.observe(result, before, seconds)
         if good:
             self._batcher.blocks.adopt_loaded(request, blocks[:good])
             detail = {
                 "blocks": good,
                 "bytes": result.nbytes,
                 "seconds": seconds,
+                "estimated_s": source.load_s,
                 "sources": result.sources,
                 "tiers": result.tiers,
-                "transports": {t: n * self._geometry.pool_bytes for t, n in result.transports.items()},
+                "transports": {t: n * each for t, n in result.transports.items()},
             }
             request.log.append((time.monotonic(), "prefix_fetched", detail))
 

@@ -21,6 +21,9 @@ ADOPT = "engine.adopt"  # does a request wait there whose acceptor was lost? The
 # prefill node -> decode node
 PULL = "engine.kv.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
 HANDOVER = "engine.handover"  # all KV has landed, this is the first token
+# prefill node -> a node whose arena has a part of the prompt (engine/kv/lending.py)
+BORROW = "engine.kv.borrow"  # keep these blocks where they are while I read them
+RETURN = "engine.kv.return"  # I have read them: were they kept until now?
 # decode node -> prefill node
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
 # engine nodes -> acceptor

@@ -11,17 +11,18 @@ import pytest
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
+from cache.results import LeadingRun
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv import reuse
 from engine.kv.layered_load import LayerGate, hides
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
+from engine.kv.prefix_sources import PrefixSources
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, RequestState, SamplingParams
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
-from sched.cost import TransferModel
 from tests.engine.test_worker import until
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
@@ -42,8 +43,9 @@ class SlowStore:
         self.sources = self.tiers = {}
         self.transports: dict[str, int] = {}
 
-    async def lookup(self, keys):
-        return min(len(keys), len(self.kv))
+    async def find(self, keys):
+        count = min(len(keys), len(self.kv))
+        return LeadingRun(count, count)
 
     @asynccontextmanager
     async def pinned(self, keys):
@@ -67,10 +69,9 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     ours, pool, metrics, costs = runner(model, num_blocks=BLOCKS), BlockPool(BLOCKS), Metrics("m", "n"), StepCosts()
     batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
-    prefetch = Prefetch(PlainBlocks(store, "kv", GEOMETRY), "wait", 0.0, lambda: False)
-    loader = PrefixLoader(
-        batcher, store, "kv", GEOMETRY, costs, TransferModel(), "always", metrics, prefetch, by_layer=True
-    )
+    sources = PrefixSources(store, PlainBlocks(store, "kv", GEOMETRY), None, None, GEOMETRY, costs, "always")
+    prefetch = Prefetch("wait", 0.0, lambda: False)
+    loader = PrefixLoader(batcher, store, "kv", GEOMETRY, costs, metrics, prefetch, sources, by_layer=True)
     worker = Worker(batcher, ours, loader, Publisher(pool, None, metrics), costs, metrics)
     got: list[Emission] = []
     worker.on_emissions = got.extend
