@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, overload
+
+from engine.sampling.params import TokenLogprobs
 
 WIDTH = 4
 """Bytes of a number, of either kind."""
-
-
-@dataclass(slots=True)
-class TokenLogprobs:
-    """Log probabilities at one position: the chosen token's and the best `top`, best first."""
-
-    logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
-    rank: int = 0  # of the chosen token: 1 + how many are likelier; 0 = not asked for
 
 
 class PromptLogprobs(Sequence[TokenLogprobs]):

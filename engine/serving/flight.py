@@ -10,8 +10,8 @@ from hashlib import blake2b
 from typing import Any, overload
 
 from cache.block import BlockKey
-from engine.request import SamplingParams
-from engine.sampling.token_logprobs import PromptLogprobs, TokenLogprobs
+from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.token_logprobs import PromptLogprobs
 from engine.serving.persistence import Persistence
 from engine.serving.timeline import Timeline
 from engine.text.output import StopStrings

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from engine.request import Request, SamplingParams
-from engine.sampling.token_logprobs import TokenLogprobs
+from engine.request import Request
+from engine.sampling.params import SamplingParams, TokenLogprobs
 
 # acceptor -> engine nodes
 PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
