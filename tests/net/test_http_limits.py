@@ -196,7 +196,7 @@ async def test_data_without_keys_is_local(path, address, headers, let_in):
     if let_in:
         assert await data_is_local(request, handler) == "answer"
     else:
-        with pytest.raises(ApiError, match="clients of this machine") as error:
+        with pytest.raises(ApiError, match="clients on this machine") as error:
             await data_is_local(request, handler)
         assert error.value.status == 403
 
