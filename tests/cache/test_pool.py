@@ -109,7 +109,7 @@ def test_a_transfer_keeps_a_block_that_its_request_gave_back():
     (block,) = pool.allocate(1)
     pool.hold([block])
     pool.release([block])
-    with pytest.raises(OutOfBlocks, match="1 blocks wanted, 0 of 1"):
+    with pytest.raises(OutOfBlocks, match="1 blocks requested, but only 0 of 1"):
         pool.allocate(1)
     pool.unhold([block])
     assert pool.allocate(1) == [block]
