@@ -54,7 +54,7 @@ class Supervisor:
         loop = self._loop
         if loop is None or failed.exc_type is SystemExit:
             return
-        context = {"message": f"thread {name!r} ended by an exception", "exception": failed.exc_value, TASK: name}
+        context = {"message": f"an exception ended thread {name!r}", "exception": failed.exc_value, TASK: name}
         try:
             loop.call_soon_threadsafe(self.failed, loop, context)
         except RuntimeError:  # the loop is closed

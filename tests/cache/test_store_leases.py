@@ -207,6 +207,6 @@ async def test_bad_messages_are_refused_and_leak_nothing():
         with pytest.raises(RemoteError, match="not block keys"):
             await call("b", "store.pin", {"lease": 1}, [b"short"])
         await call("b", "store.reserve", {"lease": 1}, [key_of(1)])
-        with pytest.raises(RemoteError, match="2 checksums for 1 slots"):
+        with pytest.raises(RemoteError, match="not one checksum, and one length if any, for each of 1 slots"):
             await call("b", "store.commit", {"lease": 1, "checksums": [1, 2]})
         assert cluster.stores["b"].local.stats()["dram"]["held"] == 0
