@@ -302,6 +302,7 @@ class Node:
             "block_size": self.config.block_size,
             "dtype": self.geometry.dtype,
             "pool_dtype": self.config.pool_dtype,
+            "wire_dtype": self.config.wire_dtype,
         }
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:

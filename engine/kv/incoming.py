@@ -2,6 +2,7 @@
 
 reserve    wait for blocks in the order of the queue; they are held with transfer references from now on
 pull       read a part of the KV out of the prefill node's blocks (with --kv-transfer push it writes them itself)
+decode     with --wire-dtype and push: decode what it has written
 arrive     handover: everything has landed, the request decodes
 give_up    the request has ended: the blocks go back once nobody can write to them any more
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
-from engine.kv.pull import KvPull
+from engine.kv.pull import Decoder, KvPull
 from engine.request import Request
 from engine.serving import messages
 from engine.worker import Worker
@@ -58,8 +59,10 @@ class Incoming:
         max_waiting: int,
         metrics: Metrics,
         cancelled: Callable[[str], bool],
+        decoder: Decoder | None = None,
     ) -> None:
-        """cancelled(request id): it ended while it waited for blocks."""
+        """cancelled(request id): it ended while it waited for blocks; decoder: of KV that arrives, None = it comes as
+        it is to be."""
         self._channel = channel
         self._transfer = transfer
         self._worker = worker
@@ -67,12 +70,14 @@ class Incoming:
         self._max_waiting = max_waiting
         self._metrics = metrics
         self._cancelled = cancelled
+        self._decoder = decoder
         self._reservations: dict[str, Reservation] = {}
         self._ending: dict[int, Reservation] = {}  # given up, not yet safe to reuse
         self._num_waiting = 0
         self._turns: dict[str, asyncio.Future[None]] = {}  # of requests that wait for blocks
         self._look: asyncio.TimerHandle | None = None
         channel.handle(messages.PULL, self._on_pull)
+        channel.handle(messages.DECODE, self._on_decode)
 
     def __len__(self) -> int:
         return len(self._reservations) + len(self._ending)
@@ -100,7 +105,8 @@ class Incoming:
             self._num_waiting -= 1
         held = request.block_ids[first_missing:]
         self._worker.batcher.pool.hold(held)
-        pull = KvPull(self._transfer, KV_REGION, self._geometry.block_bytes, prefill_node, held)
+        size = self._geometry.block_bytes
+        pull = KvPull(self._transfer, KV_REGION, size, prefill_node, held, self._decoder)
         self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
         epoch = self._transfer.epoch_of(prefill_node)
         return {"region": KV_REGION, "blocks": request.block_ids, "first_missing": first_missing, "epoch": epoch}
@@ -144,15 +150,24 @@ class Incoming:
                 turn.set_result(None)
 
     async def _on_pull(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        reservation = self._reservations.get(body["id"])
-        if reservation is None or reservation.prefill_node != peer:
-            raise RemoteError("the request has ended on the decode node", code="gone")
+        pull = self._pull(body["id"], peer)
         try:
-            done = await reservation.pull.read(body["region"], unpack_spans(data), body["timeout_s"])
+            done = await pull.read(body["region"], unpack_spans(data), body["timeout_s"])
         except (ConnectionError, TimeoutError, TransferError) as error:
             raise RemoteError(f"reading the KV failed: {error}", code="transfer") from None
         self._metrics.count_transfer("read", done.transport, done.nbytes, done.seconds)
         return {"bytes": done.nbytes, "seconds": done.seconds, "transport": done.transport}
+
+    async def _on_decode(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        await self._pull(body["id"], peer).decode(unpack_spans(data))
+        return {}
+
+    def _pull(self, request_id: str, prefill_node: str) -> KvPull:
+        """Raises RemoteError when there is none any more."""
+        reservation = self._reservations.get(request_id)
+        if reservation is None or reservation.prefill_node != prefill_node:
+            raise RemoteError("the request has ended on the decode node", code="gone")
+        return reservation.pull
 
     def arrive(self, request_id: str, first_token: int) -> None:
         """All KV has landed. Raises RemoteError when the request has ended."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from cache.block import BlockGeometry, BlockKey
 from cache.calls import HOME_ERRORS
@@ -21,7 +22,7 @@ from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.layered_load import LayeredLoad, LayerGate, hides
-from engine.kv.pool_blocks import PoolBlocks
+from engine.kv.pool_blocks import LayerRead, Layers, PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.request import Request
 from engine.serving.intervals import Intervals
@@ -47,28 +48,26 @@ class PrefixLoader:
         self,
         batcher: Batcher,
         store: Store | None,
-        region: str,
         geometry: BlockGeometry,
         costs: StepCosts,
         network: TransferModel,
         policy: str,
         metrics: Metrics,
         prefetch: Prefetch,
-        by_layer: bool = False,
+        layers: Layers | None = None,
         least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """by_layer: a request starts before its prefix has arrived, and waits layer by layer, where blocks need no
-        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. least_s: what a
-        fetch of these blocks takes at least, as the rails to their homes are now; used: told of blocks that were
-        found in the engine's own arena."""
+        """layers: with it a request starts before its prefix has arrived, and waits layer by layer, where it is to
+        wait at all; in company it starts once nobody should have to wait for it. least_s: what a fetch of these blocks
+        takes at least, as the rails to their homes are now; used: told of blocks that were found in the engine's own
+        arena."""
         self._least_s = least_s
         self._used = used
-        self._by_layer = by_layer and not geometry.encoded and prefetch.policy == "wait"
+        self._layers = layers if prefetch.policy == "wait" else None
         self._prefetch = prefetch
         self._batcher = batcher
         self._store = store
-        self._region = region
         self._geometry = geometry
         self._costs = costs
         self._network = network
@@ -101,9 +100,9 @@ class PrefixLoader:
         found = await self._store.lookup(keys)
         if not found or request.finished or not self._pays(keys[:found], local * size):
             return None
-        if self._by_layer:
+        if self._layers is not None:
             before = len(request.block_ids)
-            load = await self._start(request, keys[:found])
+            load = await self._start(self._layers, request, keys[:found])
             if load is not None or request.finished or len(request.block_ids) > before:
                 return load
         await self._fetch(request, keys[:found])
@@ -117,7 +116,7 @@ class PrefixLoader:
         fetch = max(self._network.estimate(nbytes), self._least_s(keys, nbytes))
         return fetch < self._costs.prefill.estimate(len(keys) * self._geometry.block_size, context)
 
-    async def _start(self, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
+    async def _start(self, layers: Layers, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
         """Begin to read all of `keys` layer by layer; None when they cannot be had that way."""
         pool, first = self._batcher.pool, len(request.block_ids)
         if pool.num_free < len(keys):
@@ -146,7 +145,7 @@ class PrefixLoader:
                     level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
                     log.log(level, "a layered load could not begin", exc_info=error)
 
-        task = awaited(self._read_layers(request, keys, blocks, landed, begun))
+        task = awaited(self._read_layers(layers(keys, blocks), request, len(blocks), landed, begun))
         task.add_done_callback(over)
         load = LayeredLoad(first, blocks, gate, task)
         started = False
@@ -170,18 +169,16 @@ class PrefixLoader:
 
     async def _read_layers(
         self,
+        arriving: AbstractAsyncContextManager[LayerRead | None],
         request: Request,
-        keys: Sequence[BlockKey],
-        blocks: Sequence[int],
+        num_blocks: int,
         on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
     ) -> bool:
         """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
         pinned, so that only a failure can keep them from coming."""
-        assert self._store is not None
-        geometry, intervals, begin = self._geometry, Intervals(), time.monotonic()
-        layer_bytes, last = geometry.layer_bytes * len(blocks), begin
-        parts = [(layer * geometry.layer_bytes, geometry.layer_bytes) for layer in range(geometry.num_layers)]
+        intervals, begin = Intervals(), time.monotonic()
+        layer_bytes, last = self._geometry.pool_bytes // self._geometry.num_layers * num_blocks, begin
 
         def landed(layer: int) -> None:
             nonlocal last
@@ -190,22 +187,21 @@ class PrefixLoader:
             intervals.add(last, now, layer_bytes)
             last = now
 
-        async with self._store.pinned(keys) as pinned:
+        async with arriving as found:
             if not begun.done():
-                begun.set_result(pinned is not None)
-            if pinned is None:
+                begun.set_result(found is not None)
+            if found is None:
                 return False
             last = begin = time.monotonic()
-            offsets = [block * geometry.block_bytes for block in blocks]
-            whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
+            whole = await found.read(landed)
         if whole:
-            self._account(request, pinned, len(blocks), time.monotonic() - begin, intervals)
+            self._account(request, found.pinned, num_blocks, time.monotonic() - begin, intervals)
         return whole
 
     def _account(
         self, request: Request, pinned: PinnedBlocks, num_blocks: int, seconds: float, intervals: Intervals
     ) -> None:
-        nbytes = num_blocks * self._geometry.block_bytes
+        nbytes = num_blocks * self._geometry.pool_bytes
         self._metrics.count_store_get(pinned.tiers, 0)
         for transport, count in pinned.transports.items():
             self._metrics.count_transfer("read", transport, count, seconds)

@@ -21,6 +21,7 @@ ABORT = "engine.abort"
 ADOPT = "engine.adopt"  # does a request wait there whose acceptor was lost? Then its tokens come here from now on
 # prefill node -> decode node
 PULL = "engine.kv.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
+DECODE = "engine.kv.decode"  # what I wrote to these bytes of yours is encoded; answer when it is decoded
 HANDOVER = "engine.handover"  # all KV has landed, this is the first token
 # decode node -> prefill node
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more

@@ -15,14 +15,14 @@ import logging
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cache.block import KEY_BYTES, BlockGeometry
 from engine.kv.incoming import KV_REGION, Incoming, Reservation
 from engine.kv.kv_ready import KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
 from engine.kv.pull import PullOffer
-from engine.kv.push import Push
+from engine.kv.push import EncodedPush, Push
 from engine.request import Request
 from engine.serving import messages
 from engine.serving.items import extra, item
@@ -35,6 +35,9 @@ from net.channel import Channel, RemoteError
 from net.metrics import Metrics
 from net.tasks import spawn
 from net.transfer import TransferEngine
+
+if TYPE_CHECKING:
+    from engine.kv.wire import WireCodec
 
 log = logging.getLogger("mooncake.engine")
 
@@ -58,8 +61,10 @@ class EngineService:
         kv_transfer: str = "push",
         kv_overlap: str = "layer",
         rails: RailNews | None = None,
+        wire: WireCodec | None = None,
     ) -> None:
-        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes."""
+        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes; wire: what encodes
+        and decodes it on its way, None = nothing does."""
         self._node_id = node_id
         self._channel = channel
         self._transfer = transfer
@@ -71,11 +76,19 @@ class EngineService:
         self._metrics = metrics
         self._kv_transfer = kv_transfer
         self._kv_overlap = kv_overlap
+        self._wire = wire
         self._acceptors: dict[str, str] = {}  # request id -> node
         self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
         self._incoming = Incoming(
-            channel, transfer, worker, geometry, max_waiting, metrics, lambda request_id: request_id in self._fenced
+            channel,
+            transfer,
+            worker,
+            geometry,
+            max_waiting,
+            metrics,
+            lambda request_id: request_id in self._fenced,
+            wire,
         )
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,17 +146,18 @@ class EngineService:
         if body["target"] is not None:
             target = KvTarget(**body["target"])
             ready = KvReady(self._geometry, target, request.num_tokens, self._kv_overlap)
-            transfer = KvTransfer(
-                target.node, self._mover(request.request_id, target), ready, self._worker.batcher.pool
-            )
+            mover = self._mover(request.request_id, target)
+            transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._wire)
             request.handover = True
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
 
     def _mover(self, request_id: str, target: KvTarget) -> Mover:
+        region = KV_REGION if self._wire is None else self._wire.region.name
         if self._kv_transfer == "pull":
-            return PullOffer(self._channel, KV_REGION, request_id, target, MOVE_TIMEOUT_S)
-        return Push(self._transfer, KV_REGION, target, MOVE_TIMEOUT_S)
+            return PullOffer(self._channel, region, request_id, target, MOVE_TIMEOUT_S)
+        push = Push(self._transfer, region, target, MOVE_TIMEOUT_S)
+        return push if self._wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
 
     async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
         """After the last layer: wait until all KV has landed, then let the decode node go on."""
@@ -163,6 +177,9 @@ class EngineService:
                 "exposed_seconds": now - begin,  # from the end of the prefill until all had landed
                 "intervals": report.intervals.before(now),
             }
+            if self._wire is not None:
+                detail |= {"wire_dtype": self._wire.dtype, "saved_bytes": report.saved}
+                self._metrics.count_wire_saved(report.saved)
             request.log.append((now, "kv_moved", detail))
             # Told now: the decode node may have made a short answer before it has answered here.
             self._send(acceptor, [[request.request_id, -1, None, None, "landed", self._extra(request)]])

@@ -67,9 +67,10 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     ours, pool, metrics, costs = runner(model, num_blocks=BLOCKS), BlockPool(BLOCKS), Metrics("m", "n"), StepCosts()
     batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
-    prefetch = Prefetch(PlainBlocks(store, "kv", GEOMETRY), "wait", 0.0, lambda: False)
+    blocks = PlainBlocks(store, "kv", GEOMETRY)
+    prefetch = Prefetch(blocks, "wait", 0.0, lambda: False)
     loader = PrefixLoader(
-        batcher, store, "kv", GEOMETRY, costs, TransferModel(), "always", metrics, prefetch, by_layer=True
+        batcher, store, GEOMETRY, costs, TransferModel(), "always", metrics, prefetch, layers=blocks.layers
     )
     worker = Worker(batcher, ours, loader, Publisher(pool, None, metrics), costs, metrics)
     got: list[Emission] = []

@@ -46,7 +46,7 @@ async def node():
         publisher = Publisher(pool, OfSlots(store), metrics)
         prefetch = Prefetch(OfSlots(store), "wait", 0.0, lambda: False)
         loader = PrefixLoader(
-            batcher, store, "kv", GEOMETRY, StepCosts(), TransferModel(), "auto", metrics, prefetch,
+            batcher, store, GEOMETRY, StepCosts(), TransferModel(), "auto", metrics, prefetch,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()
