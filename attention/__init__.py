@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attention import custom
 from attention.codes import DTYPES
-from attention.cpu_build import Unavailable
 from attention.cpu_choice import Heads, fastest_of
 from attention.interface import AttentionBackend, RaggedBatch, reads_codes
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
+from net.compiled import Unavailable
+from net.user_file import is_file, load
 
 if TYPE_CHECKING:
     from attention.cpu import CpuBackend
@@ -55,6 +55,9 @@ backends: dict[str, Callable[[], AttentionBackend]] = {
     "triton": triton_backend,
 }
 
+METHODS = ("plan", "write_kv", "rotate_and_write_kv", "attend")
+"""What a backend of the user's own must have; see attention/interface.py."""
+
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
 
@@ -87,8 +90,8 @@ def choose(
 
 def named(name: str, device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
     """See choose."""
-    if custom.is_file(name):
-        return custom.load(name)
+    if is_file(name):
+        return own(name)
     if name == "auto":
         return fastest(device, heads, cpu_level)
     if name not in backends:
@@ -98,6 +101,14 @@ def named(name: str, device: str, heads: Heads, cpu_level: str) -> AttentionBack
     if name == "cpu" and device != "cpu":
         raise ValueError(f"attention backend 'cpu' does not run on {device}; choose torch")
     return cpu_backend(cpu_level) if name == "cpu" else backends[name]()
+
+
+def own(name: str) -> AttentionBackend:
+    """The user's own from 'FILE.py:NAME'. Raises ValueError."""
+    backend: AttentionBackend = load("--attention-backend", name, METHODS)()
+    if not isinstance(getattr(backend, "name", None), str):
+        raise ValueError(f"--attention-backend {name}: it lacks a `name`, a string")
+    return backend
 
 
 def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:

@@ -1,9 +1,7 @@
 """C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr().
 
-`load` compiles with the g++, c++ or clang++ on PATH into $XDG_CACHE_HOME/mooncake/cpu (or ~/.cache/mooncake/cpu). The
-file's name is a hash of everything that decides what it holds: sources and the headers beside them, compiler version,
-flags and the OpenMP runtime. It appears by rename; of processes that want it at once one compiles, for half a minute,
-and the others wait.
+`load` compiles with the g++, c++ or clang++ on PATH, for half a minute. net/compiled.py keeps the result for these
+sources, the headers in their folders, this compiler version, these flags and this OpenMP runtime.
 
 The OpenMP runtime is the one that torch has loaded. A second one in the process would bring its own threads, and two
 pools that spin for the same cores are several times slower than one. So objects are compiled with -fopenmp but linked
@@ -13,22 +11,19 @@ against torch's file; only where torch ships none does the compiler choose.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import logging
-import os
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from net.compiled import Unavailable, folder, kept, opened, run
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +49,9 @@ AVX512_BF16 = (*AVX512, "avx512_bf16")
 AMX_BF16 = ("amx_tile", "amx_bf16")
 
 COMPILERS = ("g++", "c++", "clang++")
-TAIL_LINES = 15  # of a failing compiler's output, in the error
 
 _lock = threading.Lock()
 _loaded: dict[Path, ctypes.CDLL] = {}
-
-
-class Unavailable(RuntimeError):
-    """Kernels cannot be had on this machine; the message says why: a missing CPU feature, no compiler, its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,66 +121,29 @@ def load(
     path = _cached(name, sources, [*FLAGS, *machine, *flags], headers, compiler())
     with _lock:
         if path not in _loaded:
-            try:
-                _loaded[path] = ctypes.CDLL(str(path))
-            except OSError as error:
-                raise Unavailable(f"the compiled kernels cannot be loaded: {error}") from error
+            _loaded[path] = opened(path)
         return _loaded[path]
 
 
 def cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "mooncake" / "cpu"
+    return folder("cpu")
 
 
 def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Path], cxx: Compiler) -> Path:
     runtime = openmp_runtime(cxx.is_clang)
-    key = hashlib.sha256(repr((cxx.version, list(flags), str(runtime))).encode())
     headers = {header for folder in (*(s.parent for s in sources), *folders) for header in folder.glob("*.h")}
+    decides = [repr((cxx.version, list(flags), str(runtime))).encode()]
     for file in [*sources, *sorted(headers)]:
-        key.update(file.name.encode() + b"\0" + file.read_bytes())
-    path = cache_dir() / f"{name}-{key.hexdigest()[:20]}.so"
-    if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _turn(path.parent):
-                if not path.exists():
-                    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as scratch:
-                        _compile(
-                            cxx, sources, [*flags, *(f"-I{f}" for f in folders)], runtime, Path(scratch) / path.name
-                        )
-                        (Path(scratch) / path.name).replace(path)
-        except OSError as error:
-            raise Unavailable(f"cannot write {path.parent} ({error}); set XDG_CACHE_HOME") from error
-    return path
-
-
-@contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """One process at a time; the lock of one that dies is free."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        decides += [file.name.encode(), file.read_bytes()]
+    included = [*flags, *(f"-I{folder}" for folder in folders)]
+    return kept("cpu", name, decides, lambda path: _compile(cxx, sources, included, runtime, path))
 
 
 def _compile(cxx: Compiler, sources: Sequence[Path], flags: Sequence[str], runtime: Path | None, out: Path) -> None:
     began = time.monotonic()
     objects = [out.parent / f"{i}-{source.stem}.o" for i, source in enumerate(sources)]
     pairs = zip(sources, objects, strict=True)
-    _run_all([[cxx.path, *flags, "-c", str(source), "-o", str(target)] for source, target in pairs])
+    run(*([cxx.path, *flags, "-c", str(source), "-o", str(target)] for source, target in pairs))
     omp = ["-fopenmp"] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
-    _run_all([[cxx.path, "-shared", *map(str, objects), *omp, "-o", str(out)]])
+    run([cxx.path, "-shared", *map(str, objects), *omp, "-o", str(out)])
     log.info("compiled %s with %s in %.1f s", out.name, cxx.path, time.monotonic() - began)
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Side by side. Raises Unavailable with the end of the first failing one's output."""
-    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
-    outputs = [process.communicate()[0] for process in running]
-    for command, process, output in zip(commands, running, outputs, strict=True):
-        if process.returncode:
-            tail = "\n".join(output.splitlines()[-TAIL_LINES:])
-            raise Unavailable(f"compiling failed ({' '.join(command)}):\n{tail}")

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attention.cpu_build import AMX_BF16, AVX512, AVX512_BF16, Unavailable, cpu_features, require
+from attention.cpu_build import AMX_BF16, AVX512, AVX512_BF16, cpu_features, require
+from net.compiled import Unavailable
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX512_BF16, "f16c", *AMX_BF16),

@@ -1,8 +1,9 @@
 """KV blocks in one byte per element on a CPU: what a block becomes when it leaves the arena for the pool or for another
 node, and back.
 
-The formats are those of attention/quantize.py (fp8 e4m3 and int8, one scale per head and layer of K and of V). An
-encoded block is one span of bytes, layer after layer, so a layer can be moved and decoded by itself:
+The formats are fp8 (e4m3) and int8, with one scale per head and layer of K and of V: scale = max |x| / LARGEST, so that
+|x - x'| <= scale / 2 for int8 and <= max(|x| / 16, scale / 1024) for fp8. An encoded block is one span of bytes, layer
+after layer, so a layer can be moved and decoded by itself:
 
     codes [2, num_kv_heads, block_size, head_size] one byte each | scales [2, num_kv_heads] float32
 

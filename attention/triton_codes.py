@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.quantize import to_e4m3, to_int8
-
 FLOATS, INT8, E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """What the constexpr CODES says about a pool; tiles.CODES has it for a type."""
 
@@ -26,6 +24,26 @@ TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 def pointed(kv: Tensor) -> Tensor:
     """The pool as the kernels' pointer type."""
     return kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
+
+
+@triton.jit
+def to_e4m3(x: tl.tensor) -> tl.tensor:
+    """x [..] float32, |x| <= 448 -> uint8 codes of torch.float8_e4m3fn, rounded to nearest even."""
+    size = tl.abs(x)
+    bits = size.to(tl.int32, bitcast=True)
+    # 20 of float32's 23 mantissa bits go; 960 = (127 - 7) << 3 moves the exponent's bias from 127 to 7.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+    # Below 2^-6 the codes are multiples of 2^-9: the unit of float32 at 2^14, so one addition rounds.
+    subnormal = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return (tl.where(size < 0.015625, subnormal, normal) | sign).to(tl.uint8)
+
+
+@triton.jit
+def to_int8(x: tl.tensor) -> tl.tensor:
+    """x [..] float32, |x| <= 127 -> int8 codes, rounded to nearest even."""
+    # 1.5 * 2^23: the float32 whose unit is 1, so that the addition rounds.
+    return ((x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000).to(tl.int8)
 
 
 @triton.jit

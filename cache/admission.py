@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from cache.policies import custom
 from cache.policy import Facts
+from net.user_file import is_file, load
 
 REMEMBERED = 1 << 16
 """Keys that a history looks back on: those of a pool of about that many blocks."""
@@ -123,8 +123,8 @@ admissions: dict[str, Callable[[], Admission]] = {
 
 def choose(name: str) -> Admission:
     """A new one called `name`, or the user's own from 'FILE.py:NAME'. Raises ValueError."""
-    if custom.is_file(name):
-        made: Admission = custom.load("--cache-admission", name, ("wanted", "admits"))()
+    if is_file(name):
+        made: Admission = load("--cache-admission", name, ("wanted", "admits"))()
         return made
     if name not in admissions:
         raise ValueError(f"no cache admission {name!r}; choose {', '.join(admissions)} or FILE.py:NAME")

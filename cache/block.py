@@ -119,11 +119,6 @@ def salted_root(root: BlockKey, salt: str) -> BlockKey:
     return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
 
 
-def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
-    """Key of the full block `token_ids` that follows the block named `parent`."""
-    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
-
-
 def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
     """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
     start = len(keys) * block_size

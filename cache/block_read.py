@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from cache import compiled
 from cache.block import BlockKey
-from cache.compiled import Unavailable
 from cache.copy_threads import CopyThreads
 from cache.shared_index import IndexView
+from net import compiled
+from net.compiled import Unavailable
 from net.memory import Region
 
 SOURCE = Path(__file__).with_name("block_read.c")

@@ -16,7 +16,7 @@ from typing import Any
 
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.protocol import Deadlines, join_keys
+from cache.protocol import Deadlines, Look, join_keys
 from net.bulk_call import BulkCall
 from net.bulk_calls import BulkCalls
 from net.channel import Channel
@@ -75,15 +75,15 @@ class Calls:
         leading: bool,
         patience_s: float | None = None,
         contents: Sequence[tuple[int, int]] = (),
-    ) -> list[int]:
-        """Per key 0 when the home has it, with this content if `contents` are given, else ABSENT or ELSEWHERE;
-        `leading`: up to the first that is not 0. Raises TooSlow, too, as all that take `patience_s` do."""
+    ) -> Look:
+        """What the home has of `keys`, with this content if `contents` are given; `leading`: up to the first that it
+        has not. Raises TooSlow, too, as all that take `patience_s` do."""
         body: dict[str, Any] = {"leading": leading}
         if contents:
             body["contents"] = contents
         most = self._deadlines.lookup_s
         reply, _ = await self._exchange(home, "store.has", body, [join_keys(keys)], most, patience_s)
-        return list(reply["have"])
+        return Look.of(reply)
 
     async def remove(self, home: str, keys: Sequence[BlockKey]) -> int:
         """How many the home had."""

@@ -13,8 +13,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
-from cache import compiled
-from cache.compiled import Unavailable
+from net import compiled
+from net.compiled import Unavailable
 
 __all__ = ["Unavailable", "chain", "prepare"]
 

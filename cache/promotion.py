@@ -11,6 +11,7 @@ from cache.block import BlockKey
 from cache.pool import BlockPool, OutOfBlocks
 from cache.slots import DramSlots
 from cache.ssd import SsdTier
+from cache.ssd.reads import SsdReads
 from net.tasks import awaited
 
 READERS = 2  # threads: more do not read faster from one disk
@@ -27,11 +28,14 @@ class Promotion:
 class Promotions:
     """Those under way. Without an SSD tier there are none."""
 
-    def __init__(self, arena: Arena | None, ssd: SsdTier | None, pool: BlockPool, slots: DramSlots) -> None:
+    def __init__(
+        self, arena: Arena | None, ssd: SsdTier | None, pool: BlockPool, slots: DramSlots, reads: SsdReads
+    ) -> None:
         self._arena = arena
         self._ssd = ssd
         self._pool = pool
         self._slots = slots
+        self._reads = reads
         self._underway: dict[BlockKey, Promotion] = {}
         self._tasks: dict[int, asyncio.Task[bool]] = {}  # by slot, also of blocks that were removed meanwhile
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
@@ -54,14 +58,18 @@ class Promotions:
         return promotion
 
     async def _load(self, ssd: SsdTier, key: BlockKey, slot: int, memory: memoryview) -> bool:
+        loop, good = asyncio.get_running_loop(), False
+        queued, begin = self._reads.asked(), loop.time()
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._readers, ssd.get, key, memory)
+            found = await loop.run_in_executor(self._readers, ssd.get, key, memory)
+            good = found is not None
             underway = self._underway.get(key)
             if found is None or underway is None or underway.slot != slot:
                 return False
             self._slots.fill(slot, found.checksum, found.length, found.facts)
             return self._pool.name(slot, key, found.facts)
         finally:
+            self._reads.over(queued, loop.time() - begin, good=good)
             self._tasks.pop(slot)
             if key in self._underway and self._underway[key].slot == slot:
                 del self._underway[key]

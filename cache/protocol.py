@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
+from cache.ssd.reads import FREE, SsdPrice
 from net.errors import RemoteError
 
 STORED, PRESENT = 0, -1
@@ -41,6 +43,24 @@ class Deadlines:
         """The same for homes that are given so long to answer (--store-timeout-ms)."""
         usual = cls()
         return cls(lookup_s=min(usual.lookup_s, seconds), control_s=seconds, room_s=min(usual.room_s, seconds * 2 / 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a home says of some keys."""
+
+    have: list[int]  # per key 0, ABSENT or ELSEWHERE; it may end at the first that is not 0
+    on_ssd: list[int] = field(default_factory=list)  # positions of those that have to be read from SSD
+    price: SsdPrice = FREE  # of that, now
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it travels."""
+        return {"have": self.have} | ({"ssd": self.on_ssd, "price": list(self.price)} if self.on_ssd else {})
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Look:
+        """Inverse of `as_dict`."""
+        return cls(list(told["have"]), list(told.get("ssd", ())), SsdPrice(*told.get("price", FREE)))
 
 
 def join_keys(keys: Sequence[BlockKey]) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cache.arena import UNCHECKED, checksum
@@ -18,11 +19,30 @@ from cache.bulk_reader import BulkReader
 from cache.calls import HOME_ERRORS, Calls, Ticket, TooSlow
 from cache.job import MESSAGE_BYTES, Job, at_each, in_pieces
 from cache.protocol import ELSEWHERE, Deadlines
+from cache.results import LeadingRun
 from cache.routing import ReadWalk, Router
 from cache.same_host import SameHost
+from cache.ssd.reads import SsdPrice
 from net.transfer import Completion, Op, TransferEngine
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the pool has of some keys, by position."""
+
+    have: set[int] = field(default_factory=set)
+    on_ssd: dict[int, str] = field(default_factory=dict)  # of those, what a home has to read from its SSD
+    prices: dict[str, SsdPrice] = field(default_factory=dict)  # of that, by home
+
+    def leading(self, count: int) -> LeadingRun:
+        """Of `count` keys. Homes read side by side, so the last of them counts."""
+        run = next((at for at in range(count) if at not in self.have), count)
+        on_ssd = {at: home for at, home in self.on_ssd.items() if at < run}
+        by_home = Counter(on_ssd.values())
+        wait_s = max((self.prices[home].seconds(blocks) for home, blocks in by_home.items()), default=0.0)
+        return LeadingRun(run, min(on_ssd, default=run), len(on_ssd), wait_s)
 
 
 class Reader:
@@ -50,22 +70,22 @@ class Reader:
         self._checksums = checksums
         self._bulk = BulkReader(calls, router, self._patience, self._damaged, checksums)
 
-    async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> set[int]:
-        """Positions of `keys` that the pool has now; with `leading` no more than the leading run is looked for."""
+    async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> Seen:
+        """What of `keys` the pool has now; with `leading` no more than the leading run is looked for."""
         walk = self._router.read(_now(), keys, 0)
-        have: set[int] = set()
+        found = Seen()
 
         async def ask(home: str, positions: list[int]) -> None:
             try:
                 self._calls.check(home)
                 seen = self._seen(home, keys, positions)
-                have.update(seen)
+                found.have.update(seen)
                 walk.found_all(seen)
                 if not (positions := [position for position in positions if position not in seen]):
                     return
                 asked = [keys[position] for position in positions]
                 patience_s = self._patience(walk, home, positions)
-                answers = await self._calls.has(home, asked, leading=leading and walk.single, patience_s=patience_s)
+                look = await self._calls.has(home, asked, leading=leading and walk.single, patience_s=patience_s)
             except TooSlow as error:
                 self._give_up(walk, home, positions, error)
                 return
@@ -74,16 +94,19 @@ class Reader:
                 for position in positions:
                     walk.elsewhere(position)
                 return
-            for position, answer in zip(positions, answers, strict=False):
+            if look.on_ssd:
+                found.on_ssd.update(dict.fromkeys((positions[at] for at in look.on_ssd), home))
+                found.prices[home] = look.price
+            for position, answer in zip(positions, look.have, strict=False):
                 if answer == 0:
-                    have.add(position)
+                    found.have.add(position)
                     walk.found(position)
                 elif answer == ELSEWHERE:
                     walk.elsewhere(position)
 
         while groups := walk.wave(leading):
             await at_each(groups, ask)
-        return have
+        return found
 
     def _seen(self, home: str, keys: Sequence[BlockKey], positions: list[int]) -> set[int]:
         """Positions that a home of this host is seen to have."""

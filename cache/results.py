@@ -31,3 +31,13 @@ class GetResult:
     sources: dict[str, int] = field(default_factory=dict)
     transports: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadingRun:
+    """The leading run of some keys that the pool has now, and what of it has to be read from SSD first."""
+
+    blocks: int
+    dram_blocks: int = 0  # in front of the first that lies on SSD only
+    ssd_blocks: int = 0
+    ssd_s: float = 0.0  # until the last of their homes has them in DRAM, as those measure it and have to read before

@@ -17,10 +17,10 @@ from cache.block import BlockKey
 from cache.block_read import BlockRead
 from cache.calls import HOME_ERRORS, Calls
 from cache.checked_copy import CheckedCopier, Copy
-from cache.compiled import Unavailable
 from cache.copy_threads import CopyThreads
 from cache.job import Job
 from cache.shared_index import INDEX_REGION, IndexView, Row
+from net.compiled import Unavailable
 from net.memory import Region
 from net.path import Path
 from net.tasks import spawn

@@ -3,7 +3,7 @@
 The bytes of all but small blocks never pass through here: a reply names the arena and the slots, and the peer's
 transfer engine reads or writes them. What a peer may touch is a lease, numbered by the peer:
 
-    store.has      keys -> which of them are here
+    store.has      keys -> which of them are here, and which of those have to be read from SSD
     store.pin      keys -> lease on those that are here, to read
     store.reserve  keys -> lease on new slots, to write         ──> store.commit ends it
     store.unpin    ends a lease of either kind, also one whose grant is still on its way
@@ -35,7 +35,7 @@ from cache.heat import HotBlocks
 from cache.lasting import Lasting
 from cache.leases import Leases
 from cache.policy import PLAIN
-from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
+from cache.protocol import ABSENT, ELSEWHERE, Deadlines, Look, split_keys
 from cache.recent import Recent
 from cache.repair import Hints
 from cache.tiers import LocalStore, Pin
@@ -84,8 +84,8 @@ class Share:
     # --- messages
 
     async def _has(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        """One entry per key: 0, ABSENT or ELSEWHERE; with `leading` it may end at the first that is not 0. With
-        `contents`, one per key, another content is none."""
+        """A Look; with `leading` it may end at the first key that is not here. With `contents`, one per key, another
+        content is none."""
         now, have = _now(), []
         leading = self.leading(now, body)
         keys = split_keys(data)
@@ -94,7 +94,14 @@ class Share:
             have.append(0 if self._granting.has(key, content) else self.where(now, key))
             if leading and have[-1]:
                 break
-        return {"have": have}
+        on_ssd = self._on_ssd(keys, have)
+        return (Look(have, on_ssd, self._local.ssd_price()) if on_ssd else Look(have)).as_dict()
+
+    def _on_ssd(self, keys: Sequence[BlockKey], have: Sequence[int]) -> list[int]:
+        if self._local.ssd is None:
+            return []
+        answers = enumerate(zip(keys, have, strict=False))
+        return [at for at, (key, answer) in answers if not answer and self._local.contains(key) == "ssd"]
 
     def leading(self, now: float, body: dict[str, Any]) -> bool:
         """Whether nothing behind the first missing block matters. It does when that one may be elsewhere."""

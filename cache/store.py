@@ -33,7 +33,7 @@ from cache.objects import Objects
 from cache.policy import Facts
 from cache.protocol import Deadlines
 from cache.reader import Reader
-from cache.results import GetResult, NotDurable, Unreachable
+from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.routing import Router
 from cache.same_host import SameHost
 from cache.share import Share
@@ -125,9 +125,12 @@ class Store:
 
     async def lookup(self, keys: Sequence[BlockKey]) -> int:
         """Length of the leading run of `keys` that the pool has now; a home that does not answer has nothing."""
+        return (await self.find(keys)).blocks
+
+    async def find(self, keys: Sequence[BlockKey]) -> LeadingRun:
+        """The same run, and how much of it its homes have to read from SSD first."""
         self._route()
-        have = await self._reader.which(keys, leading=True)
-        return next((i for i in range(len(keys)) if i not in have), len(keys))
+        return (await self._reader.which(keys, leading=True)).leading(len(keys))
 
     async def exists(self, key: BlockKey) -> bool:
         """Whether the pool has it now."""
@@ -136,7 +139,7 @@ class Store:
     async def exists_many(self, keys: Sequence[BlockKey]) -> list[bool]:
         """The same for each of `keys`, with one message per home."""
         self._route()
-        have = await self._reader.which(keys, leading=False)
+        have = (await self._reader.which(keys, leading=False)).have
         return [i in have for i in range(len(keys))]
 
     # --- blocks between the pool and arenas
@@ -281,7 +284,7 @@ class Store:
 
     async def _put(self, job: Job) -> Job:
         if job.agree and not self.router.single():
-            job.present |= await self._reader.which(job.keys, leading=False)
+            job.present |= (await self._reader.which(job.keys, leading=False)).have
         await self._writer.publish(job, self._window)
         return self._accounts.put(job)
 

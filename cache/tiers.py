@@ -32,6 +32,7 @@ from cache.promotion import Promotions
 from cache.reservations import NoSpace, Reservations
 from cache.slots import DramSlots, Pin
 from cache.ssd import New, SsdError, SsdTier
+from cache.ssd.reads import ReadModel, SsdPrice, SsdReads
 from cache.write_behind import Row, WriteBehind
 from net.memory import Region
 
@@ -45,8 +46,9 @@ PIN_SHARE = 0.25  # of the blocks that find room here may be kept for ever
 
 class LocalStore:
     """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region.
-    Lives on one event loop. `pin_share`: part of the SSD tier, without one of DRAM, that kept blocks may take. Raises
-    ValueError when an SSD tier has no DRAM to be read through."""
+    Lives on one event loop. `pin_share`: part of the SSD tier, without one of DRAM, that kept blocks may take;
+    `read_model` learns how long reads from SSD take. Raises ValueError when an SSD tier has no DRAM to be read
+    through."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class LocalStore:
         policy: EvictionPolicy | None = None,
         admission: Admission | None = None,
         pin_share: float = PIN_SHARE,
+        read_model: ReadModel | None = None,
     ) -> None:
         if ssd is not None and (arena is None or arena.slot_bytes != ssd.slot_bytes):
             raise ValueError("an SSD tier is read through DRAM slots of its block size: give --dram-bytes")
@@ -63,7 +66,8 @@ class LocalStore:
         self._pool = BlockPool(arena.num_slots if arena is not None else 0, policy)
         self._slots = DramSlots(arena, self._pool)
         chosen: Admission = Always() if admission is None else admission
-        self._promotions = Promotions(arena, ssd, self._pool, self._slots)
+        self._reads = SsdReads(0 if arena is None else arena.slot_bytes, read_model)
+        self._promotions = Promotions(arena, ssd, self._pool, self._slots, self._reads)
         self._behind: WriteBehind | None = None
         if ssd is not None and arena is not None:
             most = max(1, BATCH_BYTES // arena.slot_bytes)
@@ -90,6 +94,10 @@ class LocalStore:
         if self.ssd is not None and self.ssd.readable and (key in self._promotions or self.ssd.contains(key)):
             return "ssd"
         return None
+
+    def ssd_price(self) -> SsdPrice:
+        """What it costs now to have blocks read from SSD, behind what is queued there."""
+        return self._reads.price()
 
     def content(self, key: BlockKey) -> Content | None:
         """(checksum, bytes) of what is here under `key`, in any tier."""
@@ -325,7 +333,8 @@ class LocalStore:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD; DRAM
-        also counts the blocks that admission refused."""
+        also counts the blocks that admission refused, SSD the bytes that are to be read, how long one
+        waits for them, and how long each block takes."""
         usage = self._pool.usage()
         slot_bytes = self.arena.slot_bytes if self.arena is not None else 0
         dram = self._counts | {
@@ -339,7 +348,11 @@ class LocalStore:
             "pinned_most": self._kept.limit,
             "unwritten": 0 if self._behind is None else self._behind.owed,
         }
-        return {"dram": dram} | ({"ssd": self.ssd.stats()} if self.ssd is not None else {})
+        if self.ssd is None:
+            return {"dram": dram}
+        price = self._reads.price()
+        reads = {"queued_bytes": self._reads.queued_bytes, "wait_s": price.fixed_s, "block_s": price.block_s}
+        return {"dram": dram, "ssd": self.ssd.stats() | reads}
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the books of the DRAM tier disagree."""

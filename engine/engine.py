@@ -13,11 +13,15 @@ from engine.batcher import Batcher
 from engine.calibration import Room, calibrate
 from engine.config import Config
 from engine.costs import StepCosts
+from engine.kv.arenas import Arenas
+from engine.kv.borrowing import Borrowing
 from engine.kv.cache_policies import eviction
 from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
+from engine.kv.incoming import KV_REGION
 from engine.kv.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
+from engine.kv.prefix_sources import PrefixSources
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.kv.wire import WireCodec
 from engine.load import EngineLoad
@@ -34,7 +38,6 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.staging import DeviceRegion, DeviceTransferEngine
 from sched.batching import BoundedSteps, Tuning, batching_policies
-from sched.cost import TransferModel
 from sched.queueing import queue_orders
 from sched.rejection import rejections
 
@@ -52,7 +55,9 @@ class Engine:
         store: Store,
         words: LoadWords,
         metrics: Metrics,
+        arenas: Arenas,
     ) -> None:
+        """arenas: what other nodes are known to have in theirs."""
         self._config = config
         self._transfer = transfer
         self.region = loaded.region
@@ -81,24 +86,32 @@ class Engine:
             self.speculator,
         )
         self.batcher.blocks.recompute_s = self.costs.prefill.estimate
-        self.network = TransferModel()
         self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         rails = RailNews(transfer, store.router.homes)
+        borrowing = Borrowing(channel, transfer, KV_REGION, geometry.block_bytes)
+        sources = PrefixSources(
+            reused,
+            self._pool_blocks,
+            arenas,
+            borrowing,
+            geometry,
+            self.costs,
+            config.prefix_fetch,
+            homes_s=rails.fetch_s,
+            node_s=rails.from_node_s,
+        )
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
         loader = PrefixLoader(
             self.batcher,
-            reused,
             geometry,
             self.costs,
-            self.network,
-            config.prefix_fetch,
             metrics,
-            Prefetch(self._pool_blocks, config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy),
+            Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy),
+            sources,
             layers=layers_of(self._pool_blocks) if by_layer else None,
-            least_s=rails.fetch_s,
             used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
         )
         self._wire = self._wire_codec(geometry)
@@ -126,6 +139,7 @@ class Engine:
             config.kv_transfer,
             config.kv_overlap,
             rails,
+            arenas,
             self._wire,
         )
         self.worker.on_emissions = self.service.on_emissions

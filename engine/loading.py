@@ -14,7 +14,6 @@ from torch import Tensor
 
 from attention import AttentionBackend, choose
 from attention.codes import pool_in
-from attention.cpu_build import Unavailable
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
@@ -35,6 +34,7 @@ from engine.model.rank_processes import RankProcesses
 from engine.resolve import geometry as geometry_of
 from engine.runner import Runner
 from engine.speculation.draft import DraftModel
+from net.compiled import Unavailable
 from net.memory import Region
 from net.staging import DeviceRegion
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from cache import key_chain
 from cache.block import root_key
-from cache.compiled import Unavailable
 from cache.job import MESSAGE_BYTES
 from cache.protocol import Deadlines
 from cache.store import Store
@@ -29,6 +28,7 @@ from engine.checkpoint.progress import Progress
 from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
+from engine.kv.arenas import Arenas
 from engine.kv.prefault import prefault
 from engine.kv.share import open_share
 from engine.leaving import Leaving
@@ -41,6 +41,7 @@ from engine.resolve import disagreement, geometry
 from engine.role_changes import RoleChanges
 from engine.serving import cheapest
 from net.channel import Channel, PeerRefused
+from net.compiled import Unavailable
 from net.gossip import Gossip, JoinRefused
 from net.load_words import LoadWords
 from net.metrics import Metrics
@@ -51,7 +52,7 @@ from net.staging import DeviceTransferEngine
 from net.stalls import StallMonitor
 from net.supervisor import Supervisor
 from net.tasks import spawn
-from sched.member import Member, presets
+from sched.member import Member, Status, presets
 from sched.role_change import BOTH
 from sched.state import NodeRecord
 
@@ -273,8 +274,17 @@ class Node:
             finally:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.phase("weights")
+        arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
         return engine(
-            self.config, self.geometry, loaded, self.channel, self.transfer, self.store, self.words, self.metrics
+            self.config,
+            self.geometry,
+            loaded,
+            self.channel,
+            self.transfer,
+            self.store,
+            self.words,
+            self.metrics,
+            arenas,
         )
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
@@ -332,6 +342,10 @@ class Node:
     def http_address(self) -> str:
         host, port = self._http_socket.getsockname()[:2]
         return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
+
+    def _is_alive(self, node_id: str) -> bool:
+        member = self.gossip.core.membership.get(node_id)
+        return member is not None and member.status is Status.ALIVE
 
     def _homes(self) -> dict[str, int]:
         """Members that pooled blocks live on, with the bytes of their shares."""

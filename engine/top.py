@@ -22,7 +22,7 @@ from engine.serving.recent import SOURCES, percentiles
 
 Json = dict[str, Any]
 PIPED_COLUMNS = 160
-NAMES = {"hbm": "arena", "dram": "DRAM", "ssd": "SSD", "computed": "computed"}
+NAMES = {"hbm": "arena", "arena": "other arenas", "dram": "DRAM", "ssd": "SSD", "computed": "computed"}
 
 
 def main(argv: Sequence[str]) -> int:

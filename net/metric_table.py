@@ -116,7 +116,12 @@ CLUSTER = (
     Declared(Counter, "mooncake:transfer_seconds", "Time spent in transfers", ("direction", "transport")),
     Declared(Counter, "mooncake:transfer_failures", "Transfers that failed", ("transport",)),
     Declared(Counter, "mooncake:wire_saved_bytes", "KV bytes that need not move to decode nodes by --wire-dtype"),
-    Declared(Counter, "mooncake:store_hit_blocks", "Blocks fetched from the pool, by tier of their home", ("tier",)),
+    Declared(
+        Counter,
+        "mooncake:store_hit_blocks",
+        "Blocks of prefixes that were loaded, by tier: dram or ssd of the pool, arena of another node",
+        ("tier",),
+    ),
     Declared(Counter, "mooncake:store_missed_blocks", "Blocks asked of the pool and not found"),
     Declared(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool"),
     Declared(

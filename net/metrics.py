@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from net.metric_table import ALIASES, Declared, declared
 from net.stalls import SLOW_S, Stall
 from net.transfer_metrics import TransferCollector
 from net.watched_metrics import Aliases, Watched, WatchedCollector
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
@@ -40,7 +38,7 @@ class Metrics:
         self.registry.register(self._watched)
 
     def text(self) -> bytes:
-        """The exposition format; serve it as CONTENT_TYPE. May run in a thread, `read` comes first."""
+        """The exposition format of Prometheus. May run in a thread, `read` comes first."""
         return generate_latest(self.registry)
 
     # --- the engine's state and steps
@@ -172,8 +170,9 @@ class Metrics:
     def count_transfer_failure(self, transport: str) -> None:
         self._child("mooncake:transfer_failures", transport=transport).inc()
 
-    def count_store_get(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
-        """One get from the pool: blocks found, by the tier (dram, ssd) of their home, and blocks not found."""
+    def count_prefix_load(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
+        """Blocks of a prefix that were found, by tier (dram or ssd of the pool, arena of another node), and those that
+        were not."""
         for tier, blocks in blocks_by_tier.items():
             self._child("mooncake:store_hit_blocks", tier=tier).inc(blocks)
         self._child("mooncake:store_missed_blocks").inc(missed_blocks)

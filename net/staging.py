@@ -99,25 +99,19 @@ class DeviceTransferEngine(TransferEngine):
         timeout_s: float = 30.0,
         priority: int = BULK,
         landed: Landed | None = None,
-        notice: bytes = b"",
         epoch: str | None = None,
     ) -> Completion:
         """See TransferEngine.submit."""
         if local not in self._devices and not self._others.known(peer_id, remote):
             until = time.monotonic() + timeout_s
             try:
-                return await super().submit(
-                    peer_id, op, local, remote, spans, timeout_s, priority, landed, notice, epoch
-                )
+                return await super().submit(peer_id, op, local, remote, spans, timeout_s, priority, landed, epoch)
             except TransferError:
                 if not await self._others.ask(peer_id, remote):
                     raise
             timeout_s = until - time.monotonic()
         lane = min(priority, URGENT)
-        done = await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or Landed(), epoch)
-        if notice:
-            await self.notices.send(peer_id, done.transport.removesuffix(STAGED), notice)
-        return done
+        return await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or Landed(), epoch)
 
     async def _submit(
         self,

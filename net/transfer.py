@@ -29,7 +29,6 @@ from net.deadlines import Deadlines
 from net.errors import PeerLost, TransferError
 from net.landed import Landed
 from net.memory import Region
-from net.notices import Notices
 from net.path import LOCAL, Completion, Path, Reached
 from net.path_finder import PathFinder
 from net.rdma import places
@@ -39,11 +38,10 @@ from net.spans import Span, check, merged
 from net.tcp import Tcp
 from net.traffic import RailLimit
 from net.transfer_report import peer_row, rates
-from net.transport import BULK, NOTICE_BYTES, URGENT, Atomics, Carded, Mapped, Op, Transport, Unusable
+from net.transport import BULK, URGENT, Atomics, Carded, Mapped, Op, Transport, Unusable
 
 __all__ = [
-    "BULK", "NOTICE_BYTES", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine",
-    "TransferError", "transports",
+    "BULK", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports",
 ]  # fmt: skip
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
@@ -79,7 +77,6 @@ class TransferEngine:
         self._peers: dict[str, Reached] = {}
         self._limit = RailLimit(rail_limit) if rail_limit else None
         self._clock = clock or Clock()
-        self.notices = Notices(channel, self._transports)
         self._copier = Copier()
         self._deadlines = Deadlines()
         self._finder = PathFinder(channel, self._transports)
@@ -130,18 +127,14 @@ class TransferEngine:
         timeout_s: float = 30.0,
         priority: int = BULK,
         landed: Landed | None = None,
-        notice: bytes = b"",
         epoch: str | None = None,
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
         returns. `priority` is BULK or URGENT. `landed` knows afterwards, also after an error, which spans have
-        arrived. `notice`, at most NOTICE_BYTES, is given to the peer's `notices` once everything has landed.
-        `epoch`, of the peer's `epoch_of`: nothing moves if it has lost this node since. Cancel the task to cancel the
-        submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for
-        what may be reused when."""
-        if len(notice) > NOTICE_BYTES:
-            raise ValueError(f"a notice of {len(notice)} bytes does not fit into {NOTICE_BYTES}")
+        arrived. `epoch`, of the peer's `epoch_of`: nothing moves if it has lost this node since. Cancel the task to
+        cancel the submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for what may
+        be reused when."""
         started = self._clock.now()
         peer = self._of(peer_id)
         deadline = self._deadlines.start(timeout_s)
@@ -160,8 +153,6 @@ class TransferEngine:
                 await self._copy(op, region, remote, moves, nbytes, priority, landed)
             elif nbytes:
                 await self._transports[path.transport].submit(peer_id, op, region, remote, moves, priority, landed)
-            if notice:
-                await self.notices.send(peer_id, path.transport, notice)
         except asyncio.CancelledError:
             peer.traffic.failures += 1
             if not deadline.was_hit():

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +16,6 @@ BULK = 0
 URGENT = 1
 """Priorities of a submission. An urgent one does not wait behind bulk to the same peer: layers of a request that
 decodes soon go before blocks that are published."""
-
-NOTICE_BYTES = 64  # of a notice at most
 
 
 class Op(Enum):
@@ -88,17 +86,6 @@ class Atomics(Protocol):
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
         """Add to the 64-bit word at `offset` (a multiple of 8) of the region `remote`; returns what it was. Raises
         TransferError, also when it may have happened, and PeerLost."""
-
-
-@runtime_checkable
-class Notifier(Protocol):
-    """A transport with messages of its own for notices."""
-
-    on_notice: list[Callable[[str, int, bytes], None]]
-    """Called with (peer, number, content)."""
-
-    async def notify(self, peer_id: str, content: bytes) -> None:
-        """Tell the peer, behind everything that was complete before. Raises TransferError, PeerLost."""
 
 
 @runtime_checkable

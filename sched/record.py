@@ -57,7 +57,6 @@ _BEYOND = [
 ]
 RECORD = np.dtype(_LOAD_WORD + _BEYOND)
 RECORD_BYTES = RECORD.itemsize
-LOAD_WORD_BYTES = 60
 
 _STRUCT = struct.Struct("<4IfIQf2I5HH2BH" + "fI3fIHe4B")
 _NAMES = tuple(RECORD.names or ())

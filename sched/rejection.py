@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sched.admission import MAX_RETRY_S, MIN_RETRY_S
 from sched.classes import CLASSES, Classes, ServiceClass
@@ -51,14 +51,19 @@ class Refusal:
         return asdict(self)
 
 
-class Rejection(Protocol):
-    """One variant. `scale` multiplies the objectives of the classes, `tbt_scale`, if given, that of the time per
-    token."""
+class Rejection:
+    """A variant, and the one that refuses nobody. `scale` multiplies the objectives of the classes, `tbt_scale`, if
+    given, that of the time per token."""
 
-    forecasts: bool  # reads Estimate.step_soon_s, which nodes answer only by message
+    forecasts = False  # True: it reads Estimate.step_soon_s, which nodes answer only by message
+
+    def __init__(self, classes: Classes = CLASSES) -> None:
+        """`classes`: the objectives in force."""
+        self.classes = classes
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         """Before the prefill."""
+        return None
 
     def after_prefill(
         self,
@@ -70,33 +75,10 @@ class Rejection(Protocol):
         tbt_scale: float | None = None,
     ) -> Refusal | None:
         """When the prompt has come to its decode node; `decode_s`: a typical decode there."""
-
-
-class NoRejection:
-    """Everybody waits."""
-
-    forecasts = False
-
-    def __init__(self, classes: Classes = CLASSES) -> None:
-        """`classes`: the objectives in force."""
-        self.classes = classes
-
-    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
-        return None
-
-    def after_prefill(
-        self,
-        service_class: str,
-        step_s: float,
-        step_alone_s: float,
-        decode_s: float,
-        scale: float,
-        tbt_scale: float | None = None,
-    ) -> Refusal | None:
         return None
 
 
-class StageLoad(NoRejection):
+class StageLoad(Rejection):
     """The paper's baseline."""
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
@@ -114,7 +96,7 @@ class StageLoad(NoRejection):
         return _slow(self.classes[service_class], step_s, step_alone_s, decode_s, tbt_scale or scale)
 
 
-class Early(NoRejection):
+class Early(Rejection):
     """On the decode load of now."""
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
@@ -122,7 +104,7 @@ class Early(NoRejection):
         return _late(wanted, e, scale) or _slow(wanted, e.step_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
 
 
-class Predicted(NoRejection):
+class Predicted(Rejection):
     """On the decode load of then."""
 
     forecasts = True
@@ -132,8 +114,8 @@ class Predicted(NoRejection):
         return _late(wanted, e, scale) or _slow(wanted, e.step_soon_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
 
 
-rejections: dict[str, type[NoRejection]] = {
-    "none": NoRejection,
+rejections: dict[str, type[Rejection]] = {
+    "none": Rejection,
     "stage-load": StageLoad,
     "early": Early,
     "predicted": Predicted,

@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -34,7 +34,7 @@ from rich.progress import Progress
 from scripts.benchlib.client import Unreachable
 from scripts.benchlib.results import write_result
 from scripts.cluster import NodeDied, StartTimeout
-from scripts.lab.ablation import Goal, Outcome, run
+from scripts.lab.ablation import Estimated, Goal, Outcome, run
 from scripts.lab.ablations import ABLATIONS, WITH_GOALS
 from scripts.lab.live import run as live
 from scripts.lab.live.case import LiveOutcome
@@ -91,46 +91,54 @@ def reached(outcome: Outcome) -> list[Goal]:
     return [] if outcome.ablation.goals is None else outcome.ablation.goals(outcome.values)
 
 
+def rows_of(values: Mapping[str, Mapping[str, Estimated]]) -> list[dict[str, Any]]:
+    """A row per case and metric: the mean over the seeds, and half of its interval."""
+    return [
+        {"case": case, "metric": metric, "unit": "", "ours": found.mean, "interval": found.half}
+        for case, of in values.items()
+        for metric, found in of.items()
+    ]
+
+
 def write_json(outcome: Outcome, path: Path, seeds: int) -> None:
-    rows = [
-        {
-            "case": case.label,
+    cases = {
+        case.label: {
             "config": case.config.as_dict(),
             "model": None if case.model is None else asdict(case.model),
             "speed": case.workload.speed,
-            "values": {name: asdict(value) for name, value in outcome.values[case.label].items()},
             "seeds": outcome.raw[case.label],
         }
         for case in outcome.cases
-    ]
+    }
     ablation = outcome.ablation
     config: dict[str, Any] = {
         "ablation": ablation.name,
         "definition": ablation.definition,
         "trace": outcome.source,
         "seeds": seeds,
+        "cases": cases,
     }
     config["goals"] = [asdict(goal) for goal in reached(outcome)]
-    write_result(config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows, path)
+    write_result(
+        config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows_of(outcome.values), path
+    )
 
 
 def write_live(outcome: LiveOutcome, path: Path, args: Namespace) -> None:
-    rows = [
-        {
-            "case": case.label,
+    cases = {
+        case.label: {
             "nodes": case.nodes or case.url,
             "flags": case.flags,
             "workload": case.workload.name,
             "node": outcome.configs[case.label],
-            "values": {name: asdict(value) for name, value in outcome.values[case.label].items()},
             "seeds": outcome.raw[case.label],
         }
         for case in outcome.cases
-    ]
+    }
     about = outcome.ablation
     config = {"ablation": about.name, "live": True, "definition": about.definition, "seconds": args.seconds}
-    config |= {"seeds": args.seeds, "ttft_slo_s": about.ttft_slo_s, "tbt_slo_s": about.tbt_slo_s}
-    write_result(config | {"reading": about.reading(outcome.values)}, rows, path)
+    config |= {"cases": cases, "seeds": args.seeds, "ttft_slo_s": about.ttft_slo_s, "tbt_slo_s": about.tbt_slo_s}
+    write_result(config | {"reading": about.reading(outcome.values)}, rows_of(outcome.values), path)
 
 
 def run_live(args: Namespace, console: Console) -> LiveOutcome:

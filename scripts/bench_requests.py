@@ -18,7 +18,6 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
-from scripts.benchlib.results import Row, write_result
+from scripts.benchlib.results import Row, add_result_flags, quicken, write_result
 from scripts.cluster import LocalCluster
 
 GOAL_MS = 50.0
@@ -35,7 +34,6 @@ PERIOD_S = 0.005
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 
 IDS = [100 + i % 5000 for i in range(1900)]
-BIASED = [str(i) for i in range(4096)]
 CHAT = {"messages": [{"role": "user", "content": "Count."}]}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt_logprobs 20 x n 6": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 6, "max_tokens": 1}),
@@ -57,8 +55,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--times", type=int, default=3, help="that every request is sent (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    return parser.parse_args(argv)
+    add_result_flags(parser)
+    return quicken(parser.parse_args(argv), times=1)
 
 
 async def longest_health(url: str, over: threading.Event) -> float:
@@ -113,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="requests-") as folder:
         rows = asyncio.run(run(args, Path(folder)))
     if args.json is not None:
-        write_result({"benchmark": "requests", "times": args.times}, [asdict(row) for row in rows], args.json)
+        write_result({"benchmark": "requests", "times": args.times}, rows, args.json)
     return 0
 
 

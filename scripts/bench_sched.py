@@ -21,8 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cache import compiled, key_chain
+from cache import key_chain
 from engine.serving import cheapest
+from net.compiled import Unavailable
 from scripts.benchlib.results import Row, add_result_flags, report
 from scripts.schedbench import accept, decision
 from scripts.schedbench.decision import Cluster, quantile, timed, times
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = hashing(50 if args.quick else 300)
     try:
         cheapest.prepare()
-    except compiled.Unavailable as error:
+    except Unavailable as error:
         print(f"shortlists by numpy: {error}")
     for size in sizes:
         cluster = Cluster(size, args.seed)

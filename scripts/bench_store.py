@@ -16,21 +16,21 @@ only ratios within one run mean anything.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchlib.results import write_result
-from transferbench.contenders import Contenders, Key
+from benchlib.results import Row, numbers, write_result
+from transferbench.command import grid_parser, parsed, table, tell
+from transferbench.contenders import Contenders
 from transferbench.network import one_congestion_control
 from transferbench.pairs import Arenas
-from transferbench.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, size_text, verdicts
+from transferbench.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M")
-UNITS = {"K": 1 << 10, "M": 1 << 20}
 NAMES = ("memcpy", "memcpy-2", "sockets", "store-shm", "store-tcp", "mooncake-store")
 PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; by --only
 
@@ -47,50 +47,17 @@ SIDES = (
     Side("store-tcp", "TCP", ("mooncake-store",), ("sockets",)),
 )
 
+VERBS = {"read": "get", "write": "put"}
+
 CALLS_OF_A_CELL = 5
 """At least so many fit into an arena: one to warm up, two that are checked, and some to measure."""
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of short cells")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH")
+    parser = grid_parser(__doc__, NAMES, SIZES)
     parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
-    parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
-    parser.add_argument("--only", default=",".join(NAMES), metavar="NAMES")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="of a block (K, M are binary)")
-    parser.add_argument("--batches", default="1,32", help="blocks per call")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
-    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has upstream's package installed")
-    parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
-    args = parser.parse_args(arguments)
-    args.names = args.only.split(",")
-    if unknown := set(args.names) - {*NAMES, *PLAIN}:
-        parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join((*NAMES, *PLAIN))}")
-    args.seconds = args.seconds or (0.2 if args.quick else 0.4)
-    args.rounds = 1 if args.quick else args.rounds
-    try:
-        args.sizes = [int(text[:-1]) * UNITS[text[-1]] for text in args.sizes.split(",")]
-        args.batches = [int(text) for text in args.batches.split(",")]
-    except (KeyError, ValueError):
-        parser.error("--sizes are numbers with K or M, --batches are numbers")
+    args: Namespace = parsed(parser, arguments, (*NAMES, *PLAIN))
     return args
-
-
-def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
-    """A line per op, batch and size; a column per contender: GB/s (p50/p99 us; CPU s per GB)."""
-    lines = [["op", "batch", "size", *names]]
-    for op, size, batch in dict.fromkeys(key[1:] for key in sorted(cells, key=lambda key: (key[1], key[3], key[2]))):
-        line = ["get" if op == "read" else "put", str(batch), size_text(size)]
-        for name in names:
-            cell = cells.get((name, op, size, batch))
-            line.append("{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})".format(**cell) if cell else "-")
-        lines.append(line)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 def disk(args: Namespace) -> int:
@@ -99,18 +66,19 @@ def disk(args: Namespace) -> int:
 
     blocks, values = (128, 40) if args.quick else (1024, 400)
     args.disk.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     kept: list[dict[str, Any]] = []
     for backend in backends:
         limit = direct(args.disk, blocks)  # again for each: hosts drift
         for name, speed in tier(args.disk, blocks, backend).items():
             top = limit["write" if name.startswith("put") else "read"]
-            rows.append({"backend": backend, "what": name, "gbs": speed, "limit_gbs": top, "ratio": speed / top})
+            rows.append(Row(f"{backend}, {name}", "speed", "GB/s", speed, limits={"direct": top}))
             print(f"{backend:5} {name:20} {speed:5.2f} GB/s   {speed / top:5.2f} of direct {top:.2f}")
         kept.append(small_node(args.disk, values, 2 << 20, (256 << 20) * values // 400, backend))
+        rows += numbers(f"{backend}, kill -9", kept[-1])
         print(", ".join(f"{name} {value}" for name, value in kept[-1].items()))
     if args.json is not None:
-        write_result({"argv": sys.argv[1:], "blocks": blocks}, [*rows, *kept], args.json)
+        write_result({"argv": sys.argv[1:], "blocks": blocks}, rows, args.json)
     return 0 if all(one["readable"] == one["readable_after_kill_9"] == values for one in kept) else 1
 
 
@@ -133,12 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         contenders = Contenders(pythons, arenas, congestion, stack)
         cells = contenders.measure(grid, args.rounds, args.seconds, lambda text: None)
-    print(table(args.names, cells))
+    print(table(args.names, cells, VERBS))
     goals = verdicts(cells, GOALS)
-    for row in goals:
-        print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
-    for name, reason in contenders.missing.items():
-        print(f"missing: {name}: {reason}")
+    tell(goals, contenders.missing)
     if args.json is not None:
         config = {
             "argv": sys.argv[1:],
@@ -149,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "failures": contenders.failures,
             "block": BLOCK,
         }
-        rows = result_rows(cells, SIDES, {"read": "get", "write": "put"})
+        rows = result_rows(cells, SIDES, VERBS)
         write_result(config | {"goals": goals}, rows, args.json)
     return 0
 

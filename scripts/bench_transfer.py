@@ -23,24 +23,25 @@ by 20-30 % between minutes: only ratios within one run mean anything.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from benchlib.results import write_result
+from benchlib.results import Row, write_result
 from transferbench.agent import MODULES, plan
-from transferbench.contenders import Contenders, Key
+from transferbench.command import grid_parser, parsed, table, tell
+from transferbench.contenders import Contenders
 from transferbench.network import one_congestion_control
 from transferbench.pairs import Arenas, Pair
-from transferbench.verdict import Side, result_rows, size_text, verdicts
+from transferbench.verdict import Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
-UNITS = {"K": 1 << 10, "M": 1 << 20}
 PEERS = ("mooncake-te", "nixl")
 STALL_SIZE = 1 << 20  # bytes of a block while the loops are watched
+QUICK_MOST = 16 << 20
+VERBS = {"read": "read", "write": "write"}
 
 SIDES = (
     Side("ours-shm", "shared memory", ("nixl",), ("memcpy", "memcpy-2")),
@@ -50,32 +51,11 @@ SIDES = (
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of short cells, no 64M: about a minute")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
-    parser.add_argument("--only", metavar="NAMES", help=f"contenders, of {','.join(MODULES)}")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="of a block (K, M are binary)")
-    parser.add_argument("--batches", default="1,32", help="blocks per call")
+    parser = grid_parser(__doc__, MODULES, SIZES)
     parser.add_argument("--ops", default="read,write")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
-    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peers installed")
-    parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena")
-    args = parser.parse_args(arguments)
-    args.names = args.only.split(",") if args.only else list(MODULES)
-    if unknown := set(args.names) - set(MODULES):
-        parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join(MODULES)}")
-    if args.seconds is None:
-        args.seconds = 0.2 if args.quick else 0.4
+    args: Namespace = parsed(parser, arguments, MODULES)
     if args.quick:
-        args.rounds = 1
-        args.sizes = args.sizes.replace(",64M", "")
-    try:
-        args.sizes = [int(text[:-1]) * UNITS[text[-1]] for text in args.sizes.split(",")]
-        args.batches = [int(text) for text in args.batches.split(",")]
-    except (KeyError, ValueError):
-        parser.error("--sizes are numbers with K or M, --batches are numbers")
+        args.sizes = [size for size in args.sizes if size <= QUICK_MOST]
     return args
 
 
@@ -90,38 +70,14 @@ def stalls(args: Namespace, pairs: list[Pair], arenas: Arenas) -> list[dict[str,
     return out
 
 
-def table(names: Sequence[str], cells: dict[Key, dict[str, Any]]) -> str:
-    """A line per op, batch and size; a column per contender: GB/s (p50/p99 us; CPU s per GB)."""
-    lines = [["op", "batch", "size", *names]]
-    for op, size, batch in dict.fromkeys(key[1:] for key in sorted(cells, key=lambda key: (key[1], key[3], key[2]))):
-        line = [op, str(batch), size_text(size)]
-        for name in names:
-            cell = cells.get((name, op, size, batch))
-            text = "{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})"
-            line.append(text.format(**cell) if cell else "missing")
-        lines.append(line)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
 def progress(text: str) -> None:
     print(f"\r{text}   ", end="", file=sys.stderr)
 
 
-def late_rows(late: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How late the loops ran, as rows of benchlib.results."""
+def late_rows(late: Sequence[dict[str, Any]]) -> list[Row]:
+    """How late the loops ran."""
     return [
-        {
-            "case": f"event loop of the {row['loop']} under {row['op']}, {row['contender']}",
-            "metric": metric,
-            "unit": "ms",
-            "ours": row[f"{metric}_ms"],
-            "peers": {},
-            "limits": {},
-            "note": "",
-        }
+        Row(f"event loop of the {row['loop']} under {row['op']}, {row['contender']}", metric, "ms", row[f"{metric}_ms"])
         for row in late
         for metric in ("p99", "max")
     ]
@@ -146,14 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = contenders.measure(grid, args.rounds, args.seconds, progress)
         late = stalls(args, contenders.pairs, arenas)
     print(file=sys.stderr)
-    print(table(args.names, cells))
+    print(table(args.names, cells, VERBS))
     goals = verdicts(cells)
-    for row in goals:
-        print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
+    tell(goals, contenders.missing)
     for row in late:
         print("loop late {max_ms:.2f} ms at most, p99 {p99_ms:.2f}: {contender} {op}, {loop}".format(**row))
-    for name, reason in contenders.missing.items():
-        print(f"missing: {name}: {reason}")
     print(f"congestion control: {congestion} for all")
     if args.json is not None:
         config = {
@@ -164,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "missing": contenders.missing,
             "failures": contenders.failures,
         }
-        rows = [*result_rows(cells, SIDES, {"read": "read", "write": "write"}), *late_rows(late)]
+        rows = [*result_rows(cells, SIDES, VERBS), *late_rows(late)]
         write_result(config | {"goals": goals}, rows, args.json)
     return 0
 

@@ -209,17 +209,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_tables(found, capacities)
     if args.json is not None:
         config = {"traces": {n: len(r) for n, r in traces.items()}, "capacities": capacities, "seed": args.seed}
-        write_result(config, [_small(row) for row in found], args.json)
+        write_result(config, found, args.json)
     wrong = disagreements(found)
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0
-
-
-def _small(row: Row) -> dict[str, object]:
-    return {"case": row.case, "metric": row.metric, "unit": row.unit, "ours": row.ours} | {
-        "limits": row.limits,
-        "note": row.note,
-    }
 
 
 if __name__ == "__main__":

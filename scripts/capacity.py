@@ -45,6 +45,8 @@ from sim.config import SimConfig
 from sim.result import percentile
 from sim.trace import TraceRow
 
+HIGHEST = {"metric": "highest load", "unit": "requests/s"}
+
 
 def parser() -> ArgumentParser:
     made = simulate.parser()
@@ -94,7 +96,7 @@ def search(args: Namespace, console: Console) -> tuple[dict[str, Any], list[dict
         best = max((one for one in every if one.good), key=lambda one: one.load)
         rate = best.load * len(rows) / seconds
         print(f"{placement}: {best.load:.3f} times the speed of {name}, {rate:.2f} requests/s")
-        found.append({"case": placement, "requests_s": rate, **asdict(best), "tried": [asdict(t) for t in every]})
+        found.append({"case": placement, **HIGHEST, "ours": rate, **asdict(best), "tried": [asdict(t) for t in every]})
     return {"trace": name, "requests": len(rows), **base.as_dict()}, found
 
 
@@ -115,7 +117,7 @@ def search_live(args: Namespace, console: Console) -> tuple[dict[str, Any], list
         every = largest(tell, args.begin, args.tolerance)
     best = max((one for one in every if one.good), key=lambda one: one.load)
     print(f"{case}: {best.load:.2f} requests/s")
-    row = {"case": case, "requests_s": best.load, **asdict(best), "tried": [asdict(one) for one in every]}
+    row = {"case": case, **HIGHEST, "ours": best.load, **asdict(best), "tried": [asdict(one) for one in every]}
     return {"live": True, "shape": asdict(shape), "seconds": args.seconds, "seed": args.seed, "node": config}, [row]
 
 

@@ -28,7 +28,7 @@ from sched.packet import PACKET_BYTES
 from sched.state import NodeRecord, node_key
 from sched.virtual_cluster import GossipNode, VirtualCluster
 from sched.virtual_network import VirtualNode, Weather
-from scripts.benchlib.results import Row, commit, report
+from scripts.benchlib.results import Row, add_result_flags, commit, quicken, report
 
 ROOT = "aa" * 16
 FAULTS = 10
@@ -258,8 +258,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--start", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the counts to PATH as JSON")
-    args = parser.parse_args()
+    add_result_flags(parser)
+    args = quicken(parser.parse_args(), seeds=50)
     started, failures = time.monotonic(), []
     seeds = range(args.start, args.start + args.seeds)
     with ProcessPoolExecutor(args.jobs) as pool:

@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
@@ -62,6 +63,18 @@ class Checked:
         if self.planned is None or self.simulated is None:
             return self.planned == self.simulated
         return all(abs(p - s) <= max(1, 0.1 * s) for p, s in zip(self.planned, self.simulated, strict=True))
+
+    def row(self) -> dict[str, Any]:
+        case = f"{self.model}, {self.rate:.3g} requests/s"
+        planned, simulated = (sum(nodes) if nodes else None for nodes in (self.planned, self.simulated))
+        here = {
+            "case": case,
+            "metric": "nodes planned",
+            "unit": "nodes",
+            "ours": planned,
+            "peers": {"simulated": simulated},
+        }
+        return here | asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(f"{good:.0%} of {len(results)} cases within one node or 10 % (wanted: {WANTED:.0%})")
     if args.json:
         config = {"cases": args.cases, "requests": args.requests, "seed": args.seed, "good": good}
-        write_result(config, [asdict(one) for one in results], args.json)
+        write_result(config, [one.row() for one in results], args.json)
     return 0 if good >= WANTED else 1
 
 

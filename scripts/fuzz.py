@@ -19,12 +19,11 @@ import time
 import tracemalloc
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
-from scripts.benchlib.results import Row, write_result
+from scripts.benchlib.results import Row, add_result_flags, quicken, write_result
 from scripts.fuzzing.targets import Crash, Target, fuzz, targets
 
 
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(Row(target.name, "memory kept after all inputs", "MB", round(kept / 1e6, 2)))
     if args.json is not None:
         config = {"benchmark": "fuzz", "inputs_per_decoder": args.inputs, "seed": seed}
-        write_result(config, [asdict(row) for row in rows], args.json)
+        write_result(config, rows, args.json)
     return int(failed)
 
 
@@ -57,8 +56,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Namespace, ArgumentParser]:
     parser.add_argument("--inputs", type=int, default=10_000, help="per decoder (default: 10000)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
     parser.add_argument("--only", metavar="NAME", help="one decoder")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
-    return parser.parse_args(argv), parser
+    add_result_flags(parser)
+    return quicken(parser.parse_args(argv), inputs=500), parser
 
 
 def measured(target: Target, inputs: int, seed: int) -> tuple[Crash | None, float, int, int]:

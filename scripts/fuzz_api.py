@@ -24,7 +24,6 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anyw
 from net.http.openai import RESUME_HEADER
 from net.http.rules import UNSAID
 from scripts import rest
-from scripts.benchlib.results import Row, table, write_result
+from scripts.benchlib.results import Row, add_result_flags, quicken, table, write_result
 from scripts.cluster import LocalCluster, NodeDied
 from scripts.faultbench.checks import settle
 from scripts.faultbench.tiny import tiny_model
@@ -87,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         config = {"benchmark": "fuzz_api", "nodes": NODES, "schemathesis": version, "seed": seed, "flags": args.flags}
         config |= {"examples": args.examples, "phases": PHASES, "not_checked": NOT_CHECKED, "seconds": round(seconds)}
-        write_result(config, [asdict(row) for row in rows], args.json)
+        write_result(config, rows, args.json)
     return 1 if faults else 0
 
 
@@ -96,8 +95,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--schemathesis", metavar="PYTHON", required=True, help="an interpreter that has it")
     parser.add_argument("--examples", type=int, default=100, help="random ones per operation at most (default: 100)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    add_result_flags(parser)
     args, flags = parser.parse_known_args(argv)
+    quicken(args, examples=3)
     args.flags = flags
     return args
 

@@ -33,7 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from scripts.benchlib.client import Client, Outcome, find_server
-from scripts.benchlib.results import Row, report
+from scripts.benchlib.results import Row, add_result_flags, quicken, report
 from scripts.benchlib.workload import SUFFIX, Spec, TokenSource
 from scripts.cluster import LocalCluster
 from scripts.nodes import pin
@@ -79,9 +79,9 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--prefill-chunk-tokens", type=int, default=256, help="of mixed (default %(default)s)")
     parser.add_argument("--tbt-budget-ms", type=float, default=100.0, help="of dynamic (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    add_result_flags(parser)
     parser.add_argument("--add-to", type=Path, metavar="PATH", help="count the rounds of this earlier result too")
-    return parser.parse_args(argv)
+    return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=1000)
 
 
 def start(args: Namespace, name: str, run_dir: Path) -> LocalCluster:

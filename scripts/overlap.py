@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anyw
 
 from scripts import rest
 from scripts.benchlib.client import Client, Outcome, find_server
-from scripts.benchlib.results import Row, report
+from scripts.benchlib.results import Row, add_result_flags, quicken, report
 from scripts.benchlib.workload import SUFFIX, Spec, TokenSource
 from scripts.cluster import LocalCluster
 from scripts.nodes import pin
@@ -76,10 +76,10 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--rail-limit", metavar="BYTES", help="bytes/s of each rail, as --rail-limit of a node")
     parser.add_argument("--chunk-tokens", type=int, default=1024, help="of a prefill step (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    add_result_flags(parser)
     parser.add_argument("--trace", type=Path, metavar="PATH", help="write the last request as a Chrome trace to PATH")
     parser.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, behind --")
-    return parser.parse_args(argv)
+    return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=1000)
 
 
 def round_of(case: str, record: dict[str, Any], outcome: Outcome) -> Round:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anyw
 from rich.console import Console
 from rich.table import Table
 
-from scripts.benchlib.results import write_result
+from scripts.benchlib.results import numbers, write_result
 from scripts.lab.generate import chats
 from scripts.lab.loads import drawn, load_of
 from scripts.lab.traces import find_trace
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(shown(found, args.prefill_cost != 1.0 or args.decode_cost != 1.0))
     if args.json:
         config = {key: value for key, value in vars(args).items() if key != "json"} | {"requests": name}
-        write_result(config, [asdict(found)], args.json)
+        write_result(config | {"plan": asdict(found)}, numbers(name, asdict(found)), args.json)
     return 0
 
 

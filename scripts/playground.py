@@ -35,9 +35,10 @@ sys.path.insert(0, str(ROOT))  # run from anywhere, without installing
 
 import torch
 
-from attention import AttentionBackend, backends, choose, custom
+from attention import AttentionBackend, backends, choose
 from attention.codes import DTYPES
 from attention.interface import reads_codes
+from net.user_file import is_file
 from scripts.attention_bench.grid import find_fault, points
 from scripts.attention_bench.quantized import find_quantized_fault
 from scripts.attention_bench.side_by_side import compare
@@ -118,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False)
     torch.set_grad_enabled(False)
     try:
-        if not custom.is_file(args.backend):
+        if not is_file(args.backend):
             raise ValueError(f"--backend {args.backend}: give a file, FILE.py or FILE.py:NAME")
         backend = choose(args.backend, args.device)
     except ValueError as error:

@@ -82,20 +82,17 @@ def replays() -> tuple[list[str], list[Goal]]:
     return [text, curve.section()], goals
 
 
-def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
-    """A row per case: what of its configuration is not the default, and the estimates."""
+def cases_of(outcome: Outcome) -> dict[str, Any]:
+    """What of the configuration of each case is not the default."""
     default = SimConfig().as_dict()
-    return [
-        {
-            "ablation": outcome.ablation.name,
-            "case": case.label,
+    return {
+        case.label: {
             "config": {name: value for name, value in case.config.as_dict().items() if value != default[name]},
             "speed": case.workload.speed,
             "requests": outcome.raw[case.label][0]["requests"],
-            "values": {name: asdict(value) for name, value in outcome.values[case.label].items()},
         }
         for case in outcome.cases
-    ]
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +136,7 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
     parts: list[str] = []
     goals: list[Goal] = []
     rows: list[dict[str, Any]] = []
+    cases: dict[str, Any] = {}
 
     def save() -> None:
         took = f"{runs.made} runs in {time.monotonic() - begun:.0f} s with {args.workers} processes"
@@ -154,7 +152,8 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         draw(outcome, plot)
         parts.append(section(outcome, plot.name))
         ablate.write_json(outcome, args.out / f"{name}.json", args.seeds)
-        rows += rows_of(outcome)
+        cases[name] = cases_of(outcome)
+        rows += [row | {"ablation": name} for row in ablate.rows_of(outcome.values)]
         save()
     if untimed is not None:
         more, answered = untimed.result()
@@ -166,6 +165,7 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         "requests": args.requests,
         "runs_of": [came, *also],
         "defaults": SimConfig().as_dict(),
+        "cases": cases,
     }
     write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
 

@@ -13,13 +13,12 @@ exit code 1. The last node of a role cannot be drained, so there must be two of 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anywhere, without installing
 
 from scripts import rest
-from scripts.benchlib.results import Row, write_result
+from scripts.benchlib.client import sse_events
+from scripts.benchlib.results import Row, add_result_flags, quicken, write_result
 from scripts.cluster import LocalCluster
 from scripts.faultbench.tiny import tiny_model
 
@@ -68,16 +68,16 @@ class Load:
 
     async def _stream(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
         """Raises ValueError for anything but a whole answer."""
-        events = []
+        ended, finish = False, None
         async with session.post(url + "/v1/completions", json=body) as response:
             if response.status != 200:
                 raise ValueError(f"{response.status} {(await response.text())[:300]}")
-            async for line in response.content:
-                if line.startswith(b"data: "):
-                    events.append(line.removeprefix(b"data: ").decode().strip())
-        finish = json.loads(events[-2])["choices"][0]["finish_reason"] if len(events) > 1 else None
-        if events[-1:] != ["[DONE]"] or finish != "length":
-            raise ValueError(f"the stream ended with {events[-1:]}")
+            async for _, event in sse_events(response.content):
+                ended = event is None
+                if event and event.get("choices"):
+                    finish = event["choices"][0]["finish_reason"]
+        if not ended or finish != "length":
+            raise ValueError(f"the stream ended by {finish}, {'whole' if ended else 'without its last event'}")
 
 
 async def drain(url: str) -> None:
@@ -136,8 +136,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, default=4, help="at a time")
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")
     parser.add_argument("--tiny", action="store_true", help="a small random model, so that many nodes fit")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    add_result_flags(parser)
     args, flags = parser.parse_known_args(argv)
+    quicken(args, requests=40)
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder)) if args.tiny else []
         given = [*model, *flags, "--served-model-name", "model"]
@@ -155,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
             "flags": flags,
             "tokens": args.tokens,
         }
-        write_result(config | {"width": args.width}, [asdict(row) for row in rows], args.json)
+        write_result(config | {"width": args.width}, rows, args.json)
     return 1 if load.failed else 0
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from anyw
 from rich.console import Console
 from rich.table import Table
 
-from scripts.benchlib.results import write_result
+from scripts.benchlib.results import Row, numbers, write_result
 from scripts.lab.roofs import Measured, crossovers, least_bandwidth, measure, reuse_s
 from sim.models import PRESETS, Geometry, Hardware, StepModel, roofline, with_bandwidth
 
@@ -100,10 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"answer's length, prefill and decode apart or mixed in steps: {told}"
     )
     if args.json:
-        rows = [
-            {"prefix": n, "computed_s": reuse_s(model, n)[0], "fetched_s": reuse_s(model, n)[1],
-             "least_bytes_s": least_bandwidth(model, n)} for n in PREFIXES
-        ]  # fmt: skip
+        rows: list[Row] = []
+        for n in PREFIXES:
+            computed_s, fetched_s = reuse_s(model, n)
+            least = least_bandwidth(model, n)
+            found = {"computed_s": computed_s, "fetched_s": fetched_s, "least_bytes_s": least}
+            rows += numbers(f"prefix of {n} tokens", found)
         config = {"model": asdict(model), "measured": asdict(measured) if measured else None, "prompt": args.prompt}
         write_result(config | {"tbt_s": args.tbt_s, "crossovers": changes}, rows, args.json)
     if args.plot:

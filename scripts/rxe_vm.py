@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
+from net import compiled
 from net.rdma import build
 from rxelab import image, packages, vm
 from rxelab.errors import LabError, Unavailable
@@ -59,7 +60,7 @@ def main() -> int:
     except Unavailable as reason:
         packages.say(f"skipped: {reason}")
         return UNAVAILABLE
-    except (LabError, build.BuildError) as error:
+    except (LabError, compiled.Unavailable) as error:
         packages.say(f"failed: {error}")
         return 1
 

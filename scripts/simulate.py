@@ -31,7 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sched.batching import batching_policies
-from scripts.benchlib.results import write_result
+from scripts.benchlib.results import numbers, write_result
 from scripts.lab.generators import GENERATORS
 from scripts.lab.traces import find_trace
 from sim.cluster import Cluster
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         for result in results.values():
             del result["simulated_requests_s"]  # of this machine: the file has nothing but the run
-        out = [{"case": placement, **result} for placement, result in results.items()]
+        out = [row for placement, result in results.items() for row in numbers(placement, result)]
         write_result({"trace": name, "requests": len(rows), "speed": args.speed, **base.as_dict()}, out, args.json)
     return 0
 

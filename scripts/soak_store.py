@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from cache.arena import checksum
 from cache.ssd import New, SsdTier, backends
+from scripts.benchlib.results import Row, numbers, write_result
 
 SLOT = 20_000  # bytes: several pages, and not a whole number of them
 MAP = 4 << 20
@@ -184,30 +185,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         life(args.life[0], int(args.life[1]), args.life[2])
         return 0
     print(f"seed {args.seed}", flush=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     bad = 0
     for name, harm, times in (("kills", kills, args.kills), ("flips", flips, args.flips)):
         if times:
             with tempfile.TemporaryDirectory(prefix="soak-store-", dir=os.environ.get("TMPDIR")) as home:
                 counts = harm(times, Path(home) / "ssd", args.seed, args.backend)
             print(f"{name}: {counts}", flush=True)
-            rows.append({"what": name, "backend": args.backend, **counts})
+            rows += numbers(f"{name}, {args.backend}", counts)
             bad += counts["wrong"] + counts.get("lost", 0) + counts.get("stuck", 0)
     if args.holders:
         from soakstore.holders import report
 
-        rows += (found := report(args.seed, args.holders))
+        found = report(args.seed, args.holders)
+        rows += [row for one in found for row in numbers(f"{one['what']}, {one['replicas']} copies", one)]
         bad += sum(row["wrong"] + (row["misses"] if row["replicas"] > 1 else 0) for row in found)
     if args.minutes:
         from soakstore.load import soak  # heavier, and not needed by a life
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")  # what the client says
         mixed = soak(args.minutes * 60, args.rate, args.seed)
-        rows.append({"what": "soak", **mixed})
+        rows += numbers("soak", mixed)
         bad += mixed["wrong"] + mixed["leaks"]
     if args.json is not None:
-        from benchlib.results import write_result
-
         write_result({"argv": sys.argv[1:], "seed": args.seed}, rows, args.json)
     return 1 if bad else 0
 

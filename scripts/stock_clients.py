@@ -17,7 +17,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show(outcomes)
     if args.json is not None:
         config = {"benchmark": "stock_clients", "nodes": NODES, "model": args.model, "flags": args.flags}
-        write_result(config, [asdict(outcome) for outcome in outcomes], args.json)
+        write_result(config, outcomes, args.json)
     return 0 if all(outcome.ours for outcome in outcomes) else 1
 
 

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from cache.policies import policies
 from cache.policy import Facts
-from scripts.benchlib.results import write_result
+from scripts.benchlib.results import numbers, write_result
 from scripts.lab.loads import pooled
 from scripts.lab.traces import HINT, find_trace
 from sim.caches import Cache
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(verdict(stats))
     if args.json:
         config = {"trace": path.name, "model": args.model, "nodes": args.nodes, "node_blocks": args.node_blocks}
-        write_result(config, [stats], args.json)
+        write_result(config | {"statistics": stats}, numbers(path.name, stats), args.json)
     return 0
 
 

@@ -74,6 +74,10 @@ class Compared:
     def met(self) -> bool:
         return self.goal is None or abs(self.error) <= self.goal
 
+    def row(self, case: str) -> dict[str, Any]:
+        here = {"case": case, "unit": "ms", "ours": self.simulated_ms, "peers": {"live": self.live_ms}}
+        return here | asdict(self) | {"met": self.met}
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -222,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         told |= {"fitted_to": measured.calibrated.quality, "held_out": measured.held_out}
         told |= {"cores_idle": asdict(measured.idle), "cores_loaded": asdict(measured.loaded)}
-        write_result(told, [asdict(one) | {"met": one.met} for one in compared], args.json)
+        write_result(told, [one.row(args.nodes) for one in compared], args.json)
     return 0 if all(one.met for one in compared) else 1
 
 

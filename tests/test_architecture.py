@@ -22,7 +22,7 @@ ROOMS = ("engine", "attention", "cache", "net", "sched", "sim")
 
 # Which rooms a room may use. A longer name is a module with a rule of its own.
 USES = {
-    "attention": set(),
+    "attention": {"net"},  # compiled code and files of the user: net/compiled.py, net/user_file.py
     "sched": set(),
     "sim": {"sched", "cache"},
     "net": set(),
@@ -42,6 +42,7 @@ PURE = (
     "engine.serving.clocks",
     "engine.serving.intervals",
     "engine.serving.persistence",
+    "engine.kv.arenas",
     "engine.kv.kv_ready",
     "engine.speculation.ngram",
     "engine.contradictions",
@@ -60,6 +61,7 @@ PURE = (
     "cache.admission",
     "cache.homes",
     "cache.pace",
+    "cache.ssd.reads",
     "cache.routing",
     "cache.heat",
     "cache.recent",

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from attention.cpu_build import Unavailable, load, require
+from attention.cpu_build import load, require
 from attention.cpu_level import LEVELS
+from net.compiled import Unavailable
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 POOL_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4}

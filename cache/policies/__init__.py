@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cache.policies import custom
 from cache.policies.fifo import FIFO
 from cache.policies.ranked import LFU, CostAware, LengthAware
 from cache.policies.s3fifo import S3FIFO
 from cache.policies.shares import Shares
 from cache.policy import LRU, EvictionPolicy
+from net.user_file import is_file, load
 
 policies: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LRU,
@@ -29,8 +29,8 @@ __all__ = ["METHODS", "EvictionPolicy", "choose", "policies"]
 def choose(name: str, shares: Mapping[str, float] | None = None) -> EvictionPolicy:
     """A new policy called `name`, or the user's own from 'FILE.py:NAME'; with shares, one for each class of them.
     Raises ValueError."""
-    if custom.is_file(name):
-        maker: Callable[[], EvictionPolicy] = custom.load("--eviction", name, METHODS)
+    if is_file(name):
+        maker: Callable[[], EvictionPolicy] = load("--eviction", name, METHODS)
     elif name in policies:
         maker = policies[name]
     else:

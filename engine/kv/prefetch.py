@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from cache.block import BlockKey
 from cache.results import GetResult
-from engine.kv.pool_blocks import PoolBlocks
 
 WINDOW_BLOCKS = 64
 
+Get = Callable[[Sequence[BlockKey], Sequence[int]], Awaitable[GetResult]]
+"""Fetches the leading run of keys that can be had into blocks of the arena."""
+
 
 class Prefetch:
-    def __init__(self, pool: PoolBlocks, policy: str, timeout_s: float, busy: Callable[[], bool]) -> None:
+    def __init__(self, policy: str, timeout_s: float, busy: Callable[[], bool]) -> None:
         """busy: whether this node computes for others now."""
         self.policy = policy
-        self._pool = pool
         self._timeout_s = timeout_s
         self._busy = busy
 
-    async def fetch(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
-        """The leading run of `keys` that can be had in time, in the arena's blocks `block_ids`."""
+    async def fetch(self, get: Get, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
+        """The leading run of `keys` that `get` brings in time, in the arena's blocks `block_ids`."""
         if self.policy == "wait":
-            return await self._pool.get(keys, block_ids)
+            return await get(keys, block_ids)
         deadline = asyncio.get_running_loop().time() + self._timeout_s if self.policy == "timeout" else None
         parts: list[GetResult] = []
         for first in range(0, len(keys), WINDOW_BLOCKS):
@@ -40,7 +41,7 @@ class Prefetch:
             window = slice(first, first + WINDOW_BLOCKS)
             try:
                 async with asyncio.timeout_at(deadline):
-                    parts.append(await self._pool.get(keys[window], block_ids[window]))
+                    parts.append(await get(keys[window], block_ids[window]))
             except TimeoutError:
                 break
             if parts[-1].blocks < len(keys[window]):

@@ -18,17 +18,17 @@ from cache.calls import HOME_ERRORS
 from cache.layered import PinnedBlocks
 from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
-from cache.store import Store
+from cache.results import GetResult
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.layered_load import LayeredLoad, LayerGate, hides
 from engine.kv.pool_blocks import LayerRead, Layers, PoolBlocks
 from engine.kv.prefetch import Prefetch
+from engine.kv.prefix_sources import POOL, PrefixSources, Source
 from engine.request import Request
 from engine.serving.intervals import Intervals
 from net.metrics import Metrics
 from net.tasks import awaited, keep
-from sched.cost import TransferModel
 
 log = logging.getLogger("mooncake.engine")
 
@@ -42,37 +42,31 @@ Named = tuple[BlockKey, int, Facts]
 
 
 class PrefixLoader:
-    """Fetches what the store has of a request's prefix into the engine arena, when that beats computing it."""
+    """Fetches what the pool or another arena has of a request's prefix into the engine arena, when that beats computing
+    it."""
 
     def __init__(
         self,
         batcher: Batcher,
-        store: Store | None,
         geometry: BlockGeometry,
         costs: StepCosts,
-        network: TransferModel,
-        policy: str,
         metrics: Metrics,
         prefetch: Prefetch,
+        sources: PrefixSources,
         layers: Layers | None = None,
-        least_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """layers: with it a request starts before its prefix has arrived, and waits layer by layer, where it is to
-        wait at all; in company it starts once nobody should have to wait for it. least_s: what a fetch of these blocks
-        takes at least, as the rails to their homes are now; used: told of blocks that were found in the engine's own
-        arena."""
-        self._least_s = least_s
+        """layers: of the pool; with it a request starts before its prefix has arrived, and waits layer by layer, where
+        it is to wait at all; in company it starts once nobody should have to wait for it. used: told of blocks that
+        were found in the engine's own arena."""
         self._used = used
         self._layers = layers if prefetch.policy == "wait" else None
         self._prefetch = prefetch
         self._batcher = batcher
-        self._store = store
         self._geometry = geometry
         self._costs = costs
-        self._network = network
-        self._policy = policy  # auto | always | never
         self._metrics = metrics
+        self._sources = sources
         self._held: list[Sequence[int]] = []  # blocks that are being filled
 
     def held_blocks(self) -> Iterator[int]:
@@ -94,31 +88,23 @@ class PrefixLoader:
         local = self._batcher.blocks.adopt_prefix(request)
         if local:
             self._used(self._batcher.blocks.named(request, 0, local))
-        keys = request.block_keys(size)[local : (request.num_tokens - 1) // size]
-        if self._store is None or not keys or self._policy == "never":
-            return None
-        found = await self._store.lookup(keys)
-        if not found or request.finished or not self._pays(keys[:found], local * size):
-            return None
-        if self._layers is not None:
+        keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
+        for source in await self._sources.of(keys, local):
             before = len(request.block_ids)
-            load = await self._start(self._layers, request, keys[:found])
-            if load is not None or request.finished or len(request.block_ids) > before:
-                return load
-        await self._fetch(request, keys[:found])
+            if request.finished:
+                break
+            if self._layers is not None and source.name == POOL:
+                load = await self._start(self._layers, request, source)
+                if load is not None or request.finished or len(request.block_ids) > before:
+                    return load
+            await self._fetch(request, source)
+            if len(request.block_ids) > before:
+                break
         return None
 
-    def _pays(self, keys: Sequence[BlockKey], context: int) -> bool:
-        """Algorithm 1's comparison for one node: move the blocks or compute them."""
-        if self._policy == "always":
-            return True
-        nbytes = len(keys) * self._geometry.pool_bytes
-        fetch = max(self._network.estimate(nbytes), self._least_s(keys, nbytes))
-        return fetch < self._costs.prefill.estimate(len(keys) * self._geometry.block_size, context)
-
-    async def _start(self, layers: Layers, request: Request, keys: Sequence[BlockKey]) -> LayeredLoad | None:
-        """Begin to read all of `keys` layer by layer; None when they cannot be had that way."""
-        pool, first = self._batcher.pool, len(request.block_ids)
+    async def _start(self, layers: Layers, request: Request, source: Source) -> LayeredLoad | None:
+        """Begin to read all of it from the pool layer by layer; None when it cannot be had that way."""
+        pool, first, keys = self._batcher.pool, len(request.block_ids), source.keys
         if pool.num_free < len(keys):
             return None
         known = (first + len(keys)) * self._geometry.block_size
@@ -145,7 +131,7 @@ class PrefixLoader:
                     level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
                     log.log(level, "a layered load could not begin", exc_info=error)
 
-        task = awaited(self._read_layers(layers(keys, blocks), request, len(blocks), landed, begun))
+        task = awaited(self._read_layers(layers(keys, blocks), request, source, landed, begun))
         task.add_done_callback(over)
         load = LayeredLoad(first, blocks, gate, task)
         started = False
@@ -171,14 +157,14 @@ class PrefixLoader:
         self,
         arriving: AbstractAsyncContextManager[LayerRead | None],
         request: Request,
-        num_blocks: int,
+        source: Source,
         on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
     ) -> bool:
         """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
         pinned, so that only a failure can keep them from coming."""
-        intervals, begin = Intervals(), time.monotonic()
-        layer_bytes, last = self._geometry.pool_bytes // self._geometry.num_layers * num_blocks, begin
+        intervals, asked, nbytes = Intervals(), time.monotonic(), source.block_bytes * len(source.keys)
+        layer_bytes, last, begin = nbytes // self._geometry.num_layers, asked, asked
 
         def landed(layer: int) -> None:
             nonlocal last
@@ -193,24 +179,34 @@ class PrefixLoader:
             if found is None:
                 return False
             last = begin = time.monotonic()
-            whole = await found.read(landed)
+            with self._sources.loading(nbytes) as before:
+                whole = await found.read(landed)
+                way_s = time.monotonic() - begin
         if whole:
-            self._account(request, found.pinned, num_blocks, time.monotonic() - begin, intervals)
+            self._sources.observe(GetResult(len(source.keys), nbytes), before, way_s)
+            self._account(request, source, found.pinned, asked, intervals)
         return whole
 
     def _account(
-        self, request: Request, pinned: PinnedBlocks, num_blocks: int, seconds: float, intervals: Intervals
+        self,
+        request: Request,
+        source: Source,
+        pinned: PinnedBlocks,
+        asked: float,
+        intervals: Intervals,
     ) -> None:
-        nbytes = num_blocks * self._geometry.pool_bytes
-        self._metrics.count_store_get(pinned.tiers, 0)
+        """asked: when the blocks were asked for, monotonic."""
+        now, num_blocks = time.monotonic(), len(source.keys)
+        seconds = now - asked
+        nbytes = num_blocks * source.block_bytes
+        self._metrics.count_prefix_load(pinned.tiers, 0)
         for transport, count in pinned.transports.items():
             self._metrics.count_transfer("read", transport, count, seconds)
-        self._network.observe(nbytes, seconds)
-        now = time.monotonic()
         detail = {
             "blocks": num_blocks,
             "bytes": nbytes,
             "seconds": seconds,
+            "estimated_s": source.load_s,
             "sources": pinned.sources,
             "tiers": pinned.tiers,
             "transports": dict(pinned.transports),
@@ -218,9 +214,8 @@ class PrefixLoader:
         }
         request.log.append((now, "prefix_fetched", detail))
 
-    async def _fetch(self, request: Request, keys: Sequence[BlockKey]) -> None:
-        assert self._store is not None
-        pool = self._batcher.pool
+    async def _fetch(self, request: Request, source: Source) -> None:
+        pool, keys = self._batcher.pool, source.keys
         try:
             blocks = pool.allocate(min(len(keys), pool.num_free))
         except OutOfBlocks:
@@ -229,7 +224,8 @@ class PrefixLoader:
         good = 0
         begin = time.monotonic()
         try:
-            result = await self._prefetch.fetch(keys[: len(blocks)], blocks)
+            with self._sources.loading(source.block_bytes * len(blocks)) as before:
+                result = await self._prefetch.fetch(source.get, keys[: len(blocks)], blocks)
             good = result.blocks
         finally:
             self._unhold(blocks)
@@ -237,20 +233,21 @@ class PrefixLoader:
                 good = 0
             pool.release(blocks[good:])
         seconds = time.monotonic() - begin
-        self._metrics.count_store_get(result.tiers, len(blocks) - good)
+        self._metrics.count_prefix_load(result.tiers, len(blocks) - good if source.name == POOL else 0)
+        each = result.nbytes // max(1, result.blocks)
         for transport, count in result.transports.items():
-            self._metrics.count_transfer("read", transport, count * self._geometry.pool_bytes, seconds)
-        if result.nbytes:
-            self._network.observe(result.nbytes, seconds)
+            self._metrics.count_transfer("read", transport, count * each, seconds)
+        self._sources.observe(result, before, seconds)
         if good:
             self._batcher.blocks.adopt_loaded(request, blocks[:good])
             detail = {
                 "blocks": good,
                 "bytes": result.nbytes,
                 "seconds": seconds,
+                "estimated_s": source.load_s,
                 "sources": result.sources,
                 "tiers": result.tiers,
-                "transports": {t: n * self._geometry.pool_bytes for t, n in result.transports.items()},
+                "transports": {t: n * each for t, n in result.transports.items()},
             }
             request.log.append((time.monotonic(), "prefix_fetched", detail))
 

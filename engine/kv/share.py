@@ -11,8 +11,10 @@ from cache.tiers import LocalStore
 from engine.config import Config
 from engine.kv.cache_policies import cache_admission, eviction
 from net.memory import Region
+from sched.cost import TransferModel
 
 DRAM_REGION = "dram"
+SSD_LATENCY_S, SSD_BYTES_PER_S = 2e-4, 1e9  # until its reads were measured
 
 
 def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
@@ -24,4 +26,5 @@ def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> Local
         path, below = Path(config.ssd_path), eviction(config)
         size, backend = geometry.pool_bytes, config.ssd_backend
         ssd = SsdTier(path, size, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms, backend=backend)
-    return LocalStore(arena, ssd, *policies, pin_share=config.pin_share)
+    reads = TransferModel(SSD_LATENCY_S, SSD_BYTES_PER_S)
+    return LocalStore(arena, ssd, *policies, pin_share=config.pin_share, read_model=reads)

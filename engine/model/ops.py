@@ -162,9 +162,9 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
 
         return TritonOps()
     if backend == "cpu" and device == "cpu":
-        from attention.cpu_build import Unavailable
         from engine.model.ops_choice import faster_ops
         from engine.model.ops_cpu import ELEMENTS, CpuOps
+        from net.compiled import Unavailable
 
         if dtype not in ELEMENTS:
             return TorchOps()

@@ -27,6 +27,7 @@ from attention import cpu_build
 from attention.cpu_level import LEVELS, best
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
+from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")
 VECTORS = Path(attention.__file__).with_name("cpu")  # of vec.h
@@ -97,7 +98,7 @@ def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
     if level == "amx" and dtype == torch.bfloat16:
         kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
         if kernels.amx_request() != 0:
-            raise cpu_build.Unavailable("Linux refuses this process the AMX tiles")
+            raise compiled.Unavailable("Linux refuses this process the AMX tiles")
     else:
         element = ELEMENTS[dtype]
         flags = (*FLAGS, "-ffp-contract=fast", f"-DELEMENT={element}")

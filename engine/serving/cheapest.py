@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from cache import compiled
+from net import compiled
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.view import View
@@ -26,7 +26,7 @@ _out = (ctypes.addressof(_best), ctypes.addressof(_costs), ctypes.addressof(_hol
 
 
 def prepare() -> None:
-    """Use the C code from now on; compiles it if need be, half a second. Raises cache.compiled.Unavailable."""
+    """Use the C code from now on; compiles it if need be, half a second. Raises net.compiled.Unavailable."""
     global _library
     library = compiled.library(SOURCE)
     real, whole, pointer = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p

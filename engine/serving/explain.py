@@ -14,7 +14,10 @@ from urllib.parse import quote
 
 from engine.node_client import NoAnswer, NodeClient, add_flags
 
-PREFILL_COLUMNS = ("wait_s", "transfer_s", "prefill_s", "ttft_s", "local_tokens", "pool_tokens", "prefix_source")
+PREFILL_COLUMNS = (
+    *("wait_s", "transfer_s", "prefill_s", "ttft_s"),
+    *("local_tokens", "pool_tokens", "ssd_tokens", "prefix_source"),
+)
 DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "running", "headroom_blocks")
 PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
 
@@ -70,6 +73,7 @@ def table(record: dict[str, Any]) -> str:
         if len(record["decisions"]) > 1:
             lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
         lines += _decision(decision)
+    lines += [_load(event["detail"]) for event in record["events"] if event["event"] == "prefix_fetched"]
     if record["truth"]:
         rows = [
             (name, t["estimated_s"], t["measured_s"], f"{100 * t['error']:.0f} %")
@@ -92,6 +96,13 @@ def _refused(refused: dict[str, Any]) -> list[str]:
 
 def _by(refused: dict[str, Any]) -> str:
     return f" by {refused['node']}" if "node" in refused else ""
+
+
+def _load(load: dict[str, Any]) -> str:
+    """A prefix that was fetched: from which tiers of whom, how long it took, and what the node that did it expected."""
+    tiers = ", ".join(f"{blocks} {tier}" for tier, blocks in load["tiers"].items())
+    what = f"loaded {load['blocks']} blocks ({tiers}) from {', '.join(load['sources'])}"
+    return f"{what} in {1000 * load['seconds']:.2f} ms, expected {1000 * load['estimated_s']:.2f} ms"
 
 
 def _decision(decision: dict[str, Any]) -> list[str]:

@@ -23,6 +23,9 @@ ADOPT = "engine.adopt"  # does a request wait there whose acceptor was lost? The
 PULL = "engine.kv.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
 DECODE = "engine.kv.decode"  # what I wrote to these bytes of yours is encoded; answer when it is decoded
 HANDOVER = "engine.handover"  # all KV has landed, this is the first token
+# prefill node -> a node whose arena has a part of the prompt (engine/kv/lending.py)
+BORROW = "engine.kv.borrow"  # keep these blocks where they are while I read them
+RETURN = "engine.kv.return"  # I have read them: were they kept until now?
 # decode node -> prefill node
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
 # engine nodes -> acceptor

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
+from cache.results import LeadingRun
 from cache.store import Store
 from engine.request import Request
 from engine.serving.bursts import Bursts
@@ -30,7 +31,7 @@ from sched.intents import WORTH_S, Coming
 from sched.member import Rng, Status
 from sched.placements.burst import Choice
 from sched.placements.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
-from sched.placements.costs import horizon_s
+from sched.placements.costs import horizon_s, least_prefill_s
 from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.measured_links import MeasuredLinks
@@ -86,18 +87,20 @@ class Placer:
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
         known = self._neighbours.known(begun)
-        demand = self._demand(request, 0)
+        demand = self._demand(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
         asked = self._policy.shortlist(begun, demand, known.view, matched)
         members = [known.members[i] for i in asked] + known.strangers
         told = {known.view.ids[i]: int(matched[i]) for i in asked}
         question = Question(keys, horizon_s(begun, demand, known.view), told)
-        pool_tokens, answers = await asyncio.gather(self._pool_tokens(keys), self._prober.ask(members, question, known))
+        pooled, answers = await asyncio.gather(self._pooled(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
+        held = int(matched.max(initial=0.0))  # by somebody, as far as digests tell, and as those that were asked say
         if asked or not known.members:
             matched = _told(view, answers, told)
-        choice = Choice(self._policy, now, self._demand(request, pool_tokens), view, matched, avoid)
+            held = max(held, int(matched.max(initial=0.0)))
+        choice = Choice(self._policy, now, self._demand(request, pooled, held, view), view, matched, avoid)
         decision = choice.decide()
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
@@ -184,7 +187,16 @@ class Placer:
         if placed.claim is not None:
             await self._words.release(placed.claim)
 
-    def _demand(self, request: Request, pool_tokens: int) -> Demand:
+    def _demand(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
+        """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
+        on SSD of the pool counts unless computing it from there on is quicker than reading it."""
+        pool_tokens, ssd_s, ssd_blocks = pooled.blocks * self.block_size, pooled.ssd_s, pooled.ssd_blocks
+        if ssd_blocks:
+            in_front = pooled.dram_blocks * self.block_size
+            if ssd_s >= least_prefill_s(view, pool_tokens - in_front, in_front):
+                pool_tokens, ssd_s, ssd_blocks = in_front, 0.0, 0
+        if by_arena := held_tokens > pool_tokens:
+            pool_tokens, ssd_s, ssd_blocks = held_tokens, 0.0, 0
         return Demand(
             num_tokens=request.num_tokens,
             max_tokens=request.sampling.max_tokens - request.num_output_tokens,
@@ -192,6 +204,9 @@ class Placer:
             block_size=self._geometry.block_size,
             token_bytes=self._geometry.token_bytes,
             service_class=request.service_class,
+            fetch_from="arena" if by_arena else "pool",
+            ssd_s=ssd_s,
+            ssd_tokens=ssd_blocks * self.block_size,
         )
 
     def _keys(self, request: Request) -> list[BlockKey]:
@@ -201,8 +216,8 @@ class Placer:
         size = self._geometry.block_size
         return request.block_keys(size)[: (request.num_tokens - 1) // size]
 
-    async def _pool_tokens(self, keys: Sequence[BlockKey]) -> int:
-        return await self._store.lookup(keys) * self._geometry.block_size if keys else 0
+    async def _pooled(self, keys: Sequence[BlockKey]) -> LeadingRun:
+        return await self._store.find(keys) if keys else LeadingRun(0)
 
 
 def _told(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:

@@ -44,6 +44,12 @@ class RailNews:
         rate = self._from_homes(keys)
         return nbytes / rate if rate else 0.0
 
+    def from_node_s(self, node: str, nbytes: int) -> float:
+        """Least seconds that so many bytes take from one node, 0 = not known."""
+        self._look()
+        rate = self._rates.get(node, 0.0)
+        return nbytes / rate if rate > 0 else 0.0
+
     def _look(self) -> None:
         now = time.monotonic()
         if now - self._looked_at >= KEPT_S:

@@ -12,8 +12,9 @@ Json = dict[str, Any]
 
 KEPT = 200
 PERCENTILES = (50, 90, 99)
-SOURCES = ("hbm", "dram", "ssd", "computed")
-"""Of a prompt's tokens: found in the prefill node's own arena, in a DRAM or SSD tier of the pool, or computed."""
+SOURCES = ("hbm", "arena", "dram", "ssd", "computed")
+"""Of a prompt's tokens: found in the prefill node's own arena or in another node's, in a DRAM or SSD tier of the pool,
+or computed."""
 
 
 class Recent:
@@ -56,7 +57,7 @@ class Recent:
 
 def tokens_from(timeline: Timeline, block_size: int) -> dict[str, int]:
     """Tokens of the prompt by source; they add up to the prompt."""
-    blocks = {"dram": 0, "ssd": 0}
+    blocks = {"arena": 0, "dram": 0, "ssd": 0}
     for event in timeline.events:
         if event["event"] == "prefix_fetched":
             for tier, count in event["detail"]["tiers"].items():

@@ -1,4 +1,5 @@
-"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence.
+"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
+borrow blocks (engine/kv/lending.py).
 
 Who moves KV into whose blocks, and when those blocks may be used again, is decided here:
 
@@ -18,9 +19,11 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cache.block import KEY_BYTES, BlockGeometry
+from engine.kv.arenas import Arenas
 from engine.kv.incoming import KV_REGION, Incoming, Reservation
 from engine.kv.kv_ready import KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
+from engine.kv.lending import Lending
 from engine.kv.pull import PullOffer
 from engine.kv.push import EncodedPush, Push
 from engine.request import Request
@@ -61,10 +64,11 @@ class EngineService:
         kv_transfer: str = "push",
         kv_overlap: str = "layer",
         rails: RailNews | None = None,
+        arenas: Arenas | None = None,
         wire: WireCodec | None = None,
     ) -> None:
-        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes; wire: what encodes
-        and decodes it on its way, None = nothing does."""
+        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes; arenas: told of
+        those nodes; wire: what encodes and decodes it on its way, None = nothing does."""
         self._node_id = node_id
         self._channel = channel
         self._transfer = transfer
@@ -76,7 +80,9 @@ class EngineService:
         self._metrics = metrics
         self._kv_transfer = kv_transfer
         self._kv_overlap = kv_overlap
+        self._arenas = arenas
         self._wire = wire
+        self._lending = Lending(channel, worker.batcher.pool, KV_REGION, geometry.block_bytes)
         self._acceptors: dict[str, str] = {}  # request id -> node
         self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
@@ -198,10 +204,17 @@ class EngineService:
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
+            self._remember(request, transfer.node)
             # Only now does the acceptor stop watching this node.
             self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", None]])
         finally:
             self._leaving.pop(request.request_id, None)
+
+    def _remember(self, request: Request, node: str) -> None:
+        """The next turn of a chat wants what `node` computes now."""
+        full = (request.num_tokens - 1) // self._geometry.block_size
+        if self._arenas is not None and full:
+            self._arenas.handed_over(request.block_keys(self._geometry.block_size)[full - 1], node)
 
     async def _on_fence(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         await self._cancel(body["id"])
@@ -267,6 +280,7 @@ class EngineService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._incoming.close()
+        self._lending.close()
 
     # --- tokens to their acceptors
 
@@ -319,6 +333,7 @@ class EngineService:
     def held_blocks(self) -> Iterator[int]:
         """One for each transfer reference that is held here; those of the worker's transfers are its own."""
         yield from self._incoming.held_blocks()
+        yield from self._lending.held_blocks()
         for transfer in self._leaving.values():
             yield from transfer.held_blocks()
 
@@ -328,5 +343,6 @@ class EngineService:
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
             "leaving": len(self._leaving),
+            "lent": len(self._lending),
             "acceptors": len(self._acceptors),
         }

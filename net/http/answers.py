@@ -10,7 +10,6 @@ Json = dict[str, Any]
 TEXT: Json = {"type": "string"}
 TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 COUNT: Json = {"type": "integer", "minimum": 0}
-COUNT_OR_NULL: Json = {"type": ["integer", "null"], "minimum": 0}
 NUMBER: Json = {"type": "number"}
 
 

@@ -6,16 +6,13 @@ the header, and shim.c adds the calls that work on whole batches.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 from types import ModuleType
+
+from net.compiled import Unavailable, c_compiler, kept, run
 
 MODULE = "_mooncake_verbs"
 SHIM = Path(__file__).with_name("shim.c")
@@ -40,10 +37,8 @@ enum { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, 
 enum { IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR,
        IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
        IBV_WC_RNR_RETRY_EXC_ERR, ... };
-enum { IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, ... };
-enum { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
-       IBV_WR_ATOMIC_FETCH_AND_ADD, ... };
-enum { IBV_SEND_SIGNALED, IBV_SEND_INLINE, IBV_SEND_FENCE, ... };
+enum { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, ... };
+enum { IBV_SEND_SIGNALED, ... };
 enum { IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR, ... };
 enum { IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_FATAL, ... };
 enum { IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET, ... };
@@ -73,77 +68,50 @@ const char *ibv_event_type_str(kv_enum event);
 struct kv_op { ...; };
 struct kv_completion { ...; };
 struct kv_path { uint32_t qp_num, receive_psn, send_psn; uint8_t gid[16]; uint16_t lid;
-                 uint8_t port, gid_index, is_global, mtu, timeout, retries, rnr_retries, reads, answers; };
+                 uint8_t port, gid_index, is_global, mtu, timeout, retries, reads, answers; };
 size_t kv_sizeof_op(void);
 size_t kv_sizeof_completion(void);
-struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends, uint32_t receives,
-                            uint32_t *inline_bytes);
+struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends);
 int kv_to_state(struct ibv_qp *qp, int state);
 int kv_to_init(struct ibv_qp *qp, uint8_t port, int access);
 int kv_to_ready(struct ibv_qp *qp, const struct kv_path *path);
 int kv_state(struct ibv_qp *qp);
 int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *posted);
-int kv_post_receive(struct ibv_qp *qp, uint64_t wr_id, uint64_t address, uint32_t length, uint32_t lkey);
 int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n);
 int kv_drain_events(struct ibv_comp_channel *channel);
 int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_num);
 int kv_nonblocking(int fd);
-struct ibv_mr *kv_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, int fd, int access);
 """
 
 
-class BuildError(Exception):
-    """The module cannot be made here; the text says what is missing."""
-
-
 def module() -> ModuleType:
-    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises BuildError."""
-    path = cached()
-    if not path.exists():
-        compile_to(path)
+    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises Unavailable."""
+    decides = (DECLARATIONS.encode(), SHIM.read_bytes(), sys.version.encode())
+    path = kept("verbs", MODULE, decides, compile_to, str(sysconfig.get_config_var("EXT_SUFFIX")))
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        raise BuildError(f"{path} is no extension module; delete it")
+        raise Unavailable(f"{path} is no extension module; delete it")
     loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)
     except ImportError as error:  # built here, but libibverbs has gone since
-        raise BuildError(f"{error} (Debian: apt install libibverbs1)") from None
+        raise Unavailable(f"{error} (Debian: apt install libibverbs1)") from None
     return loaded
 
 
-def cached() -> Path:
-    """Where the module for this source and this Python is kept."""
-    content = DECLARATIONS.encode() + SHIM.read_bytes() + sys.version.encode()
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    name = f"{MODULE}-{hashlib.blake2b(content, digest_size=8).hexdigest()}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    return Path(base) / "mooncake" / "verbs" / name
-
-
 def compile_to(path: Path) -> None:
-    """Takes about a second. Two processes at once do the work twice and agree. Raises BuildError."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise BuildError("no C compiler to build the verbs module with (Debian: apt install gcc libibverbs-dev)")
+    """Takes about a second. Raises Unavailable."""
+    compiler = c_compiler("gcc libibverbs-dev")
     from cffi import FFI
 
     ffi = FFI()
     ffi.cdef(DECLARATIONS)
     ffi.set_source(MODULE, SHIM.read_text())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        source, built = Path(scratch) / f"{MODULE}.c", Path(scratch) / "module.so"
-        ffi.emit_c_code(str(source))
-        include = f"-I{sysconfig.get_path('include')}"
-        command = [compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(built), "-libverbs", "-ldl"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(
-                f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {_why(done.stderr)}"
-            )
-        built.replace(path)
-
-
-def _why(output: str) -> str:
-    """The first error the compiler names."""
-    return next((line.strip() for line in output.splitlines() if "error" in line), output.strip()[-200:])
+    source = path.with_name(f"{MODULE}.c")
+    ffi.emit_c_code(str(source))
+    include = f"-I{sysconfig.get_path('include')}"
+    try:
+        run([compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(path), "-libverbs"])
+    except Unavailable as error:
+        first = next((line.strip() for line in str(error).splitlines()[1:] if "error" in line), str(error)[-200:])
+        raise Unavailable(f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {first}") from None

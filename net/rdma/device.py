@@ -31,9 +31,6 @@ class Completion:
     number: int  # the wr_id
     status: int
     why: str  # empty when it succeeded
-    opcode: int
-    length: int  # bytes received
-    immediate: int
 
 
 class Device:
@@ -44,7 +41,6 @@ class Device:
         self.name = name
         self._verbs = verbs()
         ffi, lib = self._verbs.ffi, self._verbs.lib
-        self._dmabufs: list[Any] = []
         self.handlers: dict[int, Callable[[Completion], None]] = {}  # by queue pair number
         self.on_port: list[Callable[[bool], None]] = []
         self.memory = Registrations(self._pin, self._unpin)
@@ -161,29 +157,6 @@ class Device:
     def _unpin(self, mr: Any) -> None:
         self._verbs.check(self._verbs.lib.ibv_dereg_mr(mr), "dereg_mr")
 
-    def register_dmabuf(self, fd: int, offset: int, nbytes: int) -> tuple[int, int]:
-        """(lkey, rkey) of GPU memory behind a dma-buf, for GPUDirect; until this device is closed. Raises VerbsError
-        where `dmabuf_refusal` gives a reason, and when the descriptor is none (EBADF, EINVAL)."""
-        access = (
-            self._verbs.lib.IBV_ACCESS_LOCAL_WRITE
-            | self._verbs.lib.IBV_ACCESS_REMOTE_WRITE
-            | self._verbs.lib.IBV_ACCESS_REMOTE_READ
-        )
-        mr = self._verbs.lib.kv_reg_dmabuf(self.pd, offset, nbytes, fd, access)
-        self._dmabufs.append(self._verbs.pointer(mr, "reg_dmabuf_mr"))
-        return int(mr.lkey), int(mr.rkey)
-
-    def dmabuf_refusal(self) -> str | None:
-        """Why GPU memory must be staged through host memory here, in one line; None when this device can reach it."""
-        try:
-            self.register_dmabuf(-1, 0, 4096)
-        except VerbsError as error:
-            if error.errno == errno.ENOSYS:
-                return "libibverbs is older than rdma-core 34 and has no ibv_reg_dmabuf_mr"
-            if error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT):
-                return f"the driver of {self.name} does not register dma-bufs"
-        return None
-
     # --- completions and events
 
     def take_completions(self, count: int) -> tuple[int, Any]:
@@ -218,11 +191,11 @@ class Device:
         while (count := lib.kv_poll(cq, self._records, POLL)) > 0:
             total += count
             for record in COMPLETION.iter_unpack(bytes(ffi.buffer(self._records, count * COMPLETION.size))):
-                number, status, opcode, length, immediate, qp_num, _, _, _ = record
+                number, status, qp_num = record
                 handler = self.handlers.get(qp_num)
                 if handler is not None:
                     why = self._verbs.status(status) if status else ""
-                    handler(Completion(number, status, why, opcode, length, immediate))
+                    handler(Completion(number, status, why))
         if count < 0:
             raise VerbsError(errno.EIO, f"a completion queue of {self.name} is broken")
         return total
@@ -255,8 +228,6 @@ class Device:
         lib = self._verbs.lib
         try:
             self.memory.withdraw_all()
-            for mr in self._dmabufs:
-                self._verbs.check(lib.ibv_dereg_mr(mr), "dereg_mr")
             for cq in self._cqs:
                 self._verbs.check(lib.ibv_destroy_cq(cq), "destroy_cq")
             self._verbs.check(lib.ibv_destroy_comp_channel(self._channel), "destroy_comp_channel")

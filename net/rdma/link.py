@@ -17,7 +17,7 @@ with `stopped` that the broken queue pair takes nothing any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from net.connection import Connection
@@ -36,7 +36,7 @@ from net.rdma.revival import Revival
 from net.rdma.verbs import verbs
 from net.spans import Span, check
 from net.topology import Topology, pairs
-from net.transport import BULK, NOTICE_BYTES, Op, Unusable
+from net.transport import BULK, Op, Unusable
 from net.wire import Frame, Header, nowhere
 
 WORD_BYTES = 8  # what an atomic works on
@@ -57,9 +57,8 @@ class Link:
         self._questions = Questions(connection)
         self._pump = Pump(self.rails, self._broken)
         self._revival: Revival | None = None
-        self._scratch = Region.private(f"scratch of the link to {connection.peer_id}", WORD_BYTES + NOTICE_BYTES)
-        self._word_free = asyncio.Lock()  # the first WORD_BYTES of it: what an atomic brings back
-        self._notice_free = asyncio.Lock()  # the rest: the notice that is being posted
+        self._scratch = Region.private(f"scratch of the link to {connection.peer_id}", WORD_BYTES)
+        self._word_free = asyncio.Lock()  # what an atomic brings back
 
     # --- opening
 
@@ -145,51 +144,24 @@ class Link:
         ours = far_rails(self._topology, local, [device.name for device in self._devices])
         return [here + there for here, there in zip(ours, remote.distances, strict=True)]
 
-    async def notify(self, value: int, content: bytes = b"") -> None:
-        """Tell the peer a number of 32 bits (a write with immediate data), or at most NOTICE_BYTES bytes (an inline
-        send). It comes after everything that was complete before; on a rail that breaks it may come twice."""
-        lib = verbs().lib
-        if len(content) > NOTICE_BYTES:
-            raise ValueError(f"a notice of {len(content)} bytes does not fit into {NOTICE_BYTES}")
-
-        def make(index: int, piece: Slice) -> Request:
-            self._scratch.memory[WORD_BYTES : WORD_BYTES + len(content)] = content
-            opcode = lib.IBV_WR_SEND if content else lib.IBV_WR_RDMA_WRITE_WITH_IMM
-            return Request(
-                *(opcode, self._scratch.address + WORD_BYTES, 0, 0, 0, len(content), piece),
-                immediate=value,
-                inline=bool(content),
-            )
-
-        async with self._notice_free:
-            await self._alone(Job(Op.WRITE), make)
-
     async def fetch_add(self, remote: str, offset: int, add: int) -> int:
         """Add to the 64-bit word at `offset` of a region there, and return what it was. Atomic among network cards;
         the peer's own CPU must leave the word alone. Raises TransferError; also when it may have happened."""
-        return await self._atomic(remote, offset, verbs().lib.IBV_WR_ATOMIC_FETCH_AND_ADD, add % 2**64, 0)
-
-    async def compare_swap(self, remote: str, offset: int, expected: int, new: int) -> int:
-        """Set the word to `new` if it is `expected`; returns what it was. See fetch_add."""
-        return await self._atomic(remote, offset, verbs().lib.IBV_WR_ATOMIC_CMP_AND_SWP, expected, new)
-
-    async def _atomic(self, remote: str, offset: int, opcode: int, add: int, swap: int) -> int:
         region = await self._region(remote)
         check([(offset, WORD_BYTES)], remote, region.nbytes)
+        opcode = verbs().lib.IBV_WR_ATOMIC_FETCH_AND_ADD
 
         def make(index: int, piece: Slice) -> Request:
             here = self._devices[index].register(self._scratch)
             there, key = region.address + offset, region.keys[index]
-            return Request(opcode, here.address, here.lkey, there, key, WORD_BYTES, piece, add=add, swap=swap)
+            return Request(opcode, here.address, here.lkey, there, key, WORD_BYTES, piece, add=add % 2**64)
 
         async with self._word_free:
-            await self._alone(Job(Op.READ, once=True), make)
+            job = Job(Op.READ, once=True)
+            job.waiting.append(Slice(job, make))
+            await self._pump.run(job)
             self._check()
             return int.from_bytes(self._scratch.memory[:WORD_BYTES], "little")
-
-    async def _alone(self, job: Job, make: Callable[[int, Slice], Request]) -> None:
-        job.waiting.append(Slice(job, make))
-        await self._pump.run(job)
 
     # --- the connection beside the rails
 

@@ -11,25 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from net.memory import Region
 from net.rdma.device import PORT, Completion, Device
 from net.rdma.endpoint import Endpoint
 from net.rdma.send_queue import SendQueue
 from net.rdma.verbs import OP, VerbsError, verbs
-from net.transport import NOTICE_BYTES
 
 DEPTH = 256  # requests of a send queue
 SIGNAL_EVERY = 32
-RECEIVES = 16  # notices that may arrive before the first is looked at
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
-RNR_FOREVER = 7  # a notice waits until the other side has posted a receive
-RECEIVE_BIT = 1 << 63  # in the wr_id of receives
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One work request: a slice to move, an atomic, a notice. `item` is handed back when it is over."""
+    """One work request: a slice to move, or an atomic. `item` is handed back when it is over."""
 
     opcode: int
     local: int
@@ -39,40 +34,33 @@ class Request:
     length: int
     item: Any
     add: int = 0
-    swap: int = 0
-    immediate: int = 0
-    inline: bool = False  # the bytes are copied while it is posted; at most NOTICE_BYTES
 
 
 class QueuePair:
     """`on_done(items)` hears of what succeeded, `on_error(items, why)` of what did not when the connection breaks,
-    the one at fault first; `on_notice(immediate, bytes)` of what the other side sends."""
+    the one at fault first."""
 
     def __init__(
         self,
         device: Device,
         on_done: Callable[[list[Any]], None],
         on_error: Callable[[list[Any], str, bool], None],
-        on_notice: Callable[[int, bytes], None] = lambda immediate, content: None,
         sends: int = DEPTH,
     ) -> None:
         """on_error's third argument: the memory was refused (the fault of the first item, not of the rail). sends:
         requests that may be under way at most. Raises VerbsError."""
         self.device = device
         self._verbs = verbs()
-        self._on_done, self._on_error, self._on_notice = on_done, on_error, on_notice
+        self._on_done, self._on_error = on_done, on_error
         depth = min(sends, device.max_sends)
-        inline = self._verbs.ffi.new("uint32_t *", NOTICE_BYTES)
-        self._most = depth + RECEIVES  # completions that may wait to be taken
-        self._share, cq = device.take_completions(self._most)
+        self._most = depth  # completions that may wait to be taken
+        self._share, cq = device.take_completions(depth)
         try:
-            made = self._verbs.lib.kv_create_qp(device.pd, cq, depth, RECEIVES, inline)
+            made = self._verbs.lib.kv_create_qp(device.pd, cq, depth)
             self._qp = self._verbs.pointer(made, "create_qp")
         except VerbsError:
-            device.give_back_completions(self._share, self._most)
+            device.give_back_completions(self._share, depth)
             raise
-        self._inbox = Region.private(f"inbox of queue pair {self.qp_num}", RECEIVES * NOTICE_BYTES)
-        self._inbox_key = device.register(self._inbox).lkey
         self._queue: SendQueue[Any] = SendQueue(depth, min(SIGNAL_EVERY, depth))
         self.ready = False
         self.psn = 0
@@ -93,9 +81,7 @@ class QueuePair:
         depths = {"reads": device.reads, "answers": device.answers}
         return Endpoint(self.qp_num, self.psn, device.gid.hex(), device.lid, device.mtu, **depths)
 
-    def connect(
-        self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES, rnr_retries: int = RNR_FOREVER
-    ) -> None:
+    def connect(self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES) -> None:
         """To the other side's queue pair. Raises VerbsError."""
         path = self._verbs.ffi.new("struct kv_path *")
         path.qp_num, path.receive_psn, path.send_psn = other.qp_num, other.psn, self.psn
@@ -103,12 +89,10 @@ class QueuePair:
         path.lid, path.port, path.gid_index = other.lid, PORT, self.device.gid_index
         path.is_global = 1 if self.device.is_ethernet else 0
         path.mtu = min(other.mtu, self.device.mtu)
-        path.timeout, path.retries, path.rnr_retries = ack_timeout, retries, rnr_retries
+        path.timeout, path.retries = ack_timeout, retries
         path.reads, path.answers = self.endpoint().depths(other)
         self._verbs.check(self._verbs.lib.kv_to_ready(self._qp, path), "modify_qp to ready")
         self.ready = True
-        for number in range(RECEIVES):
-            self._post_receive(number)
 
     def post(self, requests: Sequence[Request]) -> None:
         """Queue at most `room` requests. Raises VerbsError: then the connection is broken and `on_error` was told."""
@@ -116,27 +100,18 @@ class QueuePair:
         marks = self._queue.post([request.item for request in requests])
         records = bytearray(OP.size * len(requests))
         for i, (request, (number, signalled)) in enumerate(zip(requests, marks, strict=True)):
-            flags = (lib.IBV_SEND_SIGNALED if signalled else 0) | (lib.IBV_SEND_INLINE if request.inline else 0)
+            flags = lib.IBV_SEND_SIGNALED if signalled else 0
             OP.pack_into(
-                *(records, i * OP.size, number, request.local, request.remote, request.add, request.swap),
-                *(request.length, request.lkey, request.rkey, request.opcode, flags, request.immediate),
+                *(records, i * OP.size, number, request.local, request.remote, request.add),
+                *(request.length, request.lkey, request.rkey, request.opcode, flags, 0),
             )
         posted = ffi.new("int *")
         error = lib.kv_post(self._qp, ffi.from_buffer("struct kv_op *", records), len(requests), posted)
         if error:
             self.break_off(f"the send queue took {posted[0]} of {len(requests)} requests (errno {error})")
 
-    def _post_receive(self, number: int) -> None:
-        address = self._inbox.address + number * NOTICE_BYTES
-        error = self._verbs.lib.kv_post_receive(self._qp, number | RECEIVE_BIT, address, NOTICE_BYTES, self._inbox_key)
-        self._verbs.check(error, "post_recv")
-
     def _completed(self, completion: Completion) -> None:
         lib = self._verbs.lib
-        if completion.number & RECEIVE_BIT:
-            if not completion.status and self.ready:
-                self._received(completion)
-            return
         if not self._queue.knows(completion.number):
             return  # of an earlier generation
         if not completion.status:
@@ -151,15 +126,6 @@ class QueuePair:
             )
             self._stop()
             self._on_error(failed, completion.why, refused)
-
-    def _received(self, completion: Completion) -> None:
-        number = completion.number & ~RECEIVE_BIT
-        content = b""
-        if completion.opcode == self._verbs.lib.IBV_WC_RECV:
-            start = number * NOTICE_BYTES
-            content = bytes(self._inbox.memory[start : start + completion.length])
-        self._post_receive(number)
-        self._on_notice(completion.immediate, content)
 
     def break_off(self, why: str) -> None:
         """End the connection from this side; nothing of it moves any more when this returns."""
@@ -194,8 +160,6 @@ class QueuePair:
         qp, self._qp = self._qp, None
         self._verbs.check(self._verbs.lib.ibv_destroy_qp(qp), "destroy_qp")
         self.device.give_back_completions(self._share, self._most)
-        self.device.deregister(self._inbox.name)
-        self._inbox.close()
 
 
 __all__ = ["Endpoint", "QueuePair", "Request", "VerbsError"]

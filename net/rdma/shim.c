@@ -1,6 +1,5 @@
 /* What Python may not do once per slice: a whole batch is posted, or all completions are polled, in one call each.
  * Records are flat, so that Python packs and unpacks them with struct. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -8,21 +7,21 @@
 
 typedef int kv_enum;
 
-struct kv_op { /* one work request of the send queue, 64 bytes */
-  uint64_t wr_id, local_address, remote_address, add, swap;
-  uint32_t length, lkey, rkey, opcode, flags, immediate;
+struct kv_op { /* one work request of the send queue, 56 bytes */
+  uint64_t wr_id, local_address, remote_address, add;
+  uint32_t length, lkey, rkey, opcode, flags, unused;
 };
 
-struct kv_completion { /* 40 bytes; on an error only wr_id, status, vendor_error and qp_num mean anything */
+struct kv_completion { /* 16 bytes */
   uint64_t wr_id;
-  uint32_t status, opcode, length, immediate, qp_num, vendor_error, flags, unused;
+  uint32_t status, qp_num;
 };
 
 struct kv_path { /* the other end of a connection and how to reach it */
   uint32_t qp_num, receive_psn, send_psn;
   uint8_t gid[16];
   uint16_t lid;
-  uint8_t port, gid_index, is_global, mtu, timeout, retries, rnr_retries;
+  uint8_t port, gid_index, is_global, mtu, timeout, retries;
   uint8_t reads, answers; /* READs and atomics at a time: begun here, begun there */
 };
 
@@ -31,16 +30,12 @@ enum { CHUNK = 64 };
 static size_t kv_sizeof_op(void) { return sizeof(struct kv_op); }
 static size_t kv_sizeof_completion(void) { return sizeof(struct kv_completion); }
 
-static struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends, uint32_t receives,
-                                   uint32_t *inline_bytes) {
+static struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends) {
   struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
   attr.cap.max_send_wr = sends;
-  attr.cap.max_recv_wr = receives;
+  attr.cap.max_recv_wr = 1; /* nothing is ever received: all is one-sided */
   attr.cap.max_send_sge = attr.cap.max_recv_sge = 1;
-  attr.cap.max_inline_data = *inline_bytes;
-  struct ibv_qp *qp = ibv_create_qp(pd, &attr);
-  if (qp) *inline_bytes = attr.cap.max_inline_data;
-  return qp;
+  return ibv_create_qp(pd, &attr);
 }
 
 static int kv_to_state(struct ibv_qp *qp, int state) {
@@ -75,7 +70,7 @@ static int kv_to_ready(struct ibv_qp *qp, const struct kv_path *path) {
   attr.sq_psn = path->send_psn;
   attr.timeout = path->timeout;
   attr.retry_cnt = path->retries;
-  attr.rnr_retry = path->rnr_retries;
+  attr.rnr_retry = 7;
   attr.max_rd_atomic = path->reads;
   return ibv_modify_qp(qp, &attr,
                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
@@ -107,12 +102,10 @@ static int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *poste
       request->num_sge = op->length ? 1 : 0;
       request->opcode = op->opcode;
       request->send_flags = op->flags;
-      request->imm_data = htobe32(op->immediate);
-      if (op->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || op->opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+      if (op->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         request->wr.atomic.remote_addr = op->remote_address;
         request->wr.atomic.rkey = op->rkey;
         request->wr.atomic.compare_add = op->add;
-        request->wr.atomic.swap = op->swap;
       } else {
         request->wr.rdma.remote_addr = op->remote_address;
         request->wr.rdma.rkey = op->rkey;
@@ -129,12 +122,6 @@ static int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *poste
   return 0;
 }
 
-static int kv_post_receive(struct ibv_qp *qp, uint64_t wr_id, uint64_t address, uint32_t length, uint32_t lkey) {
-  struct ibv_sge piece = {.addr = address, .length = length, .lkey = lkey};
-  struct ibv_recv_wr request = {.wr_id = wr_id, .sg_list = &piece, .num_sge = length ? 1 : 0}, *bad;
-  return ibv_post_recv(qp, &request, &bad);
-}
-
 /* Completions taken, at most n; -1 when the queue is broken. */
 static int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n) {
   struct ibv_wc taken[CHUNK];
@@ -145,17 +132,9 @@ static int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n) {
     for (int i = 0; i < got; i++) {
       const struct ibv_wc *wc = taken + i;
       struct kv_completion *record = out + total + i;
-      memset(record, 0, sizeof *record);
       record->wr_id = wc->wr_id;
       record->status = wc->status;
-      record->vendor_error = wc->vendor_err;
       record->qp_num = wc->qp_num;
-      if (wc->status == IBV_WC_SUCCESS) {
-        record->opcode = wc->opcode;
-        record->length = wc->byte_len;
-        record->flags = wc->wc_flags;
-        if (wc->wc_flags & IBV_WC_WITH_IMM) record->immediate = be32toh(wc->imm_data);
-      }
     }
     total += got;
     if (got < wanted) break;
@@ -197,21 +176,4 @@ static int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_nu
 static int kv_nonblocking(int fd) {
   int flags = fcntl(fd, F_GETFL);
   return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) ? errno : 0;
-}
-
-/* ibv_reg_dmabuf_mr came with rdma-core 34: looked up, so that an older library or header is no reason to do without
- * RDMA. ENOSYS where it is missing. */
-static struct ibv_mr *kv_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, int fd, int access) {
-  typedef struct ibv_mr *(*reg_dmabuf)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
-  void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
-  reg_dmabuf call = library ? (reg_dmabuf)dlsym(library, "ibv_reg_dmabuf_mr") : NULL;
-  struct ibv_mr *mr = NULL;
-  if (call)
-    mr = call(pd, offset, length, 0, fd, access);
-  else
-    errno = ENOSYS;
-  int error = errno; /* dlclose may change it */
-  if (library) dlclose(library);
-  errno = error;
-  return mr;
 }

@@ -7,7 +7,7 @@ after which nothing of the peer can land here any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,7 +37,6 @@ class Target:
         devices: Sequence[Device],
         regions: Mapping[str, Region],
         everyone: set[Target],
-        on_notice: Callable[[str, int, bytes], None],
         topology: Topology,
     ) -> None:
         self.connection = connection
@@ -46,7 +45,6 @@ class Target:
         self._topology = topology
         self._regions = regions
         self._everyone = everyone
-        self._on_notice = on_notice
         self._pairs: list[QueuePair | None] = []
         self._telling: set[asyncio.Task[None]] = set()
         everyone.add(self)
@@ -64,16 +62,13 @@ class Target:
         try:
             pair = self._pairs[index]
             if pair is None:
-                pair = self._pairs[index] = QueuePair(self._devices[index], _nothing, _nothing, self._notice, sends=1)
+                pair = self._pairs[index] = QueuePair(self._devices[index], _nothing, _nothing, sends=1)
             else:
                 pair.reset()
             pair.connect(Endpoint.from_json(theirs))
             return pair.endpoint().to_json()
         except (VerbsError, ValueError) as error:
             return str(error)
-
-    def _notice(self, value: int, content: bytes) -> None:
-        self._on_notice(self.connection.peer_id, value, content)
 
     def _tell(self, name: str) -> None:
         """Address and keys of a region, once its memory is pinned."""

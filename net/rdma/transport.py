@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +51,6 @@ class Rdma:
         self._peers: dict[str, Link] = {}
         self._targets: set[Target] = set()
         self._opening: dict[str, asyncio.Lock] = {}
-        self.on_notice: list[Callable[[str, int, bytes], None]] = []  # (peer, number, content) of what peers notify
         self._sealed_only = sealed_only
         if not sealed_only:
             links.accept("rdma", self._accept)
@@ -83,14 +82,10 @@ class Rdma:
             self._peers[connection.peer_id] = link
             return link
         devices = self.devices()
-        return Target(connection, devices, self._regions, self._targets, self._noticed, self._topology)
-
-    def _noticed(self, peer_id: str, value: int, content: bytes) -> None:
-        for listener in self.on_notice:
-            listener(peer_id, value, content)
+        return Target(connection, devices, self._regions, self._targets, self._topology)
 
     def link(self, peer_id: str) -> Link:
-        """For notices and atomics, once `open` has found the peer. Raises PeerLost."""
+        """For atomics, once `open` has found the peer. Raises PeerLost."""
         link = self._peers.get(peer_id)
         if link is None or link.ended:
             raise PeerLost(f"the RDMA connection to {peer_id!r} is closed")
@@ -143,10 +138,6 @@ class Rdma:
         landed: Landed | None = None,
     ) -> None:
         await self.link(peer_id).submit(op, local, remote, spans, priority, landed)
-
-    async def notify(self, peer_id: str, content: bytes) -> None:
-        """See net.transport.Notifier."""
-        await self.link(peer_id).notify(0, content)
 
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
         """See net.transport.Atomics."""

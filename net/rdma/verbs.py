@@ -10,16 +10,17 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from net.rdma.build import BuildError, module
+from net.compiled import Unavailable
+from net.rdma.build import module
 from net.transport import Unusable
 
 SYSFS = Path("/sys/class/infiniband")
 
-OP = Struct("=5Q6I")
-"""kv_op: wr_id, local address, remote address, add, swap; length, lkey, rkey, opcode, flags, immediate."""
+OP = Struct("=4Q6I")
+"""kv_op: wr_id, local address, remote address, add; length, lkey, rkey, opcode, flags, unused."""
 
-COMPLETION = Struct("=Q8I")
-"""kv_completion: wr_id; status, opcode, length, immediate, qp_num, vendor error, flags, unused."""
+COMPLETION = Struct("=Q2I")
+"""kv_completion: wr_id; status, qp_num."""
 
 
 class VerbsError(OSError):
@@ -34,7 +35,7 @@ class Verbs:
         self.ffi: Any = loaded.ffi
         self.lib: Any = loaded.lib
         if (OP.size, COMPLETION.size) != (self.lib.kv_sizeof_op(), self.lib.kv_sizeof_completion()):
-            raise BuildError("the verbs module and its records disagree about their size")
+            raise Unavailable("the verbs module and its records disagree about their size")
 
     def pointer(self, pointer: Any, what: str) -> Any:
         """`pointer`, or VerbsError when it is NULL."""
@@ -60,7 +61,7 @@ def verbs() -> Verbs:
         raise Unusable("this machine has no RDMA device (nothing in /sys/class/infiniband)")
     try:
         return Verbs()
-    except BuildError as error:
+    except Unavailable as error:
         raise Unusable(str(error)) from None
 
 

@@ -31,7 +31,7 @@ class Placement:
 
     prefill: str
     decode: str
-    prefix_source: str  # "local", "pool" or "none"
+    prefix_source: str  # "local", "pool", "arena" of another node, or "none"
     prefix_tokens: int  # tokens not computed
     estimates: dict[str, float]  # wait_s, transfer_s, prefill_s, ttft_s, handover_s, step_s
     stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)

@@ -5,7 +5,9 @@
 
 If the pooled store holds a prefix more than `threshold` times as long as the node's own, the node may fetch the
 difference instead of computing it; the cheaper of both counts (papers.md section 3, step 3). In the paper the pool is
-the DRAM of the prefill nodes and the longest match names one of them; here it is the pooled store.
+the DRAM of the prefill nodes and the longest match names one of them; here it is the pooled store, or the arena of the
+node that has most of the prompt. What lies on SSD has to be read into the DRAM of its homes first, which all nodes wait
+for alike.
 """
 
 from __future__ import annotations
@@ -45,11 +47,6 @@ class PrefillCosts:
     def able(self) -> list[int]:
         return _places(self.ttft_s < np.inf)
 
-    def soonest_s(self) -> float:
-        """Least TTFT, 0 when nobody can."""
-        soonest = float(self.ttft_s.min(initial=np.inf))
-        return soonest if soonest < np.inf else 0.0
-
     def row(self, i: int) -> Row:
         """All of node `i`."""
         own, pooled = int(self.local[i]), self.demand.pooled_tokens
@@ -57,7 +54,7 @@ class PrefillCosts:
         if self.transfer_s is not None and self.rest_s is not None and own < self.most_local:
             fetch_s, rest_s = float(self.transfer_s[i]), float(self.rest_s[i])
             if fetch_s + rest_s < prefill_s:
-                transfer_s, prefill_s, prefix, source = fetch_s, rest_s, pooled, "pool"
+                transfer_s, prefill_s, prefix, source = fetch_s, rest_s, pooled, self.demand.fetch_from
         wait_s = max(0.0, float(self.view.work_until[i]) - self.now)
         return {
             "stage": "prefill",
@@ -67,6 +64,7 @@ class PrefillCosts:
             "wait_s": wait_s,
             "local_tokens": own,
             "pool_tokens": pooled,
+            "ssd_tokens": min(self.demand.ssd_tokens, pooled),
             "prefix_source": source,
             "prefix_tokens": prefix,
             "transfer_s": transfer_s,
@@ -108,6 +106,7 @@ def prefill_costs(
         latency_s, per_token_s = view.fetch(demand.token_bytes)
         transfer_s = (pooled - matched) * per_token_s
         transfer_s += latency_s
+        transfer_s += demand.ssd_s
         remote_s = transfer_s + rest_s
         ttft_s += np.where(matched < most_local, np.minimum(remote_s, own_s), own_s)
     if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
@@ -137,11 +136,18 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch -= per_token_s
         scratch *= far
         scratch -= latency_s
+        scratch -= demand.ssd_s
         scratch[matched >= max(pooled / threshold, 1.0)] = 0.0
         rank -= np.maximum(scratch, 0.0, out=scratch)
     if view.least_blocks * demand.block_size <= n and (long := view.too_long(int(n), demand.block_size)) is not None:
         rank += long
     return rank
+
+
+def least_prefill_s(view: View, tokens: int, context: int) -> float:
+    """To compute `tokens` behind `context` where that is quickest, without a step's fixed time; 0 = nobody prefills."""
+    each = view.a1 * tokens + view.a2 * (tokens * (tokens + 2 * context))
+    return float(each[view.prefills].min()) if view.prefills.any() else 0.0
 
 
 def horizon_s(now: float, demand: Demand, view: View) -> float:

@@ -93,7 +93,7 @@ def place_few(
             ttft_s -= (a2[i] * own + a1[i]) * own
         if own < most_local:
             latency_s, per_byte_s = fetched[i]
-            fetch_s = (pooled - own) * (per_byte_s * token_bytes) + latency_s
+            fetch_s = (pooled - own) * (per_byte_s * token_bytes) + latency_s + demand.ssd_s
             fetch_s += a0[i] + a1[i] * left + a2[i] * left_squared
             if fetch_s < ttft_s:
                 ttft_s = fetch_s
@@ -134,10 +134,10 @@ def place_few(
     transfer_s = 0.0
     if own < most_local:
         latency_s, per_byte_s = fetched[source]
-        fetch_s = (pooled - own) * (per_byte_s * token_bytes) + latency_s
+        fetch_s = (pooled - own) * (per_byte_s * token_bytes) + latency_s + demand.ssd_s
         rest_s = a0[source] + a1[source] * left + a2[source] * left_squared
         if fetch_s + rest_s < prefill_s:
-            transfer_s, prefill_s, prefix, kind = fetch_s, rest_s, int(pooled), "pool"
+            transfer_s, prefill_s, prefix, kind = fetch_s, rest_s, int(pooled), demand.fetch_from
     wait_s = max(0.0, work_until[source] - now)
     ttft_s = wait_s + transfer_s + prefill_s
     latency_s, per_byte_s = handed_over[target]

@@ -62,7 +62,7 @@ class MeasuredLinks:
             detail = event["detail"]
             if event["event"] == "kv_moved":
                 self.handed_over(event["node"], decode, detail["bytes"], detail["seconds"])
-            elif event["event"] == "prefix_fetched":
+            elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"]:  # a disk is none of the way
                 self.fetched(event["node"], detail["bytes"], detail["seconds"])
 
     def forget(self, node: str) -> None:

@@ -128,7 +128,9 @@ class Client:
                 if response.status != 200:
                     outcome.error = f"status {response.status}: {_error_text(await response.read())}"
                     return
-                async for at, event in _events(response.content):
+                async for at, event in sse_events(response.content):
+                    if event is None:
+                        continue
                     if "error" in event:
                         outcome.error = f"in the stream: {_error_text(orjson.dumps(event))}"
                         return
@@ -163,16 +165,16 @@ class Client:
 _json = {"Content-Type": "application/json"}
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[float, dict[str, Any]]]:
-    """Server-sent events with the time their last byte was read; comments and [DONE] are left out."""
+async def sse_events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
+    """Server-sent events with the time their last byte was read, None for [DONE]; comments are left out."""
     buffer = b""
     async for piece in content.iter_any():
         at = time.perf_counter()
         *lines, buffer = (buffer + piece).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data != b"[DONE]":
-                yield at, orjson.loads(data)
+            if line.startswith(b"data:"):
+                yield at, None if data == b"[DONE]" else orjson.loads(data)
 
 
 def _take_usage(outcome: Outcome, usage: dict[str, Any] | None) -> None:

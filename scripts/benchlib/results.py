@@ -3,6 +3,8 @@
 {"config": {..., "machine": {...}}, "commit": "...",
  "rows": [{"case", "metric", "unit", "ours", "peers", "limits", "note"}]}
 
+A program may add fields of its own to a row.
+
 A peer that could not be measured has the value null and is printed as 'missing': never a made-up number. `machine` says
 what the CPU can do and how busy the machine was before the benchmark began (see `benchlib.machine`).
 """
@@ -11,9 +13,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +23,8 @@ from .machine import busy_note, machine
 from .portable import portable
 
 Value = float | None
+UNITS = {"requests_s": "1/s", "tokens_s": "1/s", "bytes_s": "bytes/s", "_s": "s", "_ms": "ms", "bytes": "bytes"}
+"""How the name of a figure ends -> its unit; the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,13 @@ def add_result_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
 
 
+def quicken(args: Namespace, **most: float) -> Namespace:
+    """The same, with --quick these flags no higher than that."""
+    for name, value in most.items() if args.quick else ():
+        setattr(args, name, min(getattr(args, name), value))
+    return args
+
+
 def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, out: TextIO | None = None) -> None:
     """Print the table; write the same as JSON when there is a path."""
     stream = sys.stdout if out is None else out
@@ -49,22 +60,45 @@ def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, ou
     for note in dict.fromkeys(row.note for row in rows if row.note):
         print(f"note: {note}", file=stream)
     if path is not None:
-        write_result(config, [asdict(row) for row in rows], path, stream)
+        write_result(config, rows, path, stream)
 
 
-def write_result(
-    config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], path: Path, out: TextIO | None = None
-) -> None:
-    """The JSON file alone. `rows` have at least the fields of Row; a benchmark may add its own."""
+def write_result(config: Mapping[str, Any], rows: Sequence[Any], path: Path, out: TextIO | None = None) -> None:
+    """The JSON file alone. A row is a dataclass or a mapping with at least the first four fields of Row. Raises
+    ValueError for one that lacks one of them."""
     import orjson  # here: a GPU machine without it can measure, and write no file
 
     here = machine()
     if not here["quiet"]:
         print(f"note: {busy_note(here)}", file=sys.stdout if out is None else out)
-    data = {"config": portable(config) | {"machine": here}, "commit": commit(), "rows": portable(list(rows))}
+    made = portable([_complete(row) for row in rows])
+    data = {"config": portable(config) | {"machine": here}, "commit": commit(), "rows": made}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
     print(f"written: {path}", file=sys.stdout if out is None else out)
+
+
+def numbers(case: str, values: Mapping[str, Any]) -> list[Row]:
+    """A row per number of nested `values`: its metric is where it stands, as "ttft_s p50", its unit read off that."""
+    found = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += [replace(row, metric=f"{name} {row.metric}") for row in numbers(case, value)]
+        elif isinstance(value, bool | int | float):
+            found.append(Row(case, str(name), "", float(value)))
+    return [replace(row, unit=_unit(row.metric)) for row in found]
+
+
+def _unit(metric: str) -> str:
+    fitting = (unit for end, unit in UNITS.items() for word in metric.split() if word.endswith(end))
+    return next(fitting, "")
+
+
+def _complete(row: Any) -> dict[str, Any]:
+    given = asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
+    if missing := [name for name in ("case", "metric", "unit", "ours") if name not in given]:
+        raise ValueError(f"a row without {missing[0]}: {given}")
+    return {"peers": {}, "limits": {}, "note": ""} | given
 
 
 def table(rows: Sequence[Row]) -> str:

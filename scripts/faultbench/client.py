@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import orjson
+
+from scripts.benchlib.client import sse_events
 
 RECONNECTS = 10
 PAUSE_S = 0.05
@@ -113,12 +114,9 @@ async def stream(
 
 async def _read(answer: aiohttp.ClientResponse, into: Stream) -> bool:
     """True when the stream came to its end or an error."""
-    async for line in answer.content:
-        if line.startswith(b"data: [DONE]"):
+    async for _, event in sse_events(answer.content):
+        if event is None:
             return True
-        if not line.startswith(b"data: {"):
-            continue
-        event = orjson.loads(line[6:])
         if "error" in event:
             into.error = str(event["error"])
             return True

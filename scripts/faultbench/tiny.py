@@ -21,12 +21,13 @@ CONFIG = {
 """Random weights: its tokens mean nothing, but they are the same on every node."""
 
 
-def tiny_model(folder: Path) -> list[str]:
-    """Write it into `folder`, with the embedded model's tokenizer; the flags that serve it."""
+def tiny_model(folder: Path, **changed: int) -> list[str]:
+    """Write it into `folder`, with the embedded model's tokenizer; the flags that serve it.
+    `changed`: fields of CONFIG."""
     from engine.checkpoint.model_source import describe
     from engine.config import EMBEDDED_MODEL
     from engine.text.tokenizer import Tokenizer
 
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
     Tokenizer.load(describe(EMBEDDED_MODEL)).save(folder / "tokenizer.json")
     return ["--model", str(folder), "--load-format", "dummy", "--dtype", "float32"]

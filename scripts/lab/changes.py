@@ -6,7 +6,7 @@ ids lie above all ids of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -76,17 +76,6 @@ def bursty(burst: float = 5.0, share: float = 0.1, mean_s: float = 5.0) -> Chang
             at += wanted / rate
             moved.append(replace(row, timestamp_ms=1000 * at))
         return moved
-
-    return change
-
-
-def classed(shares: Mapping[str, float]) -> Change:
-    """Classes drawn by `shares`."""
-
-    def change(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-        rng = Random(seed)
-        drawn = rng.choices(list(shares), list(shares.values()), k=len(rows))
-        return [replace(row, service_class=name) for row, name in zip(rows, drawn, strict=True)]
 
     return change
 

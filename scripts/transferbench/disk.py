@@ -25,7 +25,6 @@ from net.sockets import listen
 __all__ = ["backends", "direct", "small_node", "tier"]
 
 BLOCK = 1 << 20
-READY_S = 60.0
 PROJECT = Path(__file__).resolve().parents[2]
 
 

@@ -92,7 +92,6 @@ def result_rows(cells: Cells, sides: Sequence[Side], verbs: Mapping[str, str]) -
                             peer: cells[peer, *case][field] if (peer, *case) in cells else None for peer in side.peers
                         },
                         "limits": {one: cells[one, *case][field] for one in side.limits if (one, *case) in cells},
-                        "note": "",
                         "threads": {
                             one: cells[one, *case]["threads"]
                             for one in (name, *side.peers, *side.limits)

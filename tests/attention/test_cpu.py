@@ -14,12 +14,12 @@ from torch import Tensor
 
 from attention import choose, cpu_build, cpu_choice, cpu_level
 from attention.cpu import CpuBackend
-from attention.cpu_build import Unavailable
 from attention.cpu_choice import Heads, batch_of, fastest_of, seconds_of
 from attention.cpu_level import LEVELS, levels_here
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
 from engine.config import Config
+from net.compiled import Unavailable
 from scripts.attention_bench.grid import Point
 from scripts.attention_bench.quantized import find_quantized_fault
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch

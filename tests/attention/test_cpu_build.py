@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from attention import cpu_build
-from attention.cpu_build import Unavailable, cache_dir, load
+from attention.cpu_build import cache_dir, load
+from net.compiled import Unavailable
 
 THREADS = """
 #include <omp.h>

@@ -1,4 +1,4 @@
-"""Blocks in one byte per element on a CPU: the bounds of attention/quantize.py, and its bytes where triton runs."""
+"""Blocks in one byte per element on a CPU: within the bounds of the formats."""
 
 import pytest
 import torch

@@ -19,8 +19,6 @@ pytest.importorskip("triton", reason="the triton extra is not installed: pip ins
 
 from attention import aot
 from attention.codes import DTYPES
-from attention.copy import gather_blocks, scatter_blocks
-from attention.quantize import dequantize_blocks, quantize_blocks
 from attention.tiles import HEAD_SIZES, SM80, SM86, SM90, TABLE, find_tiles
 from attention.triton_backend import TritonBackend
 from engine.checkpoint.weights import shapes
@@ -138,41 +136,12 @@ def test_writing_compiles_to_wide_accesses(capability: int, head_size: int, kv_d
         assert used.wide_stores > 0 or kv_dtype, (recorded.kernel.fn.__name__, used)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_quantizing_compiles_to_wide_loads(capability: int, dtype: torch.dtype) -> None:
-    pool = meta(16, 4, 2, 8, 16, 128, dtype=torch.bfloat16)
-    blocks, tokens = meta(4, dtype=torch.int64), meta(4, dtype=torch.int32)
-
-    def launch() -> None:
-        payload, scales = quantize_blocks(pool, blocks, tokens, dtype)
-        dequantize_blocks(payload, scales, pool, blocks)
-
-    for recorded in aot.record(launch):
-        used = aot.resources(recorded, capability)
-        assert used.spill_bytes == 0
-        assert used.wide_loads > 0, (recorded.kernel.fn.__name__, used)
-
-
 def assert_small(launch: aot.Launch, capability: int, *, wide_stores: bool = True) -> None:
     """No spills, and memory is read (and written) 16 bytes at a time."""
     used = aot.resources(launch, capability)
     assert used.spill_bytes == 0, (launch.kernel.fn.__name__, used)
     assert used.wide_loads > 0, (launch.kernel.fn.__name__, used)
     assert not wide_stores or used.wide_stores > 0, (launch.kernel.fn.__name__, used)
-
-
-@pytest.mark.parametrize("capability", [80, 86, 90])
-def test_copying_compiles_to_wide_accesses(capability: int) -> None:
-    pool, blocks = meta(16, 4, 2, 8, 16, 128, dtype=torch.bfloat16), meta(4, dtype=torch.int64)
-
-    def launch() -> None:
-        scatter_blocks(gather_blocks(pool[:, 1], blocks), pool[:, 2], blocks)
-
-    recorded = aot.record(launch)
-    assert len(recorded) == 2
-    for one in recorded:
-        assert_small(one, capability)
 
 
 @pytest.mark.parametrize("capability", [80, 90])

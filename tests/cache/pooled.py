@@ -52,6 +52,7 @@ class Cluster:
         deadlines=PATIENT,
         kv_blocks=64,
         admission=None,
+        read_model=None,
         **options,
     ):
         """`slots` 0: a node without a share."""
@@ -62,7 +63,7 @@ class Cluster:
         if slots:
             arena = Region.shared(f"{node_id}-dram", slots * SLOT)
             ssd = SsdTier(directory, SLOT, 1 << 20, ROOT, backend=backend) if directory is not None else None
-            local = LocalStore(Arena(arena, SLOT), ssd, admission=admission)
+            local = LocalStore(Arena(arena, SLOT), ssd, admission=admission, read_model=read_model)
             self.regions.append(arena)
             self.members.append(node_id)
         kv = Region.private("kv", kv_blocks * SLOT)

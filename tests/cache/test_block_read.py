@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cache.arena import checksum
 from cache.block_read import TURNS_BYTES, BlockRead
-from cache.compiled import Unavailable
 from cache.copy_threads import CopyThreads
 from cache.shared_index import BUCKET, HEADER_BYTES, ROW, IndexView, SharedIndex, index_bytes
+from net.compiled import Unavailable
 from net.memory import Region
 
 SHORT = 240

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache import same_host
-from cache.compiled import Unavailable
+from net.compiled import Unavailable
 from tests.cache.pooled import until
 from tests.cache.test_store_net import BLOCKS, KEYS, OFFSETS, SLOT, Node, fill
 

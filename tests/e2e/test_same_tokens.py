@@ -88,13 +88,15 @@ def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, transfo
         assert summary["nodes"] == {"acceptor": "store-0", "prefill": "prefill-0", "decode": "decode-0"}
 
         cluster.restart("prefill-0")  # its arena is empty now; the pool is not
-        tiers = fetched(cluster, prompts["page"], expected["page"])
-        assert tiers == {"dram": (len(prompts["page"]) - 1) // 16}
+        tiers, ssd_tokens = fetched(cluster, prompts["page"], expected["page"])
+        assert tiers == {"dram": (len(prompts["page"]) - 1) // 16} and not ssd_tokens
 
         cluster.restart("store-0")  # its DRAM is empty too: what is left is in LMDB
+        cluster.restart("decode-0")  # and so is its arena
         cluster.restart("prefill-0")
-        tiers = fetched(cluster, prompts["chapter"], expected["chapter"])
+        tiers, ssd_tokens = fetched(cluster, prompts["chapter"], expected["chapter"])
         assert tiers == {"ssd": (len(prompts["chapter"]) - 1) // 16}
+        assert ssd_tokens == 16 * tiers["ssd"], "the placement knew it"
         settled(cluster)
     stored = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert stored and not [path for path in stored if path.stat().st_mode & 0o077], "KV is for its own user"
@@ -122,12 +124,14 @@ def check_scores(url: str, prompt: list[int], transformers_model: Any) -> None:
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def fetched(cluster: Any, prompt: list[int], text: str) -> dict[str, int]:
-    """Ask, check the text, and return how many blocks of the prefix came from which tier."""
+def fetched(cluster: Any, prompt: list[int], text: str) -> tuple[dict[str, int], int]:
+    """Ask, check the text, and return how many blocks of the prefix came from which tier, and how many tokens the
+    placement expected from SSD."""
     url = cluster["decode-0"].url
     answer = complete(url, prompt, NEW_TOKENS)
     assert answer["choices"][0]["text"] == text
-    events = timeline(url, answer["id"])["events"]
-    loads = [event["detail"]["tiers"] for event in events if event["event"] == "prefix_fetched"]
-    assert len(loads) == 1, events
-    return loads[0]
+    told = timeline(url, answer["id"])
+    loads = [event["detail"]["tiers"] for event in told["events"] if event["event"] == "prefix_fetched"]
+    assert len(loads) == 1, told["events"]
+    rows = [row for row in told["decisions"][-1]["considered"] if row["stage"] == "prefill"]
+    return loads[0], rows[0]["ssd_tokens"]

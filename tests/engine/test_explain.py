@@ -92,6 +92,21 @@ def test_the_table_names_candidates_probes_and_errors():
     assert "asked 2" in text and "decided in 3.00 ms, no claim" in text
 
 
+def test_the_table_has_the_loads_of_the_prefix_beside_what_was_expected():
+    timeline = record_timeline()
+    detail = {
+        "blocks": 12,
+        "tiers": {"dram": 8, "ssd": 4},
+        "sources": {"s": 12},
+        "seconds": 0.0031,
+        "estimated_s": 0.0025,
+    }
+    timeline.add(12.0, "b", "prefix_fetched", transports={}, bytes=0, **detail)
+    text = table(json.loads(json.dumps(timeline.as_dict())))
+    assert "loaded 12 blocks (8 dram, 4 ssd) from s in 3.10 ms, expected 2.50 ms" in text
+    assert "ssd_tokens" in text
+
+
 def refused_record(refuse) -> dict:
     timeline = Timeline("r-3", 1000)
     timeline.nodes["acceptor"] = "acc"

@@ -146,17 +146,11 @@ def test_host_port():
 
 
 def test_choices_are_the_entries_of_the_registries():
-    """One new file and one dict entry make an extension; its name must be a choice here too."""
+    """The others are made of their registries; that of attention needs torch, which flags do without."""
     from attention import backends
-    from cache.policies import policies
-    from sched.placements.table import placements
-    from sched.rejection import rejections
 
-    choices = {spec.name: set(spec.metadata["choices"]) for spec in fields(Config)}
-    assert choices["attention_backend"] == {"auto", *backends}
-    assert choices["eviction"] == set(policies)
-    assert choices["placement"] == set(placements)
-    assert choices["rejection"] == set(rejections)
+    (choices,) = (spec.metadata["choices"] for spec in fields(Config) if spec.name == "attention_backend")
+    assert set(choices) == {"auto", *backends}
 
 
 def test_a_mistyped_command_is_recognised():

@@ -11,17 +11,18 @@ import pytest
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
+from cache.results import LeadingRun
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv import reuse
 from engine.kv.layered_load import LayerGate, hides
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
+from engine.kv.prefix_sources import PrefixSources
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, RequestState, SamplingParams
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
-from sched.cost import TransferModel
 from tests.engine.test_worker import until
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
@@ -42,8 +43,9 @@ class SlowStore:
         self.sources = self.tiers = {}
         self.transports: dict[str, int] = {}
 
-    async def lookup(self, keys):
-        return min(len(keys), len(self.kv))
+    async def find(self, keys):
+        count = min(len(keys), len(self.kv))
+        return LeadingRun(count, count)
 
     @asynccontextmanager
     async def pinned(self, keys):
@@ -68,10 +70,9 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
     blocks = PlainBlocks(store, "kv", GEOMETRY)
-    prefetch = Prefetch(blocks, "wait", 0.0, lambda: False)
-    loader = PrefixLoader(
-        batcher, store, GEOMETRY, costs, TransferModel(), "always", metrics, prefetch, layers=blocks.layers
-    )
+    sources = PrefixSources(store, blocks, None, None, GEOMETRY, costs, "always")
+    prefetch = Prefetch("wait", 0.0, lambda: False)
+    loader = PrefixLoader(batcher, GEOMETRY, costs, metrics, prefetch, sources, layers=blocks.layers)
     worker = Worker(batcher, ours, loader, Publisher(pool, None, metrics), costs, metrics)
     got: list[Emission] = []
     worker.on_emissions = got.extend

@@ -11,10 +11,10 @@ from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
+from engine.kv.prefix_sources import PrefixSources
 from engine.kv.reuse import PrefixLoader, Publisher
 from engine.request import Request, SamplingParams
 from net.metrics import Metrics
-from sched.cost import TransferModel
 from tests.cache.pooled import SLOT, cluster_of, put, until
 
 BLOCK = 4
@@ -44,9 +44,10 @@ async def node():
         pool, metrics = BlockPool(16), Metrics("m", "n")
         batcher = Batcher(pool, BLOCK, 4, 64, 1000, {0})
         publisher = Publisher(pool, OfSlots(store), metrics)
-        prefetch = Prefetch(OfSlots(store), "wait", 0.0, lambda: False)
+        prefetch, costs = Prefetch("wait", 0.0, lambda: False), StepCosts()
+        sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, costs, "auto")
         loader = PrefixLoader(
-            batcher, store, GEOMETRY, StepCosts(), TransferModel(), "auto", metrics, prefetch,
+            batcher, GEOMETRY, costs, metrics, prefetch, sources,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()

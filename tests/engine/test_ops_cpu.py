@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attention.cpu_build import Unavailable
 from attention.cpu_level import levels_here
 from engine.model import ops_choice
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, TorchOps, choose_ops
 from engine.model.ops_cpu import ELEMENTS, CpuOps
+from net.compiled import Unavailable
 
 HERE = levels_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")

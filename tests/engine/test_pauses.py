@@ -29,7 +29,7 @@ from net.load_words import LoadWords
 from net.memory import Region
 from net.metrics import Metrics
 from net.transfer import TransferEngine
-from sched.rejection import NoRejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 from tests.engine.stepped import World
 from tests.engine.test_pull import PROMISE
@@ -83,7 +83,7 @@ class Node:
         idle = SimpleNamespace(
             record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
-        load = OwnLoad(self.name, idle, self.words, NoRejection(), 1.0)
+        load = OwnLoad(self.name, idle, self.words, Rejection(), 1.0)
         metrics = Metrics("m", self.name)
         self.service = EngineService(
             *(self.name, self.channel, self.transfer, self.worker, GEOMETRY, 8, load, metrics, self.how, "layer")

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cache.block import BlockGeometry, root_key
+from cache.results import LeadingRun
 from engine.config import Config
 from engine.flags import UsageError, parse
+from engine.request import Request, SamplingParams
 from engine.serving.claims import Claims
 from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import with_silent
@@ -28,7 +31,7 @@ from sched.placements.choice import Placement, Rejected
 from sched.placements.demand import Demand
 from sched.placements.measured_links import MeasuredLinks
 from sched.placements.view import Candidate, View
-from sched.rejection import Estimate, NoRejection, rejections
+from sched.rejection import Estimate, Rejection, rejections
 from sched.state import NodeRecord
 
 MIXED = ("prefill", "decode", "store")
@@ -136,7 +139,7 @@ def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role()
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0), prefill_s=lambda request: 9.0)
-    own = OwnLoad("n", load, words, NoRejection(), 1.0)
+    own = OwnLoad("n", load, words, Rejection(), 1.0)
     promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
     with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
         own.keep(promise, None)
@@ -150,7 +153,7 @@ def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
 
 def test_a_longer_queue_that_computes_the_prompts_prefix_is_not_later():
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=2.0), prefill_s=lambda request: 0.01)
-    own = OwnLoad("n", load, Words(), NoRejection(), 1.0)
+    own = OwnLoad("n", load, Words(), Rejection(), 1.0)
     own.keep({"claim": 0, "wait_s": 0.0, "ttft_s": 2.0, "redirects_left": 1}, None)
     load.prefill_s = lambda request: 2.0
     with pytest.raises(RemoteError):
@@ -222,7 +225,7 @@ def test_a_policy_from_a_file(tmp_path):
         assert accepted(policy.place(5.0, DEMAND, view, view.none)).prefill == "b"
 
 
-@pytest.mark.parametrize(("spec", "wrong"), [("mine.py:Other", "called Other"), ("none.py", "no file")])
+@pytest.mark.parametrize(("spec", "wrong"), [("mine.py:Other", "it lacks shortlist, place"), ("none.py", "no file")])
 def test_a_file_without_a_policy_is_a_usage_error(tmp_path, spec, wrong):
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(UsageError, match=f"--placement .*{wrong}"):
@@ -246,3 +249,33 @@ def test_a_policy_that_learns_hears_what_became_of_its_placements():
     assert policy.predictor.factor("a") > 1.5
     plain = placement_policy(Config(), random.Random(0))
     Placer.learn(SimpleNamespace(_policy=plain), "a", estimates, 2.0)
+
+
+def test_a_load_from_ssd_tells_nothing_about_the_way():
+    links = MeasuredLinks()
+    before = links.fetch_each(["a"])
+
+    def load(**tiers: int):
+        detail = {"bytes": 1 << 24, "seconds": 0.5, "tiers": tiers}
+        return [{"event": "prefix_fetched", "node": "a", "detail": detail}] * 3
+
+    links.learn(load(dram=3, ssd=1), "d")
+    assert links.fetch_each(["a"]) == before
+    links.learn(load(arena=4), "d")
+    ((latency, per_byte),) = links.fetch_each(["a"])
+    assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_longer_of_pool_and_arenas_is_what_can_be_fetched():
+    geometry = BlockGeometry(2, 1, 4, 16, "float32")
+    placer = SimpleNamespace(_geometry=geometry, block_size=16)
+    request = Request("r", [1] * 1000, 1000, SamplingParams(max_tokens=4), 0.0, root_key("toy", geometry))
+    view = View(5.0, [node("a")], MeasuredLinks(), 256)  # a token takes 1 ms
+    pooled = LeadingRun(20, 10, 10, 0.1)
+    chosen = Placer._demand(placer, request, pooled, 320, view)
+    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (320, "pool", 0.1, 160)
+    chosen = Placer._demand(placer, request, pooled, 336, view)
+    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (336, "arena", 0.0, 0)
+    slow = LeadingRun(20, 10, 10, 0.25)
+    chosen = Placer._demand(placer, request, slow, 0, view)
+    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (160, "pool", 0.0, 0)

@@ -107,7 +107,7 @@ LONG = [bytes(16)] * (3 * WINDOW_BLOCKS)
 
 
 async def fetched(pool, policy, timeout_s=60.0, busy=lambda: True):
-    return await Prefetch(pool, policy, timeout_s, busy).fetch(LONG, range(len(LONG)))
+    return await Prefetch(policy, timeout_s, busy).fetch(pool.get, LONG, range(len(LONG)))
 
 
 async def test_wait_asks_for_everything_at_once():

@@ -24,7 +24,7 @@ from net.memory import Region
 from net.metrics import Metrics
 from net.spans import pack_spans, unpack_spans
 from net.transfer import Op, TransferEngine, TransferError
-from sched.rejection import NoRejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 from tests.engine.test_service import IdleWorker
 from tests.net.peers import channels, until
@@ -65,7 +65,7 @@ class Side:
         idle = SimpleNamespace(
             record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
-        load = OwnLoad(channel.node_id, idle, self.words, NoRejection(), 1.0)
+        load = OwnLoad(channel.node_id, idle, self.words, Rejection(), 1.0)
         self.service = EngineService(
             channel.node_id, channel, transfer, self.worker, GEOMETRY, 8, load, metrics, "pull", "layer"
         )

@@ -22,11 +22,12 @@ def ended(prompt: int, cached: int = 0, **tiers: int) -> Timeline:
     return timeline
 
 
-@given(own=counts, dram=counts, ssd=counts, computed=st.integers(1, 100))
-def test_the_sources_of_a_prompt_add_up_to_it(own, dram, ssd, computed):
-    found = 16 * (own + dram + ssd)
-    sources = tokens_from(ended(found + computed, found, dram=dram, ssd=ssd), 16)
-    assert sources == {"hbm": 16 * own, "dram": 16 * dram, "ssd": 16 * ssd, "computed": computed}
+@given(own=counts, arena=counts, dram=counts, ssd=counts, computed=st.integers(1, 100))
+def test_the_sources_of_a_prompt_add_up_to_it(own, arena, dram, ssd, computed):
+    found = 16 * (own + arena + dram + ssd)
+    sources = tokens_from(ended(found + computed, found, arena=arena, dram=dram, ssd=ssd), 16)
+    fetched = {"arena": 16 * arena, "dram": 16 * dram, "ssd": 16 * ssd}
+    assert sources == {"hbm": 16 * own, **fetched, "computed": computed}
 
 
 @given(st.lists(st.floats(0, 1e6) | st.none()))
@@ -49,7 +50,7 @@ def test_newest_first_and_bounded():
     assert len(told["requests"]) == KEPT
     assert told["ttft_ms"] == {"p50": 250.0, "p90": 250.0, "p99": 250.0}
     assert told["requests"][0]["tpot_ms"] == 250.0  # two gaps in 0.5 s
-    assert told["tokens_from"] == {"hbm": 0, "dram": 16 * KEPT, "ssd": 0, "computed": 16 * KEPT}
+    assert told["tokens_from"] == {"hbm": 0, "arena": 0, "dram": 16 * KEPT, "ssd": 0, "computed": 16 * KEPT}
 
 
 def test_a_client_that_left_has_an_end_too():

@@ -16,7 +16,7 @@ from engine.serving.own_load import OwnLoad
 from engine.serving.service import EngineService
 from engine.worker import Emission
 from net.metrics import Metrics
-from sched.rejection import NoRejection, OutputLengths
+from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
@@ -28,7 +28,7 @@ PROMISE = {"claim": 0, "wait_s": 0.0, "ttft_s": 1.0, "redirects_left": 2}
 
 def idle_load() -> OwnLoad:
     load = SimpleNamespace(record=NodeRecord, lengths=OutputLengths())
-    return OwnLoad("n", load, SimpleNamespace(outstanding=0), NoRejection(), 1.0)
+    return OwnLoad("n", load, SimpleNamespace(outstanding=0), Rejection(), 1.0)
 
 
 class SlowTransfer:
@@ -114,7 +114,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     assert transfer.in_flight == 0
     await asyncio.sleep(0.05)
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
-    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "acceptors": 0}
+    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "lent": 0, "acceptors": 0}
     await service.close()
 
 

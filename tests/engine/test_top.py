@@ -20,7 +20,8 @@ def recent() -> dict:
     timeline.nodes.update(prefill="prefill-0", decode="decode-0")
     rows = Recent(16)
     rows.add(timeline, "interactive", "stop", 1.0)
-    rows._rows[0].update(ttft_ms=120.0, tpot_ms=9.5, tokens_from={"hbm": 16, "dram": 0, "ssd": 0, "computed": 16})
+    tokens = {"hbm": 16, "arena": 0, "dram": 0, "ssd": 0, "computed": 16}
+    rows._rows[0].update(ttft_ms=120.0, tpot_ms=9.5, tokens_from=tokens)
     return rows.as_dict()
 
 

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from net.channel import Channel
 from net.landed import Landed
 from net.memory import Region
 from net.staging import DeviceRegion, DeviceTransferEngine
-from net.transfer import NOTICE_BYTES, Op, PeerLost, TransferEngine, TransferError, transports
+from net.transfer import Op, PeerLost, TransferEngine, TransferError, transports
 from tests.net.fake_device import FakeDevice
 from tests.net.fake_transport import Fabric, Fake, Faults
-from tests.net.peers import channels, until
+from tests.net.peers import channels
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -112,40 +111,3 @@ async def test_a_device_tells_as_well():
             await a.close()
             await b.close()
         device.close()
-
-
-@pytest.mark.parametrize("order", [["shm"], ["tcp"]], ids=["shm", "tcp"])
-@pytest.mark.parametrize("op", list(Op))
-async def test_a_notice_comes_behind_what_has_landed(order, op):
-    async with channels("a", "b") as made:
-        a, b = (DeviceTransferEngine(channel, order) for channel in made)
-        with Region.shared("x", 4 * MIB) as x, Region.shared("y", 4 * MIB) as y:
-            a.register(x)
-            b.register(y)
-            heard = []
-            b.notices.listen(lambda peer, content: heard.append((peer, content, bytes(y.memory[:4]))))
-            x.memory[:4] = b"abcd"
-            await a.submit("b", op, "x", "y", [(0, 0, 4 * MIB)], notice=b"block 7 is yours")
-            await until(lambda: heard)
-            assert heard == [("a", b"block 7 is yours", b"abcd" if op is Op.WRITE else bytes(4))]
-            with pytest.raises(ValueError, match="does not fit"):
-                await a.submit("b", op, "x", "y", [(0, 0, 4)], notice=bytes(NOTICE_BYTES + 1))
-            with pytest.raises(TransferError):
-                await a.submit("b", op, "x", "nothing", [(0, 0, 4)], notice=b"never")
-            await made[0].call("b", "transfer.open", {})
-            assert len(heard) == 1, "what has not landed has no notice"
-            await a.close()
-            await b.close()
-
-
-async def test_a_node_hears_its_own_notices():
-    channel = Channel("a", {})
-    engine = TransferEngine(channel, ["tcp"])
-    with Region.private("x", 64) as x:
-        engine.register(x)
-        heard = []
-        engine.notices.listen(lambda peer, content: heard.append((peer, content)))
-        await engine.submit("a", Op.WRITE, "x", "x", [(0, 32, 32)], notice=b"n")
-        assert heard == [("a", b"n")]
-        await engine.close()
-        await channel.close()

@@ -93,7 +93,7 @@ def test_cluster_transfers_and_store(metrics):
     metrics.set_members({"prefill": 2, "decode": 1})
     metrics.count_transfer("write", "shm", 1000, 0.5)
     metrics.count_transfer_failure("tcp")
-    metrics.count_store_get({"dram": 3, "ssd": 1}, 2)
+    metrics.count_prefix_load({"dram": 3, "ssd": 1}, 2)
     metrics.count_store_put(4)
     metrics.count_resumed()
     metrics.count_rejected("overloaded")

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from net import compiled
 from net.channel import Channel
+from net.compiled import Unavailable
 from net.errors import PeerRefused
 from net.memory import Region
 from net.rdma import build, verbs
@@ -51,8 +53,8 @@ async def test_asking_for_nothing_else_is_a_clear_error(no_device):
 
 
 def test_no_compiler_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    with pytest.raises(build.BuildError, match="apt install gcc libibverbs-dev"):
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    with pytest.raises(Unavailable, match="apt install gcc libibverbs-dev"):
         build.compile_to(tmp_path / "module.so")
 
 
@@ -60,10 +62,11 @@ def test_a_failing_compile_names_its_first_error(monkeypatch, tmp_path):
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho 'x.c:1: fatal error: infiniband/verbs.h: No such file' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
-    with pytest.raises(build.BuildError, match=r"libibverbs-dev\): .*verbs.h"):
-        build.compile_to(tmp_path / "cache" / "module.so")
-    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(Unavailable, match=r"libibverbs-dev\): .*verbs.h"):
+        build.module()
+    assert list(compiled.folder("verbs").iterdir()) == []
 
 
 async def test_regions_name_the_cards_near_them(monkeypatch):

@@ -114,6 +114,23 @@ def test_the_prefix_is_computed_when_the_transfer_would_be_slower():
     assert (placed.prefix_source, placed.prefix_tokens, placed.estimates["transfer_s"]) == ("none", 0, 0.0)
 
 
+def test_what_lies_on_ssd_has_to_be_read_first():
+    quick, slow = (replace(demand(pool_tokens=1600), ssd_s=seconds, ssd_tokens=800) for seconds in (0.5, 1.7))
+    placed = place(quick, [node("a")], FAST)
+    assert placed.prefix_source == "pool" and placed.estimates["transfer_s"] == pytest.approx(0.5016)
+    assert placed.considered[0]["ssd_tokens"] == 800
+    assert place(slow, [node("a")], FAST).prefix_source == "none", "computing takes 1.6 s"
+    near = [node("a", wait_s=0.1, local_tokens=1600), node("b")]
+    assert place(demand(pool_tokens=1600), near).prefill == "b"
+    assert place(quick, near).prefill == "a", "who has it waits for no disk"
+
+
+def test_the_arena_of_another_node_is_a_source():
+    wanted = replace(demand(pool_tokens=1600), fetch_from="arena")
+    placed = place(wanted, [node("a", wait_s=5.0, local_tokens=1600), node("b")])
+    assert (placed.prefill, placed.prefix_source, placed.prefix_tokens) == ("b", "arena", 1600)
+
+
 def test_the_threshold_keeps_a_node_with_nearly_the_same_prefix_from_fetching():
     nodes = [node("a", local_tokens=1200)]
     assert place(demand(pool_tokens=1600), nodes).prefix_source == "local"  # 1.33 times as long

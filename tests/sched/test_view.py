@@ -90,14 +90,17 @@ def test_a_node_that_gave_up_a_role_is_no_candidate_for_it():
     st.sampled_from([1.0, 1.5, 4.0, np.inf]),
     st.floats(1e4, 1e9),
     st.floats(-5, 50),
+    st.sampled_from([0.0, 0.01, 5.0]),
 )
-def test_ranking_is_the_time_to_first_token_in_half_the_work(nodes, num_tokens, pool_tokens, threshold, bytes_s, later):
+def test_ranking_is_the_time_to_first_token_in_half_the_work(
+    nodes, num_tokens, pool_tokens, threshold, bytes_s, later, ssd_s
+):
     roles = {"p": ("prefill",), "d": ("decode",), "m": MIXED}
     known = [
         node(f"n{i}", roles[role], wait_s=wait, prefill=(1e-3, slope, bend), total_blocks=150)
         for i, (wait, slope, bend, _, role) in enumerate(nodes)
     ]
-    wanted = demand(num_tokens, pool_tokens)
+    wanted = replace(demand(num_tokens, pool_tokens), ssd_s=ssd_s)
     view = View(NOW, [candidate for candidate, _ in known], FlatLinks(bytes_s), 256)
     matched = np.array([float(min(local // 16 * 16, wanted.usable_tokens)) for *_, local, _ in nodes])
     for held in (matched, view.none):

@@ -45,8 +45,9 @@ def test_the_command_writes_figures_and_a_plot(tmp_path, capsys):
     assert ablate.main(["overlap", *wanted]) == 0
     assert "layer-wise" in capsys.readouterr().out
     told = orjson.loads(out.read_bytes())
-    assert [len(row["seeds"]) for row in told["rows"]] == [2, 2]
-    assert told["rows"][0]["config"]["kv_overlap"] == "layer"
+    assert [len(case["seeds"]) for case in told["config"]["cases"].values()] == [2, 2]
+    assert told["config"]["cases"]["layer-wise"]["config"]["kv_overlap"] == "layer"
+    assert all(row["metric"] and row["ours"] is not None for row in told["rows"])
     assert plot.read_text().startswith("<?xml")
 
 
@@ -67,8 +68,12 @@ def test_a_report(tmp_path):
     assert "Configuration: pool_blocks 6000; nic_gbit_s 100;" in report and "kv_overlap layer or none." in report
     means = orjson.loads((tmp_path / "report.json").read_bytes())
     assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
-    assert [row["case"] for row in means["rows"]] == ["layer-wise", "at the end"]
-    assert means["rows"][1]["config"]["kv_overlap"] == "none" and "kv_overlap" not in means["rows"][0]["config"]
+    assert {(row["ablation"], row["case"]) for row in means["rows"]} == {
+        ("overlap", "layer-wise"),
+        ("overlap", "at the end"),
+    }
+    cases = means["config"]["cases"]["overlap"]
+    assert cases["at the end"]["config"]["kv_overlap"] == "none" and "kv_overlap" not in cases["layer-wise"]["config"]
 
 
 def test_the_report_holds_cache_policies_against_a_reference_only_where_it_has_one(monkeypatch):

@@ -1,59 +1,17 @@
-"""The simulated cluster conserves requests, and the variants differ where the paper says they do."""
+"""Overload: what clients of real nodes saw, as rows."""
 
 from __future__ import annotations
 
-import json
-
-import pytest
-
-from sched.rejection import rejections
 from scripts import bench_overload
 from scripts.benchlib.client import Outcome
-from scripts.overloadbench.driver import Cluster, arrivals, capacity
 from scripts.overloadbench.live import Seen, rows_of
-from scripts.overloadbench.machines import Decode, Speed
-
-SPEED = Speed()
 
 
-@pytest.fixture(scope="module")
-def results():
-    offered = arrivals(600, 2 * capacity(SPEED, 4, 4, arrivals(1000, 1.0, 1)), 1)
-    return {name: Cluster(name, 4, 4, SPEED, 1).run(list(offered)) for name in rejections}
-
-
-@pytest.mark.parametrize("name", sorted(rejections))
-def test_every_request_ends_once(results, name):
-    counts = results[name].counts
-    ended = counts["finished"] + counts["refused at arrival"] + counts["refused after prefill"]
-    assert ended == results[name].offered == 600
-    assert results[name].good + counts["late to the first token"] + counts["slow"] == counts["finished"]
-
-
-def test_refusing_saves_the_goodput_and_only_the_baseline_throws_prefill_away(results):
-    for name in ("stage-load", "early", "predicted"):
-        assert results[name].good > 3 * results["none"].good
-    wasted = {name: result.wasted_tokens for name, result in results.items()}
-    assert wasted["stage-load"] > 0 and wasted["early"] == wasted["predicted"] == wasted["none"] == 0
-
-
-def test_a_decode_node_shares_its_steps():
-    """Alone 10 tokens take 10 steps of 27 ms; two requests make each other's steps 2 ms longer."""
-    node = Decode(SPEED, 8)
-    node.join(0.0, 1, 10)
-    assert node.next_end() == pytest.approx(0.27)
-    node.join(0.135, 2, 10)
-    assert node.next_end() == pytest.approx(0.135 + 5 * 0.029)
-    assert node.leave(node.next_end()) == 1
-    assert node.next_end() == pytest.approx(0.135 + 5 * 0.029 + 5 * 0.027)
-
-
-def test_a_small_run(tmp_path, capsys):
-    path = tmp_path / "out.json"
-    assert bench_overload.main(["--quick", "--requests", "200", "--json", str(path)]) == 0
-    cases = {row["case"] for row in json.loads(path.read_bytes())["rows"]}
-    assert cases == {f"--rejection {name}" for name in rejections}
-    assert "capacity" in capsys.readouterr().out
+def test_without_live_it_is_the_simulated_ablation(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(bench_overload.ablate, "main", lambda argv: asked.append(argv) or 0)
+    assert bench_overload.main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
+    assert asked == [["overload", "--requests", "500", "--seeds", "1", "--json", str(tmp_path / "out.json")]]
 
 
 def test_what_clients_of_real_nodes_saw():

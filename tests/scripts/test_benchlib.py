@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import lzma
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from scripts.benchlib.client import Outcome
 from scripts.benchlib.latency import Measured, meets, peak_concurrency, peak_tokens, summarize, tbt_s
-from scripts.benchlib.results import Row, report, table
+from scripts.benchlib.results import Row, numbers, report, table, write_result
 from scripts.benchlib.trace import trace_specs
 from scripts.benchlib.workload import (
     Spec,
@@ -214,3 +215,24 @@ def test_results_name_files_of_this_machine_without_their_folders(tmp_path):
     read = orjson.loads(out.read_bytes())
     assert read["config"]["argv"] == ["--json", "out.json", "--peer", "http://127.0.0.1:80/v1/models"]
     assert read["rows"][0]["note"] == "FileNotFoundError: 'b.json'; /proc/self/stat"
+
+
+def test_every_row_of_a_result_has_the_same_fields(tmp_path):
+    """Numbers of a nested mapping become rows; a row that lacks a field that readers need is no result."""
+    path = tmp_path / "out.json"
+    found = numbers(
+        "a node", {"requests": 3, "ttft_s": {"p50": 0.5}, "output_tokens_s": 7.0, "name": "x", "none": None}
+    )
+    write_result(
+        {}, [*found, {"case": "b", "metric": "m", "unit": "", "ours": None, "seeds": [1]}], path, io.StringIO()
+    )
+    rows = json.loads(path.read_bytes())["rows"]
+    assert [(row["metric"], row["unit"], row["ours"]) for row in rows[:3]] == [
+        ("requests", "", 3.0),
+        ("ttft_s p50", "s", 0.5),
+        ("output_tokens_s", "1/s", 7.0),
+    ]
+    assert all({"case", "metric", "unit", "ours", "peers", "limits", "note"} <= set(row) for row in rows)
+    assert rows[3]["seeds"] == [1]
+    with pytest.raises(ValueError, match="without metric"):
+        write_result({}, [{"case": "b", "gbs": 1.0}], path, io.StringIO())

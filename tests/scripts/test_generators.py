@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sched.classes import CLASSES
-from scripts.lab.changes import Alternating, Filled, above, bursty, classed, flipped, merged, one_token, unique, viral
+from scripts.lab.changes import Alternating, Filled, above, bursty, flipped, merged, one_token, unique, viral
 from scripts.lab.conversation import conversation
 from scripts.lab.generate import chats
 from scripts.lab.generators import GENERATORS, STANDS_FOR
@@ -128,8 +128,6 @@ def test_three_classes_at_once():
     assert counts == {"interactive": 600, "standard": 400, "batch": 200}
     batch = [row for row in rows if row.service_class == "batch"]
     assert max(Counter(block for row in batch for block in row.hash_ids).values()) == 1
-    drawn = Counter(row.service_class for row in classed({"interactive": 0.7, "batch": 0.3})(rows, 5))
-    assert drawn["interactive"] == pytest.approx(840, abs=60) and set(drawn) == {"interactive", "batch"}
 
 
 def dispersion(rows, window_s=10.0):

@@ -25,7 +25,7 @@ def test_a_plan_of_a_trace(trace, tmp_path, capsys):
     assert command.main(["--trace", str(trace), "--pool-blocks", "100", "--ttft-s", "5", "--json", str(out)]) == 0
     assert "49.9% of the prompt tokens found" in " ".join(capsys.readouterr().out.split())
     told = orjson.loads(out.read_bytes())
-    assert told["rows"][0]["best"]["prefill"] >= 1 and told["config"]["pool_blocks"] == 100
+    assert told["config"]["plan"]["best"]["prefill"] >= 1 and told["config"]["pool_blocks"] == 100
 
 
 WRONG = [

@@ -35,7 +35,7 @@ def test_the_command(tmp_path, capsys):
     write_trace(path, chats(1, 200).rows)
     assert trace_stats.main(["--trace", str(path), "--json", str(out)]) == 0
     assert "found of a prompt" in capsys.readouterr().out
-    assert 0 < orjson.loads(out.read_bytes())["rows"][0]["hit_rate_ceiling"] < 1
+    assert 0 < orjson.loads(out.read_bytes())["config"]["statistics"]["hit_rate_ceiling"] < 1
     assert trace_stats.main(["--trace", str(path), "--nodes", "0"]) == 2
     assert "--nodes" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ import { bytes, element, ms, percent, request, table } from "./dom.js";
 import { showRequest } from "./request.js";
 
 const PERIOD_MS = 1000;
-const SOURCES = { hbm: "arena of the prefill node", dram: "DRAM of the pool", ssd: "SSD of the pool", computed: "computed" };
+const SOURCES = { hbm: "arena of the prefill node", arena: "arena of another node", dram: "DRAM of the pool", ssd: "SSD of the pool", computed: "computed" };
 const at = (id) => document.getElementById(id);
 
 async function poll() {

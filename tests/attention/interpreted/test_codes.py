@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from attention.codes import DTYPES
 from attention.reference import ReferenceBackend
 from attention.tiles import Tile, Tiles
 from attention.triton_backend import TritonBackend
+from attention.triton_codes import to_e4m3, to_int8
 from attention.write import write_kv
 from scripts.attention_bench.grid import MIXES, Point
 from scripts.attention_bench.quantized import find_quantized_fault, quantized, raw
@@ -40,6 +43,29 @@ def test_codes_are_those_of_the_reference(kv_dtype: str) -> None:
     same = raw(ours) == raw(theirs)
     same[(len(same) // 84 * 80) :] = True  # scales of NaN may differ in their bits
     assert same.float().mean() > 0.99  # the row with NaN has any codes
+
+
+@triton.jit
+def coded_kernel(x: tl.tensor, e4m3: tl.tensor, int8: tl.tensor, COUNT: tl.constexpr, WIDTH: tl.constexpr) -> None:
+    i = tl.arange(0, WIDTH)
+    values = tl.load(x + i, mask=i < COUNT, other=0.0)
+    tl.store(e4m3 + i, to_e4m3(values), mask=i < COUNT)
+    tl.store(int8 + i, to_int8(tl.minimum(tl.maximum(values, -127.0), 127.0)), mask=i < COUNT)
+
+
+def test_every_e4m3_value_and_midpoint_is_rounded_as_torch_does() -> None:
+    """All 254 finite codes, what lies halfway between neighbours, and its neighbours in float32; the same in int8."""
+    finite = torch.arange(256, dtype=torch.int16, device=DEVICE).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    values = finite[finite.isfinite()].sort().values
+    middle = (values[1:] + values[:-1]) / 2
+    halves = torch.arange(-254, 255, device=DEVICE) / 2
+    far = torch.tensor(1e9, device=DEVICE)
+    x = torch.cat((values, middle, middle.nextafter(far), middle.nextafter(-far), halves))
+    e4m3 = torch.empty(len(x), dtype=torch.uint8, device=DEVICE)
+    int8 = torch.empty(len(x), dtype=torch.int8, device=DEVICE)
+    coded_kernel[(1,)](x, e4m3, int8, COUNT=len(x), WIDTH=triton.next_power_of_2(len(x)))
+    assert torch.equal(e4m3.view(torch.float8_e4m3fn).float(), x.to(torch.float8_e4m3fn).float())
+    assert torch.equal(int8, x.clamp(-127, 127).round().to(torch.int8))
 
 
 def test_a_pool_without_room_for_scales_is_refused() -> None:

@@ -1,0 +1,60 @@
+"""How long blocks on SSD take to come into DRAM: fitted to this node's own reads, and to what is queued for them. Pure.
+
+A read that is asked for when x bytes are queued, its own among them, is over after about latency + x / rate. That is
+what is measured of every read, so the queue, the threads that read and the disk are one line.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class ReadModel(Protocol):
+    """seconds = latency + bytes / rate, learnt (sched/cost.py TransferModel)."""
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        """A measurement; seconds > 0."""
+
+    def estimate(self, nbytes: int) -> float:
+        """Seconds."""
+
+
+class SsdPrice(NamedTuple):
+    """What blocks on a node's SSD cost now, seconds: `fixed_s` once, and `block_s` for each."""
+
+    fixed_s: float
+    block_s: float
+
+    def seconds(self, blocks: int) -> float:
+        return self.fixed_s + blocks * self.block_s if blocks else 0.0
+
+
+FREE = SsdPrice(0.0, 0.0)
+
+
+class SsdReads:
+    """Of one tier with slots of `slot_bytes`. Without a model reads are taken to cost nothing."""
+
+    def __init__(self, slot_bytes: int, model: ReadModel | None) -> None:
+        self._slot_bytes = slot_bytes
+        self._model = model
+        self.queued_bytes = 0
+
+    def asked(self) -> int:
+        """A block is to be read; returns the bytes that are queued now. `over` follows."""
+        self.queued_bytes += self._slot_bytes
+        return self.queued_bytes
+
+    def over(self, queued_bytes: int, seconds: float, *, good: bool) -> None:
+        """It took so long since `asked` returned `queued_bytes`. A read that failed teaches nothing."""
+        self.queued_bytes -= self._slot_bytes
+        if good and self._model is not None and seconds > 0:
+            self._model.observe(queued_bytes, seconds)
+
+    def price(self) -> SsdPrice:
+        """For who asks now, behind what is queued."""
+        if self._model is None:
+            return FREE
+        one = self._model.estimate(self.queued_bytes + self._slot_bytes)
+        block_s = self._model.estimate(self.queued_bytes + 2 * self._slot_bytes) - one
+        return SsdPrice(one - block_s, block_s)

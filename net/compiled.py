@@ -1,0 +1,98 @@
+"""Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake, or ~/.cache/mooncake.
+
+The name of a file ends in a hash of everything that decides what it holds. It appears by rename; of processes that want
+it at once one compiles and the others wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+C_FLAGS = ("-O3", "-shared", "-fPIC")
+TAIL_LINES = 15  # of a failing compiler's output, in the error
+
+
+class Unavailable(RuntimeError):
+    """The code cannot be had on this machine; the message says why: no compiler, its error, a missing CPU feature."""
+
+
+def folder(kind: str) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mooncake" / kind
+
+
+def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], None], suffix: str = ".so") -> Path:
+    """The file that `make` writes to the path it gets, made now if the cache does not hold it. `parts`: everything that
+    decides what it holds. Raises Unavailable."""
+    key = hashlib.sha256()
+    for part in parts:
+        key.update(len(part).to_bytes(8, "little") + part)
+    path = folder(kind) / f"{name}-{key.hexdigest()[:20]}{suffix}"
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _turn(path.parent):
+            if not path.exists():
+                with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as scratch:
+                    make(Path(scratch) / path.name)
+                    (Path(scratch) / path.name).replace(path)
+    except OSError as error:
+        raise Unavailable(f"cannot write {path.parent} ({error}); set XDG_CACHE_HOME") from error
+    return path
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One process at a time; the lock of one that dies is free."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def c_compiler(packages: str = "gcc") -> str:
+    """The path of the C compiler. Raises Unavailable naming the Debian packages to install."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise Unavailable(f"no C compiler on PATH (Debian: apt install {packages})")
+    return compiler
+
+
+def run(*commands: Sequence[str]) -> None:
+    """Several at the same time. Raises Unavailable with the end of the output of the first one that fails."""
+    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
+    outputs = [process.communicate()[0] for process in running]
+    for command, process, output in zip(commands, running, outputs, strict=True):
+        if process.returncode:
+            tail = "\n".join(output.splitlines()[-TAIL_LINES:])
+            raise Unavailable(f"compiling failed ({' '.join(command)}):\n{tail}")
+
+
+def library(source: Path) -> ctypes.CDLL:
+    """The C code of `source`; compiling it takes half a second. Raises Unavailable."""
+
+    def make(path: Path) -> None:
+        run([c_compiler(), *C_FLAGS, str(source), "-o", str(path)])
+
+    decides = (source.read_bytes(), repr((C_FLAGS, os.uname().machine)).encode())
+    return opened(kept("cache", source.stem, decides, make))
+
+
+def opened(path: Path) -> ctypes.CDLL:
+    """Raises Unavailable."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Unavailable(f"the compiled code cannot be loaded: {error}") from error

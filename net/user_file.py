@@ -1,0 +1,69 @@
+"""A class from a file of the user's own: `--eviction mine.py:NAME`, and every other flag that takes FILE.py:NAME.
+
+FILE.py:NAME is the class, or the function that makes the object, called NAME in the file; FILE.py alone is the only
+class of that file that has all the methods. The file is Python and runs as part of this process, with its rights: name
+only files you would run yourself. It comes from the command line only; nothing that arrives over the network reaches
+this module.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def is_file(spec: str) -> bool:
+    """True if `spec` is meant as a file: 'mine.py', 'dir/mine.py:NAME'."""
+    return _split(spec)[0].endswith(".py")
+
+
+def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
+    """The class, or a function that takes what the one in the file takes; what it makes has all `methods`. Both raise
+    ValueError that names `flag` and what is wrong; running the file raises what it raises."""
+    file, name = _split(spec)
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ValueError(f"{flag} {spec}: there is no file {path}")
+    module = _run(path)
+    maker = getattr(module, name, None) if name else _only_class(module, f"{flag} {spec}", methods)
+    if not callable(maker):
+        raise ValueError(f"{flag} {spec}: {path.name} defines no class or function {name!r}")
+
+    if isinstance(maker, type):
+        made: Callable[..., Any] = _able(maker, f"{flag} {spec}", methods)
+        return made
+    return lambda *args: _able(maker(*args), f"{flag} {spec}", methods)
+
+
+def _split(spec: str) -> tuple[str, str]:
+    file, colon, name = spec.rpartition(":")
+    return (file, name) if colon and file.endswith(".py") else (spec, "")
+
+
+def _run(path: Path) -> ModuleType:
+    title = f"mooncake_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(title, path)
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module  # dataclasses and triton look the module up by its name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _able(found: Any, what: str, methods: Sequence[str]) -> Any:
+    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
+        raise ValueError(f"{what}: it lacks {', '.join(missing)}")
+    return found
+
+
+def _only_class(module: ModuleType, what: str, methods: Sequence[str]) -> Any:
+    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    found = [one for one in own if all(callable(getattr(one, method, None)) for method in methods)]
+    if len(found) != 1:
+        names = ", ".join(one.__name__ for one in found) or "none"
+        raise ValueError(f"{what}: say which class with FILE.py:NAME; classes in it that would do: {names}")
+    return found[0]
