@@ -44,11 +44,10 @@ from engine.config import NO_MODEL, Config
 from engine.doctor.run import main as doctor
 from engine.drain import main as drain
 from engine.flags import UsageError, as_dict, parse, show
-from engine.front_door import api_key
 from engine.logs import configure as configure_logs
 from engine.machine import survey
 from engine.model.model_error import ModelError
-from engine.net_options import open_cluster_key
+from engine.net_options import api_key, open_cluster_key
 from engine.node import Node
 from engine.node_report import ready_line
 from engine.phases import Phases

@@ -23,7 +23,7 @@ import uvloop
 
 from cache.arena import Buffer
 from cache.block import KEY_BYTES
-from cache.objects import PREFIX, Exists
+from cache.objects import PREFIX, Exists, Objects
 from cache.protocol import Deadlines
 from cache.remote import Remote
 from cache.results import GetResult, NoRoom, NotDurable, StoreError, Unreachable
@@ -68,6 +68,7 @@ class Store:
             self._stop()
             raise
         self._store = self._remote.store
+        self._objects = Objects(self._store)
 
     @property
     def block_bytes(self) -> int:
@@ -79,7 +80,7 @@ class Store:
     def get(self, key: Key) -> bytes | bytearray | None:
         """The value or object; None when it is missing."""
         if isinstance(key, str):
-            return self._run(self._store.objects.get(key))
+            return self._run(self._objects.get(key))
         return self._run(self._store.get(_value_key(key)))
 
     def get_many(self, keys: Sequence[Key]) -> list[bytes | bytearray | None]:
@@ -104,7 +105,7 @@ class Store:
         `remove`. Raises NoRoom, also when homes keep as many pinned values as they may (--pin-share), NotDurable,
         Unreachable."""
         if isinstance(key, str):
-            return self._run(self._store.objects.put(key, value, replace=replace, durable=durable, pin=pin))
+            return self._run(self._objects.put(key, value, replace=replace, durable=durable, pin=pin))
         return self._run(self._store.put(_value_key(key), value, durable=durable, pin=pin))
 
     def put_many(
@@ -117,13 +118,13 @@ class Store:
     def unpin(self, key: Key) -> bool:
         """It may be evicted again. False when it was not pinned."""
         if isinstance(key, str):
-            return self._run(self._store.objects.unpin(key))
+            return self._run(self._objects.unpin(key))
         return self._run(self._store.unpin_many([_value_key(key)])) > 0
 
     def exists(self, key: Key) -> bool:
         """Whether it is there now, an object as a whole."""
         if isinstance(key, str):
-            return self._run(self._store.objects.exists(key))
+            return self._run(self._objects.exists(key))
         return self._run(self._store.exists(_value_key(key)))
 
     def exists_many(self, keys: Sequence[bytes]) -> list[bool]:
@@ -137,7 +138,7 @@ class Store:
     def remove(self, key: Key) -> bool:
         """False when it was not there."""
         if isinstance(key, str):
-            return self._run(self._store.objects.remove(key))
+            return self._run(self._objects.remove(key))
         return self._run(self._store.remove(_value_key(key)))
 
     def remove_many(self, keys: Sequence[bytes]) -> int:
@@ -154,12 +155,12 @@ class Store:
     def stream(self, name: str) -> Iterator[bytes]:
         """An object in pieces of at most block_bytes, in order. Raises LookupError when it is missing, or the rest of
         it is."""
-        return self._each(lambda: self._store.objects.stream(name))
+        return self._each(lambda: self._objects.stream(name))
 
     def read_into(self, name: str, into: bytearray | memoryview) -> int | None:
         """An object into memory of the caller's; its bytes, None when it is missing. Raises ValueError when it does
         not fit."""
-        return self._run(self._store.objects.get_into(name, memoryview(into).cast("B")))
+        return self._run(self._objects.get_into(name, memoryview(into).cast("B")))
 
     # --- arenas
 

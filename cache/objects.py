@@ -18,15 +18,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from xxhash import xxh3_128
 
 from cache.block import KEY_BYTES, BlockKey
 from cache.results import NoRoom, StoreError
-
-if TYPE_CHECKING:
-    from cache.store import Store
+from cache.store import Store
 
 PREFIX = "objects/"
 RECORD = Struct("<8sQQ16s8x")  # magic, bytes, bytes of a chunk, digest of the content

@@ -29,7 +29,6 @@ from cache.homes import Members, by_home
 from cache.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, Job
 from cache.keeper import Keeper
 from cache.layered import PinnedBlocks, pinned
-from cache.objects import Objects
 from cache.policy import Facts
 from cache.protocol import Deadlines
 from cache.reader import Reader
@@ -78,7 +77,6 @@ class Store:
         self.node_id = node_id
         self.local = local
         self.block_bytes = block_bytes
-        self.objects = Objects(self)
         small = block_bytes <= message_block_bytes
         self._message_blocks = sys.maxsize if small else min(message_call_bytes, MESSAGE_BYTES) // block_bytes
         self._near_message_blocks = sys.maxsize if small else min(message_call_bytes, NEAR_BYTES) // block_bytes

@@ -18,7 +18,7 @@ from engine.kv.borrowing import Borrowing
 from engine.kv.cache_policies import eviction
 from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.kv.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.prefix_sources import PrefixSources

@@ -1,20 +1,25 @@
-"""How clients get into a node and out of it: acceptor, HTTP API, and the drain before the node stops."""
+"""How clients get into a node: acceptor and HTTP API."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine import __version__, node_report
 from engine.checkpoint.model_source import ModelSource
+from engine.cluster import Cluster
 from engine.config import ROLES, Config
 from engine.flags import UsageError
 from engine.leaving import Leaving
+from engine.net_options import api_keys, open_cluster_key
+from engine.node_parts import Blocks, Measures, Serving
+from engine.resolve import identity
 from engine.sampling.grammar import Grammars
 from engine.serving.acceptor import Acceptor
 from engine.serving.frontend import ServingFrontend, StoreFrontend
@@ -26,13 +31,9 @@ from engine.serving.trace_recorder import TraceRecorder
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
 from net.http.frontend import Frontend
-from net.http.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.http.server import HttpServer, create_app
 from net.watched_metrics import of_traces
 from sched.rejection import rejections
-
-if TYPE_CHECKING:
-    from engine.node import Node
 
 Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live, Leaving]
 
@@ -40,26 +41,37 @@ Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], 
 class FrontDoor:
     """The API of one node. Nobody is let in before `open`. Raises UsageError for a key file that cannot be used."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._policy = placement_policy(node.config, node.rng)
-        self._keys = _api_keys(node.config)
-        self._recorder = _recorder(node.config)
-        self._export = _span_export(node.config)
+    def __init__(
+        self,
+        config: Config,
+        source: ModelSource,
+        cluster: Cluster,
+        blocks: Blocks,
+        serving: Serving,
+        leaving: Leaving,
+        measures: Measures,
+    ) -> None:
+        self._config, self._source = config, source
+        self._cluster, self._blocks, self._serving, self._leaving = cluster, blocks, serving, leaving
+        self._measures = measures
+        self._rng = random.Random()
+        self._policy = placement_policy(config, self._rng)
+        self._keys = api_keys(config)
+        self._recorder = _recorder(config)
+        self._export = _span_export(config)
         if (export := self._export) is not None:
-            node.metrics.watch(of_traces(lambda: export.lost, lambda: export.sent))
-        self._acceptor: Acceptor | None = None
+            measures.metrics.watch(of_traces(lambda: export.lost, lambda: export.sent))
         self.grammars: Grammars | None = None  # None on a node without a model
         self._http: HttpServer | None = None
 
     async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
         """Serve on a socket that listens already. Without a model, answer what can be asked of a store."""
         frontend: Frontend
-        if self._node.source.format == "none":
+        if self._source.format == "none":
             frontend = StoreFrontend(*self._answers())
         else:
-            frontend = await self._serving(draft)
-        config = self._node.config
+            frontend = await self._with_model(draft)
+        config = self._config
         app = create_app(
             frontend,
             keys=self._keys,
@@ -69,20 +81,10 @@ class FrontDoor:
             rate_limit=config.rate_limit,
             allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
             version=__version__,
-            cluster_key=self._node.cluster_key,
+            cluster_key=open_cluster_key(config),
         )
         self._http = HttpServer(app, max_header_bytes=config.max_header_bytes)
         await self._http.start_on(listening)
-
-    @property
-    def accepted(self) -> int:
-        """Requests of clients of this node that have not ended."""
-        return 0 if self._acceptor is None else self._acceptor.open
-
-    async def drain(self, timeout_s: float) -> None:
-        """Accept nothing more and finish what clients wait for, for `timeout_s` at most."""
-        if self._acceptor is not None:
-            await self._acceptor.drain(timeout_s)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -92,40 +94,40 @@ class FrontDoor:
         if self._export is not None:
             await asyncio.to_thread(self._export.close)
 
-    async def _serving(self, draft: ModelSource | None) -> ServingFrontend:
-        node, config = self._node, self._node.config
-        tokenizer = await asyncio.to_thread(Tokenizer.load, node.source, config.tokenizer)
-        await asyncio.to_thread(check_draft, draft, node.source, tokenizer)
-        node.phase("tokenizer")
+    async def _with_model(self, draft: ModelSource | None) -> ServingFrontend:
+        config, cluster, blocks = self._config, self._cluster, self._blocks
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self._source, config.tokenizer)
+        await asyncio.to_thread(check_draft, draft, self._source, tokenizer)
+        self._measures.phase("tokenizer")
         placer = Placer(
             self._policy,
-            node.channel,
-            node.gossip,
-            node.store,
-            node.transfer,
-            node.words,
-            node.geometry,
+            cluster.channel,
+            cluster.gossip,
+            cluster.store,
+            cluster.transfer,
+            cluster.words,
+            blocks.geometry,
             config.enable_prefix_caching,
             config.max_waiting_requests,
             rejections[config.rejection](config.classes),
             config.slo_scale,
-            node.rng,
+            self._rng,
             config.prefix_intents,
         )
-        self._acceptor = Acceptor(
+        acceptor = self._serving.acceptor = Acceptor(
             config.node_id,
-            node.channel,
+            cluster.channel,
             placer,
             tokenizer,
-            node.root,
+            blocks.root,
             config.max_model_len,
             config.request_timeout_ms / 1000,
             config.role_wait_ms / 1000,
-            node.metrics,
+            self._measures.metrics,
             self._recorder,
             self._export,
         )
-        node.gossip.on_suspected(self._acceptor.node_suspected)
+        cluster.gossip.on_suspected(acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
         name, longest = config.served_model_name, config.max_model_len
         return ServingFrontend(
@@ -134,57 +136,45 @@ class FrontDoor:
             longest,
             tokenizer,
             self.grammars,
-            self._acceptor,
+            acceptor,
             *self._answers(),
             config.max_answer_logprobs,
         )
 
     def _answers(self) -> Answers:
         """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
-        node = self._node
+        config, cluster, blocks, serving = self._config, self._cluster, self._blocks, self._serving
+        stalls = self._measures.stalls
+        own = identity(config, blocks.geometry, blocks.root.hex()) | {"fingerprint": self._source.fingerprint}
 
-        def cluster() -> dict[str, Any]:
-            return node_report.cluster(
-                node.identity() | {"fingerprint": node.source.fingerprint}, node.gossip, node.transfer
-            )
+        def members() -> dict[str, Any]:
+            return node_report.cluster(own, cluster.gossip, cluster.transfer)
 
         live = Live(
-            node.channel,
-            lambda: node_report.live(node, self._acceptor),
-            lambda request_id: None if self._acceptor is None else self._acceptor.timeline(request_id),
-            lambda: list(cluster()["members"]),
+            cluster.channel,
+            lambda: node_report.live(serving, cluster, blocks, stalls),
+            lambda request_id: None if serving.acceptor is None else serving.acceptor.timeline(request_id),
+            lambda: list(members()["members"]),
         )
-        return (cluster, lambda: node_report.state(node), lambda: node.unready, self._metrics_text, live, node.leaving)
+        return (
+            members,
+            lambda: node_report.state(config, serving, cluster, blocks, stalls),
+            lambda: serving.unready,
+            self._metrics_text,
+            live,
+            self._leaving,
+        )
 
     async def _metrics_text(self) -> bytes:
         """GET /metrics; what is a state and not an event is read now."""
-        node = self._node
-        roles = Counter(role for member in node.gossip.members for role in member.roles)
-        node.metrics.set_members({role: roles[role] for role in ROLES})
-        node.metrics.set_longest_stall(node.stalls.longest_s)
-        if node.engine is not None:
-            node.metrics.set_waiting(node.engine.load.waiting_by_class())
-        node.metrics.read()
-        return await asyncio.to_thread(node.metrics.text)
-
-
-def api_key(config: Config) -> str | None:
-    """What this node sends to the node it joins. Raises UsageError."""
-    try:
-        return key_to_send(config.api_key, _key_file(config))
-    except ApiKeyFileError as error:
-        raise UsageError(str(error)) from None
-
-
-def _api_keys(config: Config) -> ApiKeys:
-    try:
-        return ApiKeys(config.api_key, _key_file(config))
-    except ApiKeyFileError as error:
-        raise UsageError(str(error)) from None
-
-
-def _key_file(config: Config) -> Path | None:
-    return None if config.api_key_file is None else Path(config.api_key_file).expanduser()
+        metrics, engine = self._measures.metrics, self._serving.engine
+        roles = Counter(role for member in self._cluster.gossip.members for role in member.roles)
+        metrics.set_members({role: roles[role] for role in ROLES})
+        metrics.set_longest_stall(self._measures.stalls.longest_s)
+        if engine is not None:
+            metrics.set_waiting(engine.load.waiting_by_class())
+        metrics.read()
+        return await asyncio.to_thread(metrics.text)
 
 
 def _recorder(config: Config) -> TraceRecorder | None:

@@ -8,7 +8,7 @@ instead of walking a list. On the CPU the tensors are the buffer itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -17,22 +17,11 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from engine.gpu import Event, Gpu, gpu_of
-from engine.request import TokenLogprobs
 from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.logprobs import PromptScores
 
 TABLE_ALIGN = 16
 """Block tables are padded to a multiple of this many entries, so that kernels may load them in vectors."""
-
-
-@dataclass(slots=True)
-class PromptScores:
-    """Prompt tokens whose log probabilities a row asks for: those that follow token_ids[first], token_ids[first + 1],
-    ... of the row. The step appends what it finds, in order."""
-
-    first: int
-    next_ids: Sequence[int]
-    top: int  # beside each token's own, so many of the best
-    found: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.config import Config
+from engine.node_parts import Serving
+from net.gossip import Gossip
 from net.http.frontend import Refused
 from sched.load_word import DRAINING
 from sched.member import Status
-
-if TYPE_CHECKING:
-    from engine.node import Node
 
 log = logging.getLogger("mooncake.node")
 
@@ -28,10 +28,10 @@ POLL_S = 0.02
 class Leaving:
     """The end of one node's life, until `Node.stop`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, config: Config, gossip: Gossip, serving: Serving) -> None:
         self.asked = asyncio.Event()
-        self._node = node
-        self._timeout_s = node.config.drain_timeout_ms / 1000
+        self._node_id, self._roles, self._gossip, self._serving = config.node_id, config.roles, gossip, serving
+        self._timeout_s = config.drain_timeout_ms / 1000
         self._grace_s = 0.0
         self._deadline: float | None = None  # time.monotonic(), once it runs
 
@@ -50,48 +50,48 @@ class Leaving:
 
     async def run(self) -> None:
         """Returns when nothing is left to do, or time is up. Cancelled, it fails what its clients still wait for."""
-        node = self._node
-        node.unready = node.lost or "shutting down"
+        serving = self._serving
+        serving.unready = serving.lost or "shutting down"
         self._deadline = time.monotonic() + self._timeout_s
-        if node.engine is not None:
-            node.engine.load.draining = True
+        if serving.engine is not None:
+            serving.engine.load.draining = True
         try:
             if self.asked.is_set():
                 graceful = min(time.monotonic() + self._grace_s, self._deadline)
                 await self._until_idle(graceful)
         except asyncio.CancelledError:
-            await node.door.drain(0.0)
+            await self._finish_own(0.0)
             raise
-        await node.door.drain(self._left_s())
+        await self._finish_own(self._left_s())
         await self._until_idle(0.0)
-        if owed := self._computing():
+        if owed := self._serving.computing:
             log.warning("%d requests of other nodes are not finished and will be placed again", owed)
 
     def progress(self) -> dict[str, Any]:
         """GET /drain: what is still to do; left_s is None while the node does not leave."""
         return {
-            "node_id": self._node.config.node_id,
+            "node_id": self._node_id,
             "draining": self.asked.is_set() or self._deadline is not None,
-            "accepted": self._node.door.accepted,
-            "computing": self._computing(),
+            "accepted": self._serving.accepted,
+            "computing": self._serving.computing,
             "left_s": None if self._deadline is None else self._left_s(),
         }
 
     async def _until_idle(self, earliest: float) -> None:
         """Until nothing is computed here for anybody, not before `earliest`, and not after the deadline."""
-        while self._left_s() > 0 and (time.monotonic() < earliest or self._computing()):  # noqa: ASYNC110 - once in its life
+        while self._left_s() > 0 and (time.monotonic() < earliest or self._serving.computing):  # noqa: ASYNC110 - once in its life
             await asyncio.sleep(POLL_S)
 
     def _left_s(self) -> float:
         return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _computing(self) -> int:
-        """Requests whose acceptor, this node or another one, waits for our engine."""
-        engine = self._node.engine
-        return 0 if engine is None or engine.lost is not None else engine.service.owed()
+    async def _finish_own(self, timeout_s: float) -> None:
+        """Accept nothing more and finish what our own clients wait for, for `timeout_s` at most."""
+        if self._serving.acceptor is not None:
+            await self._serving.acceptor.drain(timeout_s)
 
     def _sole_role(self) -> str | None:
-        gossip, me = self._node.gossip, self._node.config.node_id
+        gossip, me = self._gossip, self._node_id
         records = gossip.records
         staying = [
             member
@@ -102,5 +102,5 @@ class Leaving:
             and records[member.node_id].blocks_total
             and not records[member.node_id].flags & DRAINING
         ]
-        mine = [role for role in self._node.config.roles if role in ("prefill", "decode")]
+        mine = [role for role in self._roles if role in ("prefill", "decode")]
         return next((role for role in mine if not any(role in member.roles for member in staying)), None)

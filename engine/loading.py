@@ -23,12 +23,13 @@ from engine.config import Config
 from engine.flags import UsageError
 from engine.kv import rank_arenas
 from engine.kv.cuda_memory import CudaMemory
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.ops import Ops, choose_ops
+from engine.model.ops import Ops
+from engine.model.ops_choice import choose_ops
 from engine.model.parallel import Ranks, Shard
 from engine.model.rank_processes import RankProcesses
 from engine.resolve import geometry as geometry_of

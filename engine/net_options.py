@@ -1,4 +1,4 @@
-"""From a Config to what net/ is made with: transports, their options, the cluster key."""
+"""From a Config to what net/ is made with: transports, their options, the cluster key, the API keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from engine.config import Config
 from engine.flags import UsageError
 from net import congestion
 from net.cluster_key import ClusterKey, KeyFileError
+from net.http.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.rdma import places
 from net.transfer import transports
 
@@ -62,3 +63,23 @@ def open_cluster_key(config: Config) -> ClusterKey | None:
 @cache
 def _open(path: Path) -> ClusterKey:
     return ClusterKey(path)
+
+
+def api_key(config: Config) -> str | None:
+    """What this node sends to the node it joins. Raises UsageError."""
+    try:
+        return key_to_send(config.api_key, _key_file(config))
+    except ApiKeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
+def api_keys(config: Config) -> ApiKeys:
+    """Those that this node accepts. Raises UsageError."""
+    try:
+        return ApiKeys(config.api_key, _key_file(config))
+    except ApiKeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
+def _key_file(config: Config) -> Path | None:
+    return None if config.api_key_file is None else Path(config.api_key_file).expanduser()

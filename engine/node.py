@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from cache import key_chain
 from cache.block import root_key
 from cache.job import MESSAGE_BYTES
+from cache.objects import Objects
 from cache.protocol import Deadlines
 from cache.store import Store
 from engine import node_report
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
+from engine.cluster import Cluster
 from engine.config import Config
 from engine.flags import UsageError
 from engine.front_door import FrontDoor
@@ -35,9 +36,10 @@ from engine.leaving import Leaving
 from engine.load import first_role
 from engine.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.node_metrics import watch
+from engine.node_parts import Blocks, Measures, Serving
 from engine.node_use import NodeUse
 from engine.phases import Phases
-from engine.resolve import disagreement, geometry
+from engine.resolve import disagreement, geometry, identity
 from engine.role_changes import RoleChanges
 from engine.serving import cheapest
 from net.channel import Channel, PeerRefused
@@ -87,10 +89,12 @@ class Node:
         self.root = root_key(source.fingerprint, self.geometry)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
             raise UsageError(f"--join {config.join}: {reason}")
-        self.metrics = Metrics(config.served_model_name, config.node_id)
-        self.stalls = StallMonitor(self.metrics.observe_stall)
-        self.cluster_key = open_cluster_key(config)
-        self.channel = Channel(config.node_id, self.identity(), self._check_peer, self.cluster_key)
+        metrics = Metrics(config.served_model_name, config.node_id)
+        self.measures = Measures(metrics, StallMonitor(metrics.observe_stall), phases)
+        cluster_key = open_cluster_key(config)
+        self._identity = identity(config, self.geometry, self.root.hex())
+        self.serving = Serving()
+        self.channel = Channel(config.node_id, self._identity, self._check_peer, cluster_key)
         self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
@@ -111,21 +115,18 @@ class Node:
             message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
         )
         self.channel.handle("store.members", self._store_members)
-        self.engine: Engine | None = None
         self._role_changes: RoleChanges | None = None
         self._cluster = cluster
-        self._phases = phases
         self._http_socket = http_socket
-        self.rng = random.Random()
-        self.gossip = Gossip(self._member(), presets[config.net], self.rng, self._record, self.cluster_key)
+        self.gossip = Gossip(self._member(), presets[config.net], random.Random(), self._record, cluster_key)
         self._gossiping = False
-        self.leaving = Leaving(self)
-        self.door = FrontDoor(self)
-        watch(self)
-        self.unready: str | None = "starting"
-        self.supervisor = Supervisor(self.metrics.count_background_failure, self.give_up)
+        peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
+        blocks = Blocks(self.geometry, self.root, self.share)
+        self.leaving = Leaving(config, self.gossip, self.serving)
+        self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
+        watch(metrics, peers, blocks)
+        self.supervisor = Supervisor(metrics.count_background_failure, self.give_up)
         self.given_up = asyncio.Event()
-        self._gave_up: str | None = None
         self._publishing: asyncio.Task[None] | None = None  # of weights
         self._prefault: Prefault | None = None
 
@@ -135,7 +136,7 @@ class Node:
         """Returns when this node serves. Raises UsageError when the cluster refuses it."""
         config = self.config
         self.supervisor.install()
-        self.stalls.start()
+        self.measures.stalls.start()
         if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
             await asyncio.to_thread(rdma_prepare)
             if config.transport == "rdma" or config.rdma_devices != "auto":
@@ -155,34 +156,34 @@ class Node:
             await asyncio.to_thread(cheapest.prepare)
         except Unavailable as error:
             log.info("shortlists of large clusters by numpy, three times slower: %s", error)
-        self.phase("network")
+        self.measures.phase("network")
         await self.door.open(self._http_socket, self._draft)
         if self._cluster is not None:
             await self._join(self._cluster)
         if self.store.keeper is not None:
             self.store.keeper.start()
-        self.phase("HTTP and joining")
+        self.measures.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
-            self.engine = await self._load_engine()
-            self.engine.worker.runner.masks = self.door.grammars
-            self.engine.pool.watch(self.gossip.cached)
-            log.info("calibrated by %d steps", await self.engine.calibrate())
-            self.phase("calibration")
-            self.engine.start()
-            self.engine.load.beside = self.use.onto
-            self.words.start(self.engine.load.word)
+            engine = self.serving.engine = await self._load_engine()
+            engine.worker.runner.masks = self.door.grammars
+            engine.pool.watch(self.gossip.cached)
+            log.info("calibrated by %d steps", await engine.calibrate())
+            self.measures.phase("calibration")
+            engine.start()
+            engine.load.beside = self.use.onto
+            self.words.start(engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = spawn(self._publish_weights(), "giving weights to the pool")
-            if self.engine.load.does < BOTH <= set(config.roles):
+            if engine.load.does < BOTH <= set(config.roles):
                 hold_s = config.role_change_hold_ms / 1000
-                self._role_changes = RoleChanges(self.gossip, self.engine.load, hold_s)
+                self._role_changes = RoleChanges(self.gossip, engine.load, hold_s)
                 self._role_changes.start()
-            self.phase("engine")
+            self.measures.phase("engine")
         if config.prefault:
-            self._prefault = prefault(self.engine, self.share)
+            self._prefault = self._prefaulting()
             self._prefault.start()
-        self.unready = self._gave_up
-        log.info("ready after %s", self._phases.line())
+        self.serving.unready = self.serving.gave_up
+        log.info("ready after %s", self.measures.phases.line())
 
     def _check_rdma(self) -> None:
         """What was asked for by name has to be here: a node that finds out from its first peer serves nothing."""
@@ -216,20 +217,24 @@ class Node:
         await self.transfer.close()
         await self.channel.close()
         await self.store.close()
-        await self.stalls.close()
+        await self.measures.stalls.close()
         self.supervisor.remove()
 
     def give_up(self, reason: str) -> None:
         """This node cannot go on: it says why, leaves the cluster, and ends with exit code 1."""
-        if self._gave_up is None:
-            self._gave_up = self.unready = reason
+        if self.serving.gave_up is None:
+            self.serving.gave_up = self.serving.unready = reason
             log.critical("%s; this node leaves", reason)
             self.given_up.set()
 
     @property
+    def engine(self) -> Engine | None:
+        return self.serving.engine
+
+    @property
     def lost(self) -> str | None:
         """Why this node cannot go on; None while it can."""
-        return self._gave_up or (None if self.engine is None else self.engine.lost)
+        return self.serving.lost
 
     async def _join(self, cluster: dict[str, Any]) -> None:
         address = tuple(cluster["control"])
@@ -260,11 +265,11 @@ class Node:
             from engine.engine import Engine
             from engine.loading import load_model
 
-            self.phase("torch")
+            self.measures.phase("torch")
             find = self._find_weights(calls) if self.config.weights_from_store else None
             return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress(), find)
 
-        self.unready = "loading weights"
+        self.serving.unready = "loading weights"
         calls = LoopCalls()
         # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
         # every team short once there are more of its threads than cores.
@@ -273,7 +278,7 @@ class Node:
                 engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
             finally:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
-        self.phase("weights")
+        self.measures.phase("weights")
         arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
         return engine(
             self.config,
@@ -283,37 +288,28 @@ class Node:
             self.transfer,
             self.store,
             self.words,
-            self.metrics,
+            self.measures.metrics,
             arenas,
         )
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
         from engine.checkpoint.pooled_weights import PooledWeights
 
-        return partial(PooledWeights.find, self.store.objects, calls, self.source.fingerprint, self.config.dtype)
+        return partial(PooledWeights.find, Objects(self.store), calls, self.source.fingerprint, self.config.dtype)
+
+    def _prefaulting(self) -> Prefault:
+        if (engine := self.engine) is None:
+            return prefault(None, self.share, lambda: False)
+        return prefault(engine.region, self.share, engine.is_busy)
 
     async def _publish_weights(self) -> None:
         from engine.checkpoint.pooled_weights import publish
         from engine.loading import weights_of
 
         opened = await asyncio.to_thread(weights_of, self.config, self.source)
-        await publish(self.store.objects, self.source.fingerprint, self.config.dtype, opened)
-
-    def phase(self, name: str) -> None:
-        self._phases.end(name, time.monotonic())
+        await publish(Objects(self.store), self.source.fingerprint, self.config.dtype, opened)
 
     # --- who we are, who they are
-
-    def identity(self) -> dict[str, Any]:
-        """What nodes compare before they share KV."""
-        return {
-            "model": self.config.served_model_name,
-            "root": self.root.hex(),
-            "block_size": self.config.block_size,
-            "dtype": self.geometry.dtype,
-            "pool_dtype": self.config.pool_dtype,
-            "wire_dtype": self.config.wire_dtype,
-        }
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:
         return disagreement(self.config, self.root.hex(), theirs)
@@ -325,7 +321,7 @@ class Node:
             address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
-            info=self.identity() | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
+            info=self._identity | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
         )
 
     @property
@@ -352,7 +348,7 @@ class Node:
         return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
     async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        return node_report.store_members(self)
+        return node_report.store_members(self.gossip, self.geometry.pool_bytes, self.config.replicas)
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)

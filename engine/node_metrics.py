@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from engine.cluster import Cluster
+from engine.node_parts import Blocks
+from net.metrics import Metrics
 from net.watched_metrics import of_gossip, of_load_words, of_store, of_tiers
 
-if TYPE_CHECKING:
-    from engine.node import Node
 
-
-def watch(node: Node) -> None:
+def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
     """Called once, when the node has all its parts."""
-    metrics, gossip, share = node.metrics, node.gossip, node.share
+    gossip = cluster.gossip
 
     def oldest_record_s() -> float:
         return max((record.age_s for record in gossip.records.values()), default=0.0)
 
-    metrics.watch_transfers(node.transfer.snapshot)
-    metrics.watch(of_load_words(node.words.counters))
+    metrics.watch_transfers(cluster.transfer.snapshot)
+    metrics.watch(of_load_words(cluster.words.counters))
     metrics.watch(of_gossip(gossip.traffic, lambda: gossip.counters, gossip.lost, oldest_record_s))
-    metrics.watch(of_store(node.store.stats))
-    if share is not None:
-        metrics.watch(of_tiers(share.stats, node.geometry.pool_bytes))
+    metrics.watch(of_store(cluster.store.stats))
+    if blocks.share is not None:
+        metrics.watch(of_tiers(blocks.share.stats, blocks.geometry.pool_bytes))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine import __version__
+from engine.cluster import Cluster
+from engine.config import Config
 from engine.flags import as_dict
+from engine.node_parts import Blocks, Serving
 from engine.serving.recent import Recent
 from net.gossip import Gossip
+from net.stalls import StallMonitor
 from net.transfer import TransferEngine
 from sched.load_word import ROLE_BITS
 from sched.member import Member
-
-if TYPE_CHECKING:
-    from engine.node import Node
-    from engine.serving.acceptor import Acceptor
 
 # fmt: off
 PATH_FIELDS = (
@@ -53,38 +53,38 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
     return here | identity | {"members": members}
 
 
-def store_members(node: Node) -> dict[str, Any]:
+def store_members(gossip: Gossip, block_bytes: int, replicas: int) -> dict[str, Any]:
     """For clients of the store (cache/remote.py): where the shares are, and what they keep."""
-    rows = [[member.node_id, *member.address, member.share] for member in node.gossip.members]
-    return {"members": rows, "block_bytes": node.geometry.pool_bytes, "replicas": node.config.replicas}
+    rows = [[member.node_id, *member.address, member.share] for member in gossip.members]
+    return {"members": rows, "block_bytes": block_bytes, "replicas": replicas}
 
 
-def state(node: Node) -> dict[str, Any]:
+def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:
     """GET /debug/state."""
     return {
-        "node_id": node.config.node_id,
-        "loading": node.unready,
-        "config": as_dict(node.config),
-        "engine": None if node.engine is None else node.engine.state(),
-        "store": None if node.share is None else node.share.stats(),
-        "paths": node.transfer.snapshot(),
-        "regions": node.transfer.regions(),
-        "event_loop": node.stalls.state(),
-        "gossip": node.gossip.counters,
+        "node_id": config.node_id,
+        "loading": serving.unready,
+        "config": as_dict(config),
+        "engine": None if serving.engine is None else serving.engine.state(),
+        "store": None if blocks.share is None else blocks.share.stats(),
+        "paths": cluster.transfer.snapshot(),
+        "regions": cluster.transfer.regions(),
+        "event_loop": stalls.state(),
+        "gossip": cluster.gossip.counters,
         "records": {
             node_id: {name: getattr(record, name) for name in RECORD_FIELDS}
-            for node_id, record in node.gossip.records.items()
+            for node_id, record in cluster.gossip.records.items()
         },
     }
 
 
-def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
+def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:
     """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
-    engine = node.engine
+    engine, acceptor = serving.engine, serving.acceptor
     record = None if engine is None else engine.load.record()
     return {
         "version": __version__,
-        "loading": node.unready,
+        "loading": serving.unready,
         "load": None
         if record is None
         else {
@@ -96,11 +96,11 @@ def live(node: Node, acceptor: Acceptor | None) -> dict[str, Any]:
             "work_s": record.work_s,
         },
         "blocks": None if engine is None else engine.pool.usage(),
-        "block_bytes": node.geometry.block_bytes,
-        "slot_bytes": node.geometry.pool_bytes,
-        "block_size": node.geometry.block_size,
-        "tiers": None if node.share is None else node.share.stats(),
-        "paths": [{key: row[key] for key in PATH_FIELDS} for row in node.transfer.snapshot()],
-        "longest_stall_ms": 1000 * node.stalls.longest_s,
-        "recent": (Recent(node.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(),
+        "block_bytes": blocks.geometry.block_bytes,
+        "slot_bytes": blocks.geometry.pool_bytes,
+        "block_size": blocks.geometry.block_size,
+        "tiers": None if blocks.share is None else blocks.share.stats(),
+        "paths": [{key: row[key] for key in PATH_FIELDS} for row in cluster.transfer.snapshot()],
+        "longest_stall_ms": 1000 * stalls.longest_s,
+        "recent": (Recent(blocks.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(),
     }

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from cache.calls import HOME_ERRORS
 from engine.batcher import Batcher
-from engine.kv.layered_load import Arriving, LayerGate
-from engine.kv.reuse import PrefixLoader
+from engine.kv.layered_load import Arriving, LayeredLoad, LayerGate
 from engine.request import Request
 from net.tasks import spawn
 
@@ -19,10 +19,20 @@ log = logging.getLogger("mooncake.engine")
 MAX_LOADS_IN_FLIGHT = 4
 
 
+class Loader(Protocol):
+    """What finds prefixes (engine/kv/reuse.py)."""
+
+    async def load(self, request: Request) -> LayeredLoad | None:
+        """Extend the request's prefix. A load that is returned goes on beside the request's first step."""
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held for what it loads."""
+
+
 class PrefixLoads:
     """The loads of the batcher's requests. `wake` is called when one may have become runnable."""
 
-    def __init__(self, batcher: Batcher, loader: PrefixLoader, wake: Callable[[], None]) -> None:
+    def __init__(self, batcher: Batcher, loader: Loader, wake: Callable[[], None]) -> None:
         self._batcher = batcher
         self._loader = loader
         self._wake = wake

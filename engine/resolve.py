@@ -13,15 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
 from engine.config import NO_MODEL, Config
 from engine.flags import UsageError
 from engine.machine import Gpu, Machine
-
-if TYPE_CHECKING:
-    from engine.model.model_config import ModelConfig
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -40,13 +37,35 @@ RANK_RESERVE_BYTES = GiB
 """The same with several GPUs, besides: NCCL's buffers, and rank 0's context on every other GPU."""
 
 
+class ModelSizes(Protocol):
+    """What is asked of a model's configuration (engine/model/model_config.py)."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    def indivisible(self, ranks: int) -> str | None:
+        """Why tensor parallelism cannot split it over so many ranks; None if it can."""
+
+
 def resolve(
     config: Config,
-    model: ModelConfig,
+    model: ModelSizes,
     machine: Machine,
     suffix: str,
     cluster: Mapping[str, Any] | None = None,
-    draft: ModelConfig | None = None,
+    draft: ModelSizes | None = None,
 ) -> Config:
     """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
     of the node to join: a joiner adopts its dtype of KV, because block keys are rooted in it; `draft` is the draft
@@ -107,10 +126,22 @@ def check_memory(config: Config, machine: Machine) -> None:
             )
 
 
-def geometry(config: Config, model: ModelConfig, kv_dtype: str) -> BlockGeometry:
+def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     """Shape of this node's KV blocks."""
     sizes = model.num_layers, model.num_kv_heads, model.head_size, config.block_size
     return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype)
+
+
+def identity(config: Config, geometry: BlockGeometry, root: str) -> dict[str, Any]:
+    """What nodes compare before they share KV: `theirs` of `disagreement`. root: hex."""
+    return {
+        "model": config.served_model_name,
+        "root": root,
+        "block_size": config.block_size,
+        "dtype": geometry.dtype,
+        "pool_dtype": config.pool_dtype,
+        "wire_dtype": config.wire_dtype,
+    }
 
 
 def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
@@ -141,7 +172,7 @@ def _runs_model(config: Config) -> bool:
     return "prefill" in config.roles or "decode" in config.roles
 
 
-def _check_ranks(ranks: int, model: ModelConfig, gpu: Gpu | None) -> None:
+def _check_ranks(ranks: int, model: ModelSizes, gpu: Gpu | None) -> None:
     """gpu: None = on the CPU."""
     if reason := model.indivisible(ranks):
         raise UsageError(f"--tensor-parallel-size {ranks}: {reason}")
@@ -171,7 +202,7 @@ def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, 
     return "bfloat16" if native else "float32"
 
 
-def _kv_dtype(config: Config, model: ModelConfig, dtype: str, cluster: Mapping[str, Any] | None) -> str:
+def _kv_dtype(config: Config, model: ModelSizes, dtype: str, cluster: Mapping[str, Any] | None) -> str:
     """As told, or quantized as in the cluster to be joined, or as the model computes."""
     wanted = config.kv_cache_dtype
     if wanted == "auto":
@@ -221,7 +252,7 @@ def _model_name(config: Config) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
-def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device: str, dtype: str) -> int:
+def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device: str, dtype: str) -> int:
     if not _runs_model(config):
         return 0
     if config.kv_cache_bytes != -1:
@@ -241,7 +272,7 @@ def _kv_cache_bytes(config: Config, model: ModelConfig, machine: Machine, device
     return left * min(ranks, model.num_kv_heads)  # of whole blocks; with more ranks than KV heads, some hold the same
 
 
-def _speculative_kv_bytes(config: Config, draft: ModelConfig | None, machine: Machine, block_bytes: int) -> int:
+def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Machine, block_bytes: int) -> int:
     """Whole blocks of the draft model; 0 without one."""
     if draft is None or not _runs_model(config):
         return 0
@@ -268,7 +299,7 @@ def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
     return wanted // block_bytes * block_bytes
 
 
-def _max_model_len(config: Config, model: ModelConfig, block_bytes: int) -> int:
+def _max_model_len(config: Config, model: ModelSizes, block_bytes: int) -> int:
     """At most what the model was made for, and what the KV arena of this node can hold."""
     wanted, most = config.max_model_len, model.max_position_embeddings
     if wanted > most:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.inputs import PromptScores, Row
+from engine.inputs import Row
 from engine.request import Request
 from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.logprobs import PromptScores
 from engine.step import ScheduledRow
 
 if TYPE_CHECKING:

@@ -124,9 +124,10 @@ class Runner:
 
     def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
         """None when no row asks for log probabilities of its prompt."""
-        if all(row.scores is None for row in rows):
+        asked = [row.scores for row in rows]
+        if not any(asked):
             return None
-        return kind(rows, inputs.order, inputs.batch.q_lens, self.device)
+        return kind(asked, inputs.order, inputs.batch.q_lens, self.device)
 
 
 def _sampling_rows(row: Row) -> Sequence[SamplingRow]:

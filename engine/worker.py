@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
+from cache.block import BlockKey
+from cache.policy import Facts
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.kv_transfer import KvTransfer
-from engine.kv.reuse import PrefixLoader, Publisher
-from engine.prefix_loads import PrefixLoads
+from engine.prefix_loads import Loader, PrefixLoads
 from engine.priority import step_back
-from engine.request import Request, RequestState, TokenLogprobs
+from engine.request import Request, RequestState
 from engine.rows import row_of
 from engine.runner import Runner
+from engine.sampling.params import TokenLogprobs
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
@@ -58,6 +61,16 @@ class _Produced:
     num_tokens: int
 
 
+class Publisher(Protocol):
+    """Who takes full blocks for the pooled store (engine/kv/reuse.py)."""
+
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """Queue blocks as (key, block id, facts); they are held until written or given up."""
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+
+
 class Worker:
     """Runs steps until closed. Set `on_emissions` before `start`: it receives what each step produced, in one call,
     on the event loop."""
@@ -66,7 +79,7 @@ class Worker:
         self,
         batcher: Batcher,
         runner: Runner,
-        loader: PrefixLoader,
+        loader: Loader,
         publisher: Publisher,
         costs: StepCosts,
         metrics: Metrics,

@@ -34,8 +34,9 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.inputs import InputBuilder, Inputs
-from engine.request import Request, SamplingParams
+from engine.request import Request
 from engine.rows import row_of
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import sample
 
 PARTS = ("schedule", "rows", "inputs", "sample", "commit")

@@ -37,10 +37,11 @@ from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.costs import StepCosts
 from engine.model.decoder import Model
-from engine.model.ops import choose_ops
-from engine.request import Request, SamplingParams
+from engine.model.ops_choice import choose_ops
+from engine.request import Request
 from engine.rows import row_of
 from engine.runner import Runner
+from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.text.tokenizer import Tokenizer

@@ -66,7 +66,7 @@ def own_key(config: Config) -> str | None:
     """For our own calls: --api-key, else the first of --api-key-file. Raises UsageError."""
     if config.api_key is not None or config.api_key_file is None:
         return config.api_key
-    from engine.front_door import api_key  # a second of imports that other starts do without
+    from engine.net_options import api_key  # a second of imports that other starts do without
 
     return api_key(config)
 

@@ -15,7 +15,7 @@ from sched.placements.demand import Demand
 from sim import making
 from sim.config import SimConfig
 from sim.contention import Contention
-from sim.failures import Failures
+from sim.failures import Failures, Parts
 from sim.job import Job
 from sim.links import SimLinks
 from sim.loop import Loop
@@ -43,29 +43,30 @@ class Cluster:
         self.jobs: list[Job] = []
         self.rng = Random(config.seed)
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
-        self.nodes = making.nodes(self)
+        self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness)
         self.contention = Contention(config.contention, self.nodes)
         if not self.nodes:
             raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
         self.by_name = {node.name: node for node in self.nodes}
         self._facts: list[Facts] = []
         self._wire_bytes = self.model.token_bytes * config.kv_scale
-        self.disks = making.disks(self)
+        self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
         self.pool = Pool(
             policies[config.eviction], config.pool_blocks, config.ssd_blocks, self.disks,
             self._wire_bytes * config.block_tokens,
         )  # fmt: skip
         self.links = SimLinks(config.links, self.network)
-        candidates = [making.candidate(self, node) for node in self.nodes]
+        candidates = [making.candidate(config, self.model, node) for node in self.nodes]
         self.placing = Placing(config, self.loop, self.rng, candidates, self.links, self._step_soon)
         self._learner = self.placing.policy if isinstance(self.placing.policy, LearningPolicy) else None
         self.live = self.placing.live
-        self.caches = [making.cache(self, node) for node in self.nodes]
+        self.caches = [making.cache(config, self.loop, self.placing, node) for node in self.nodes]
         self._left = 0
-        self.failures = Failures(self)
-        self.refusals = Refusals(self)
-        self.roles = Roles(self)
-        equip(self)
+        parts = Parts(self.by_name, self.network, self.placing, self.caches, self.pool)
+        self.failures = Failures(config, self.model, self.loop, parts, self.jobs, self.changed, self.place)
+        self.refusals = Refusals(config, self.model, self.by_name)
+        self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
+        equip(self.placing.policy, config, self.by_name, self.failures.slowness)
 
     # --- a run
 
@@ -251,6 +252,10 @@ class Cluster:
             live.step_s[i] = node.step_s()
 
     # --- what is known
+
+    def _slowness(self, index: int) -> float:
+        """Of the steps of that node, now."""
+        return self.failures.slowness[index] * self.contention.slowness(index)
 
     def _step_soon(self, node: int, seconds: float, tokens: int) -> float:
         return self.refusals.step_soon(self.nodes[node], seconds, tokens)

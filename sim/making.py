@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from cache.policies import policies
 from sched.batching import Tuning, batching_policies
@@ -13,40 +12,38 @@ from sched.queueing import queue_orders
 from sim.caches import Cache
 from sim.config import SimConfig
 from sim.disk import Disk
+from sim.loop import Loop
 from sim.models import StepModel
-from sim.node import Node
-
-if TYPE_CHECKING:
-    from sim.cluster import Cluster
+from sim.node import Events, Node
+from sim.placing import Placing
 
 
-def nodes(cluster: Cluster) -> list[Node]:
-    """All of them. Raises ValueError for an unknown --batching."""
-    config = cluster.config
+def nodes(
+    config: SimConfig, model: StepModel, loop: Loop, events: Events, slowness: Callable[[int], float]
+) -> list[Node]:
+    """All of them; slowness(index): of that one now. Raises ValueError for an unknown --batching."""
     if config.batching not in batching_policies:
         raise ValueError(f"--batching must be one of {', '.join(batching_policies)}, got {config.batching!r}")
     if config.step_prompts < 1:
         raise ValueError(f"--step-prompts must be at least 1, got {config.step_prompts}")
-    return [_node(cluster, index, name, roles) for index, (name, roles) in enumerate(_names(config))]
+
+    def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
+        chunk = config.chunk_tokens or model.chunk_tokens
+        order = queue_orders[config.queue_order](with_objectives(config.slo))
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
+        policy = batching_policies[config.batching](tuning)
+        return Node(
+            loop, index, name, roles, model, order, events, chunk, lambda now: slowness(index), policy,
+            config.step_prompts,
+        )  # fmt: skip
+
+    return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
 
 
 def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
     for role, count in (("prefill", config.prefill), ("decode", config.decode)):
         yield from ((f"{role}-{i}", (role,)) for i in range(count))
     yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
-
-
-def _node(cluster: Cluster, index: int, name: str, roles: tuple[str, ...]) -> Node:
-    config, model = cluster.config, cluster.model
-    chunk = config.chunk_tokens or model.chunk_tokens
-    order = queue_orders[config.queue_order](with_objectives(config.slo))
-    tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
-    policy = batching_policies[config.batching](tuning)
-
-    def slowness(now: float) -> float:
-        return cluster.failures.slowness[index] * cluster.contention.slowness(index)
-
-    return Node(cluster.loop, index, name, roles, model, order, cluster, chunk, slowness, policy, config.step_prompts)
 
 
 class _Chunks:
@@ -67,37 +64,36 @@ class _Chunks:
         return low
 
 
-def cache(cluster: Cluster, node: Node) -> Cache:
+def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache:
     """Of the node's own memory."""
-    loop, index, known, tell = cluster.loop, node.index, cluster.placing.exact.apply, cluster.placing.told.tell
+    index, known, tell = node.index, placing.exact.apply, placing.told.tell
 
     def changed(block: int, here: bool) -> None:
         known(index, block, here)
         tell(loop.now, index, block, here)
 
-    prefills = "prefill" in node.roles or cluster.config.role_changes
-    capacity = cluster.config.cache_blocks if prefills else 0
-    return Cache(policies[cluster.config.eviction](), capacity, changed)
+    prefills = "prefill" in node.roles or config.role_changes
+    capacity = config.cache_blocks if prefills else 0
+    return Cache(policies[config.eviction](), capacity, changed)
 
 
-def disks(cluster: Cluster) -> list[Disk]:
+def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[Disk]:
     """The SSD of every node. Raises ValueError."""
-    config, model = cluster.config, cluster.model
     if config.ssd_blocks and not config.pool_blocks:
         raise ValueError("--ssd-blocks are read through the pool's DRAM: give --pool-blocks")
     if config.ssd_gbyte_s < 0:
         raise ValueError(f"--ssd-gbyte-s must not be negative, got {config.ssd_gbyte_s}")
     bytes_s = config.ssd_gbyte_s * 1e9 or model.ssd_bytes_s
-    return [Disk(cluster.loop, bytes_s, model.ssd_iops) for _ in cluster.nodes]
+    return [Disk(loop, bytes_s, model.ssd_iops) for _ in range(count)]
 
 
-def candidate(cluster: Cluster, node: Node) -> Candidate:
+def candidate(config: SimConfig, model: StepModel, node: Node) -> Candidate:
     """The node as placement sees it at the beginning."""
-    blocks = cluster.model.kv_tokens // cluster.config.block_tokens
+    blocks = model.kv_tokens // config.block_tokens
     return Candidate(
         node_id=node.name,
         roles=node.roles,
-        prefill=cluster.model.prefill,
+        prefill=model.prefill,
         free_blocks=blocks,
         total_blocks=blocks,
         step_s=node.step_s() if "decode" in node.roles else 0.0,

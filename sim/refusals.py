@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sched.classes import with_objectives
 from sched.placements.choice import Placement
 from sched.placements.view import View
 from sched.rejection import Estimate, OutputLengths, Refusal, rejections, running_soon
+from sim.config import SimConfig
 from sim.job import Job
+from sim.models import StepModel
 from sim.node import Node
-
-if TYPE_CHECKING:
-    from sim.cluster import Cluster
 
 
 class Refusals:
     """Of one run. A node does not know how long an answer will be: it expects the mean of those that have ended."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        config = cluster.config
-        self._cluster = cluster
+    def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node]) -> None:
+        self._model, self._nodes = model, nodes
         self._rejection = rejections[config.rejection](with_objectives(config.slo))
         # The decode node's own scheduler, see papers.md section 3.
         self._again = rejections["stage-load"](with_objectives(config.slo)) if config.recheck else self._rejection
@@ -32,7 +30,7 @@ class Refusals:
         """Only of new requests: a client that has tokens has been promised the rest."""
         if not self._asked or job.retries:
             return None
-        node = self._cluster.by_name[decision.decode]
+        node = self._nodes[decision.decode]
         step_s = float(view.step_s[view.index[decision.decode]])
         estimate = Estimate(
             service_class=job.service_class,
@@ -40,7 +38,7 @@ class Refusals:
             wait_s=decision.estimates["wait_s"],
             step_s=step_s,
             step_soon_s=self.step_soon(node, decision.estimates["ttft_s"], job.input_tokens),
-            step_alone_s=self._cluster.model.decode_s(1, job.input_tokens),
+            step_alone_s=self._model.decode_s(1, job.input_tokens),
             decode_s=self._lengths.mean * step_s,
         )
         return self._rejection.at_arrival(estimate, self._scale, self._tbt_scale)
@@ -49,7 +47,7 @@ class Refusals:
         """The prompt's KV has come to `node`."""
         if not self._asked or job.retries:
             return None
-        alone_s = self._cluster.model.decode_s(1, job.input_tokens)
+        alone_s = self._model.decode_s(1, job.input_tokens)
         step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
         decode_s = self._lengths.mean * step_s
         return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s, self._scale, self._tbt_scale)
@@ -59,7 +57,7 @@ class Refusals:
 
     def step_soon(self, node: Node, seconds: float, tokens: int) -> float:
         """The decode step of `node` so much later with one more request, of so many tokens where nothing runs now."""
-        made, most = node.made(), self._cluster.model.max_batch
+        made, most = node.made(), self._model.max_batch
         soon = running_soon(made, node.batch.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
         return self._of(node, soon + 1, tokens)
 
@@ -67,4 +65,4 @@ class Refusals:
         """A step of so many requests as long as those that run."""
         running = len(node.batch.running)
         mean = node.batch.context / running if running else tokens
-        return node.known_slowness * self._cluster.model.decode_s(batch, round(batch * mean))
+        return node.known_slowness * self._model.decode_s(batch, round(batch * mean))

@@ -7,15 +7,15 @@ keeps the requests that it has for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from sched.placements.view import View
 from sched.role_change import BOTH, RoleController, Seen
+from sim.config import SimConfig
+from sim.loop import Loop
 from sim.node import Node
-
-if TYPE_CHECKING:
-    from sim.cluster import Cluster
 
 PERIOD_S = 2.0
 
@@ -23,28 +23,37 @@ PERIOD_S = 2.0
 class Roles:
     """Of one run. `changes`: (when, node, what it does from then on)."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        config: SimConfig,
+        loop: Loop,
+        nodes: Mapping[str, Node],
+        live: View,
+        changed: Callable[[Node], None],
+        unfinished: Callable[[], int],
+    ) -> None:
+        """live: the columns that it changes; changed(node): its other columns may be wrong now; unfinished(): requests
+        for which it goes on."""
         self.changes: list[tuple[float, str, frozenset[str]]] = []
-        self._cluster = cluster
-        self._does = {node.name: BOTH & set(node.roles) for node in cluster.nodes}
+        self._config, self._loop, self._nodes, self._live = config, loop, nodes, live
+        self._changed, self._unfinished = changed, unfinished
+        self._does = {node.name: BOTH & set(node.roles) for node in nodes.values()}
         self._controllers: dict[str, RoleController] = {}
 
     def schedule(self, begin: float) -> None:
         """From the first request on."""
-        config = self._cluster.config
-        if config.role_changes:
-            self._controllers = {name: RoleController(name, config.role_hold_s) for name in self._does}
-            self._cluster.loop.at(begin, self._step)
+        if self._config.role_changes:
+            self._controllers = {name: RoleController(name, self._config.role_hold_s) for name in self._does}
+            self._loop.at(begin, self._step)
 
     def _step(self) -> None:
-        cluster = self._cluster
-        seen = [self._seen(node) for node in cluster.nodes if not node.down]
+        seen = [self._seen(node) for node in self._nodes.values() if not node.down]
         for node in seen:
-            does = self._controllers[node.node_id].step(cluster.loop.now, seen)
+            does = self._controllers[node.node_id].step(self._loop.now, seen)
             if does is not None:
-                self._take(cluster.by_name[node.node_id], does)
-        if cluster.unfinished:
-            cluster.loop.after(PERIOD_S, self._step)
+                self._take(self._nodes[node.node_id], does)
+        if self._unfinished():
+            self._loop.after(PERIOD_S, self._step)
 
     def _seen(self, node: Node) -> Seen:
         return Seen(
@@ -61,10 +70,10 @@ class Roles:
 
     def _take(self, node: Node, does: frozenset[str]) -> None:
         self._does[node.name] = does
-        self.changes.append((self._cluster.loop.now, node.name, does))
-        live, i = self._cluster.live, node.index
+        self.changes.append((self._loop.now, node.name, does))
+        live, i = self._live, node.index
         # New columns: views that were gossiped before share the old ones.
         live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[i], live.decodes[i] = "prefill" in does, "decode" in does
         live.closed_decode[i] = 0.0 if "decode" in does else np.inf
-        self._cluster.changed(node)
+        self._changed(node)

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ PURE = (
     "engine.contradictions",
     "engine.resolve",
     "engine.speculation.speculative",
+    "engine.sampling.params",
     "engine.sampling.uniform",
     "engine.seats",
     "engine.step",
@@ -249,6 +251,52 @@ def test_dependencies_point_down(name):
     assert not wrong, wrong
 
 
+def files_with_scripts() -> dict[str, Path]:
+    scripts = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted((ROOT / "scripts").rglob("*.py"))
+    }
+    return MODULES | scripts
+
+
+FILES = files_with_scripts()
+
+
+def file_of(*modules: str) -> set[str]:
+    """The first of `modules` that is a file of ours; a script also finds what lies beside it by its bare name."""
+    named = [one for module in modules for one in (module, f"scripts.{module}") if one in FILES]
+    return set(named[:1])
+
+
+def needs(name: str) -> set[str]:
+    """The files that this one imports anywhere: at the top, in functions, and for types alone."""
+    path, found = FILES[name], set[str]()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found = found.union(*(file_of(alias.name) for alias in node.names))
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            found = found.union(*(file_of(f"{module}.{alias.name}", module) for alias in node.names))
+    return found - {name}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes of a directed graph that lead back to the first; empty without a circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_two_files_import_each_other():
+    """Not even in a function, for types, or by way of others: each file can be read with what lies below it."""
+    assert circle({name: needs(name) for name in FILES}) == []
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if within(name, PURE)])
 def test_pure_cores_do_no_input_output_and_read_no_clock(name):
     wrong = [f"{name}:{line} imports {module}" for module, line, _ in imports_of(name) if top(module) in IMPURE_IMPORTS]
@@ -316,6 +364,34 @@ def test_every_rule_names_something_that_exists():
         if not any(within(m, (rule,)) for m in MODULES)
     ]
     assert stale == []
+
+
+def test_the_reader_of_circles_sees_every_kind(tmp_path, monkeypatch):
+    sources = {
+        "a": "from b import c\n",  # a name of b, not a file
+        "b": "if TYPE_CHECKING:\n    import p.q\n",
+        "p": "",
+        "p.q": "def late():\n    from . import r\n",
+        "p.r": "import a, ast\n",
+        "scripts.s": "import t\n",
+        "scripts.t": "",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.setattr(sys.modules[__name__], "FILES", {name: tmp_path / f"{name}.py" for name in sources})
+    graph = {name: needs(name) for name in sources}
+    assert graph == {
+        "a": {"b"},
+        "b": {"p.q"},
+        "p": set(),
+        "p.q": {"p.r"},
+        "p.r": {"a"},
+        "scripts.s": {"scripts.t"},
+        "scripts.t": set(),
+    }
+    found = circle(graph)
+    assert len(found) == 5 and set(found) == {"a", "b", "p.q", "p.r"}
+    assert circle(graph | {"p.r": set()}) == []
 
 
 def test_the_import_reader_sees_every_kind():

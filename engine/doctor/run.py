@@ -17,8 +17,7 @@ from engine.config import Config
 from engine.doctor import compute, memory, paths, rails, rdma, storage, tcp
 from engine.doctor.finding import FAIL, WARN, Check, Finding, System, careful
 from engine.flags import host_port, parse
-from engine.front_door import api_key
-from engine.net_options import open_cluster_key, rdma_devices, sealed_only, transport_options
+from engine.net_options import api_key, open_cluster_key, rdma_devices, sealed_only, transport_options
 from net.http.client import ClusterError
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}

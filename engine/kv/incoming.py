@@ -19,6 +19,7 @@ from typing import Any
 
 from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
+from engine.kv.kv_ready import KV_REGION
 from engine.kv.pull import Decoder, KvPull
 from engine.request import Request
 from engine.serving import messages
@@ -31,7 +32,6 @@ from net.transfer import TransferEngine, TransferError
 
 log = logging.getLogger("mooncake.engine")
 
-KV_REGION = "kv"
 BLOCKED_RETRY_S = 0.02
 WORD_S = 60.0  # for a prefill node that lives to say that it writes no more
 FENCE_S = 10.0  # between two warnings about one that was cut off and may still be writing

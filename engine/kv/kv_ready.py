@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from cache.block import BlockGeometry
 
+KV_REGION = "kv"
+"""The KV arena of an engine node, as transfers name it."""
+
 OVERLAPS = ("layer", "chunk", "none")
 
 

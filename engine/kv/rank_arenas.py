@@ -21,7 +21,7 @@ from torch import Tensor
 from attention.codes import pool_in
 from cache.block import BlockGeometry
 from engine.gpu import gpu_of
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.kv.split_arena import SplitArena
 from engine.kv.split_memory import SplitMemory
 from engine.model.parallel import Shard

@@ -6,15 +6,11 @@ where the docstring allows it. TorchOps runs anywhere and rounds where transform
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, out]"""
@@ -148,30 +144,3 @@ class TorchOps:
     def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh") * up
-
-
-def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto") -> Ops:
-    """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
-
-    TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
-    measurement; `cpu_level` is a level of attention/cpu_level.py or auto. Else TorchOps. The log says which and why.
-    Raises Unavailable for a level by name that this CPU lacks.
-    """
-    if backend == "triton":
-        from engine.model.ops_triton import TritonOps
-
-        return TritonOps()
-    if backend == "cpu" and device == "cpu":
-        from engine.model.ops_choice import faster_ops
-        from engine.model.ops_cpu import ELEMENTS, CpuOps
-        from net.compiled import Unavailable
-
-        if dtype not in ELEMENTS:
-            return TorchOps()
-        try:
-            return faster_ops(CpuOps(cpu_level, dtype), dtype)
-        except Unavailable as reason:
-            if cpu_level != "auto":
-                raise
-            log.warning("torch computes the products, slower than our kernels would: %s", reason)
-    return TorchOps()

@@ -1,4 +1,4 @@
-"""Whose products a model on this CPU takes: measured, never assumed.
+"""Which operations a model takes; on a CPU whose products: measured, never assumed.
 
 A product larger than a core's caches is computed by both in turns, for one row, which is bound by memory, and for many,
 which are bound by arithmetic. The best of ROUNDS counts, because other processes only ever make a round longer.
@@ -14,13 +14,35 @@ from collections.abc import Sequence
 import torch
 
 from engine.model.ops import Ops, TorchOps
-from engine.model.ops_cpu import CpuOps
+from engine.model.ops_cpu import ELEMENTS, CpuOps
+from net.compiled import Unavailable
 
 log = logging.getLogger(__name__)
 
 OUTPUTS, INPUTS = 4096, 1024
 ROWS = (1, 128)
 ROUNDS = 5
+
+
+def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto") -> Ops:
+    """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
+
+    TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
+    measurement; `cpu_level` is a level of attention/cpu_level.py or auto. Else TorchOps. The log says which and why.
+    Raises Unavailable for a level by name that this CPU lacks.
+    """
+    if backend == "triton":
+        from engine.model.ops_triton import TritonOps  # triton, which a node without a GPU does not load
+
+        return TritonOps()
+    if backend == "cpu" and device == "cpu" and dtype in ELEMENTS:
+        try:
+            return faster_ops(CpuOps(cpu_level, dtype), dtype)
+        except Unavailable as reason:
+            if cpu_level != "auto":
+                raise
+            log.warning("torch computes the products, slower than our kernels would: %s", reason)
+    return TorchOps()
 
 
 def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:

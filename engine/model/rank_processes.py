@@ -33,8 +33,8 @@ from engine.checkpoint.model_source import ModelSource
 from engine.config import Config
 from engine.model.model_error import ModelError
 from engine.model.parallel import ProcessRanks
-from engine.request import SamplingParams
 from engine.runner import Row
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from net.memory import Region
 from net.private_directory import PrivateDirectory

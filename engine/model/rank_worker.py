@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import FileStore
 
 from engine import logs
 from engine.kv import rank_arenas
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.loading import blocks_in, device_of, load_rank
 from engine.model.model_error import ModelError
 from engine.model.parallel import ProcessRanks, Shard

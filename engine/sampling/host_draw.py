@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams
+from engine.sampling.params import SamplingParams
 
 ROWS_AT_ONCE = 8
 """1.5 MB of logits at a vocabulary of 49,152."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams
+from engine.sampling.params import SamplingParams
 
 
 @dataclass(slots=True)

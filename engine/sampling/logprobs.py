@@ -9,12 +9,23 @@ over in parts of SCORED_AT_ONCE rows, and of each row only the asked numbers are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from engine.inputs import PromptScores, Row
-from engine.request import TokenLogprobs
+from engine.sampling.params import TokenLogprobs
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """Prompt tokens whose log probabilities a row of a step asks for: those that follow the tokens `first`, first + 1,
+    ... of the row. The step appends what it finds, in order."""
+
+    first: int
+    next_ids: Sequence[int]
+    top: int  # beside each token's own, so many of the best
+    found: list[TokenLogprobs] = field(default_factory=list)
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> list[int]:
@@ -42,13 +53,19 @@ class PromptRows:
 
     rows [S] int64: which of the step's tokens [T]."""
 
-    def __init__(self, rows: Sequence[Row], order: Sequence[int], q_lens: Sequence[int], device: torch.device) -> None:
-        """rows[order[s]] has q_lens[s] tokens of the step, one request behind the other."""
+    def __init__(
+        self,
+        asked: Sequence[PromptScores | None],
+        order: Sequence[int],
+        q_lens: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """asked: of each row. Row order[s] has q_lens[s] tokens of the step, one request behind the other."""
         places: list[int] = []
         self.asked: list[PromptScores] = []
         first = 0
         for i, q_len in zip(order, q_lens, strict=True):
-            scores = rows[i].scores
+            scores = asked[i]
             if scores is not None:
                 begin = first + scores.first
                 places += range(begin, begin + len(scores.next_ids))
@@ -63,8 +80,14 @@ class PromptRows:
 class PromptScorer(PromptRows):
     """Puts what it finds where each request wants it."""
 
-    def __init__(self, rows: Sequence[Row], order: Sequence[int], q_lens: Sequence[int], device: torch.device) -> None:
-        super().__init__(rows, order, q_lens, device)
+    def __init__(
+        self,
+        asked: Sequence[PromptScores | None],
+        order: Sequence[int],
+        q_lens: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        super().__init__(asked, order, q_lens, device)
         self._next = torch.tensor([token for scores in self.asked for token in scores.next_ids], device=device)
         self._owners = [scores for scores in self.asked for _ in scores.next_ids]
 

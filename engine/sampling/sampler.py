@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams, TokenLogprobs
 from engine.sampling.host_draw import draw_on_host, probabilities_on_host
 from engine.sampling.logit_rules import Masks, SamplingRow, apply_rules
 from engine.sampling.logprobs import token_logprobs
+from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.sampling.uniform import uniform
 from engine.speculation.rejection import judge
 

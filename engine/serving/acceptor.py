@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from cache.block import BlockKey, salted_root
-from engine.request import SamplingParams
+from engine.sampling.params import SamplingParams
 from engine.serving.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redirected, Unreachable
 from engine.serving.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.serving.flight import Flight, OutputText, drawn_seed

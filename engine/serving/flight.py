@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from cache.block import BlockKey
-from engine.request import SamplingParams, TokenLogprobs
+from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.serving.persistence import Persistence
 from engine.serving.timeline import Timeline
 from engine.text.output import StopStrings

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Request, SamplingParams, TokenLogprobs
+from engine.request import Request
+from engine.sampling.params import SamplingParams, TokenLogprobs
 
 # acceptor -> engine nodes
 PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from cache.block import KEY_BYTES, BlockGeometry
 from engine.kv.arenas import Arenas
-from engine.kv.incoming import KV_REGION, Incoming, Reservation
-from engine.kv.kv_ready import KvReady, KvTarget
+from engine.kv.incoming import Incoming, Reservation
+from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
 from engine.kv.lending import Lending
 from engine.kv.pull import PullOffer

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from cache.pool import BlockPool, OutOfBlocks
-from engine.request import Request, SamplingParams
+from engine.request import Request
 from engine.runner import Row, Runner
 from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
 from engine.step import ScheduledRow
 

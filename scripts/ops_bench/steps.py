@@ -16,8 +16,8 @@ from engine.inputs import Row
 from engine.model.decoder import Model
 from engine.model.ops import Ops, TorchOps
 from engine.model.ops_cpu import CpuOps
-from engine.request import SamplingParams
 from engine.runner import Runner
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from ops_bench.products import shortest
 

@@ -18,10 +18,10 @@ from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weights import load
 from engine.inputs import InputBuilder, Row
 from engine.model.decoder import Model
-from engine.model.ops import choose_ops
-from engine.request import SamplingParams
+from engine.model.ops_choice import choose_ops
 from engine.runner import Runner
 from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.params import SamplingParams
 from scripts.quantbench.quality import Answer
 
 BLOCK = 16

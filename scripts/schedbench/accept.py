@@ -16,7 +16,8 @@ from typing import Any, cast
 import numpy as np
 
 from cache.block import BlockGeometry
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving.cheapest import cheapest
 from engine.serving.messages import pack_request
 from engine.serving.placing import Placer

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cache.arena import Arena, checksum
-from cache.objects import chunk_keys, manifest_key
+from cache.objects import Objects, chunk_keys, manifest_key
 from cache.policies import choose
 from cache.policy import OBJECTS, PLAIN, Facts
 from cache.results import NoRoom, NotDurable
@@ -183,7 +183,7 @@ async def test_values_of_programs_are_of_the_class_objects(tmp_path):
     async with cluster_of("a", message_call_bytes=1 << 20) as cluster:
         a = cluster.stores["a"]
         await a.put(key_of(1), b"value")
-        await a.objects.put("objects/x", bytes(9000))
+        await Objects(a).put("objects/x", bytes(9000))
         assert {a.local.facts(key) for key in list(a.local.keys())} == {OBJECTS}
 
 
@@ -224,23 +224,23 @@ async def test_a_pinned_object_outlives_a_flood_and_the_limit_is_a_clear_error(w
     async with cluster_of("a", slots=16, **way) as cluster:
         a = cluster.stores["a"]
         data = random.Random(1).randbytes(2 * SLOT)
-        assert await a.objects.put("objects/x", data, pin=True)
-        assert not await a.objects.put("objects/x", data, pin=True)
+        assert await Objects(a).put("objects/x", data, pin=True)
+        assert not await Objects(a).put("objects/x", data, pin=True)
         for i in range(200):
             await a.put(key_of(i), b"value")
-        assert await a.objects.get("objects/x") == data
+        assert await Objects(a).get("objects/x") == data
         with pytest.raises(NoRoom, match="--pin-share"):
-            await a.objects.put("objects/y", data[::-1], pin=True)
-        assert await a.objects.get("objects/y") is None
+            await Objects(a).put("objects/y", data[::-1], pin=True)
+        assert await Objects(a).get("objects/y") is None
         assert a.local.stats()["dram"]["pinned"] == 3
         with pytest.raises(NoRoom, match="--pin-share"):
             await a.put_many([(key_of(500 + i), b"v") for i in range(3)], pin=True)
-        assert await a.objects.unpin("objects/x")
-        assert not await a.objects.unpin("objects/x")
+        assert await Objects(a).unpin("objects/x")
+        assert not await Objects(a).unpin("objects/x")
         await a.unpin_many([key_of(500 + i) for i in range(3)])
         for i in range(200, 400):
             await a.put(key_of(i), b"value")
-        assert await a.objects.get("objects/x") is None
+        assert await Objects(a).get("objects/x") is None
 
 
 # --- durable puts
@@ -255,8 +255,8 @@ async def test_a_durable_put_is_synced_before_it_is_acknowledged(tmp_path, backe
         ssd._medium.sync = lambda: (synced.append(set(ssd._entries)), sync())
         assert await client.put(key_of(1), b"value", durable=True)
         assert key_of(1) in synced[-1]
-        assert await client.objects.put("objects/x", bytes(5 * SLOT), durable=True)
-        manifest = await client.objects.info("objects/x")
+        assert await Objects(client).put("objects/x", bytes(5 * SLOT), durable=True)
+        manifest = await Objects(client).info("objects/x")
         assert {manifest_key("objects/x"), *chunk_keys("objects/x", manifest, 0, 5)} <= synced[-1]
         count = len(synced)
         await asyncio.gather(*(client.put(key_of(i), b"value", durable=True) for i in range(100, 150)))
@@ -322,16 +322,16 @@ async def test_an_object_that_cannot_fit_is_no_room_and_nothing_is_lost(tmp_path
             a = await cluster.add("a", slots=16, directory=directory)
             room = (a.local.ssd.capacity if directory else 16) - 3
             small = random.Random(2).randbytes(2 * SLOT)
-            await a.objects.put("objects/small", small)
+            await Objects(a).put("objects/small", small)
             with pytest.raises(NoRoom, match=r"has room for \d+: raise --ssd-bytes"):
-                await a.objects.put("objects/large", bytes((room + 10) * SLOT))
+                await Objects(a).put("objects/large", bytes((room + 10) * SLOT))
             with pytest.raises(NoRoom, match="has room"):
-                await a.objects.put("objects/small", bytes((room + 10) * SLOT), replace=True)
-            assert await a.objects.get("objects/small") == small
-            assert not await a.objects.exists("objects/large")
+                await Objects(a).put("objects/small", bytes((room + 10) * SLOT), replace=True)
+            assert await Objects(a).get("objects/small") == small
+            assert not await Objects(a).exists("objects/large")
             large = random.Random(3).randbytes((room - 3) * SLOT - 7)
-            assert await a.objects.put("objects/large", large)
-            assert await a.objects.get("objects/large") == large, "larger than memory, where there is an SSD tier"
+            assert await Objects(a).put("objects/large", large)
+            assert await Objects(a).get("objects/large") == large, "larger than memory, where there is an SSD tier"
 
 
 async def test_an_object_whose_parts_drive_each_other_out_is_not_acknowledged(monkeypatch):
@@ -349,8 +349,8 @@ async def test_an_object_whose_parts_drive_each_other_out_is_not_acknowledged(mo
 
         monkeypatch.setattr(a, "put_many", put_and_be_overtaken)
         with pytest.raises(NoRoom, match="driven out"):
-            await a.objects.put("objects/x", bytes(4 * SLOT))
-        assert await a.objects.get("objects/x") is None
+            await Objects(a).put("objects/x", bytes(4 * SLOT))
+        assert await Objects(a).get("objects/x") is None
 
 
 # --- renewals

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.objects import Exists, Manifest, chunk_keys, manifest_key
+from cache.objects import Exists, Manifest, Objects, chunk_keys, manifest_key
 from tests.cache.test_store import SLOT, cluster_of
 
 NAME = "objects/weights/tiny"
@@ -19,7 +19,7 @@ def content(nbytes, seed=0):
 @pytest.mark.parametrize("nbytes", [0, 1, SLOT - 1, SLOT, SLOT + 1, 17 * SLOT + 5])
 async def test_an_object_of_any_size_is_read_back(nbytes):
     async with cluster_of("a", "b") as cluster:
-        a, b = (cluster.stores[name].objects for name in "ab")
+        a, b = (Objects(cluster.stores[name]) for name in "ab")
         data = content(nbytes)
         assert await b.get(NAME) is None
         assert await a.put(NAME, data)
@@ -34,7 +34,7 @@ async def test_an_object_of_any_size_is_read_back(nbytes):
 
 async def test_another_object_of_that_name_needs_a_word():
     async with cluster_of("a", "b") as cluster:
-        objects = cluster.stores["a"].objects
+        objects = Objects(cluster.stores["a"])
         assert await objects.put(NAME, content(9000))
         assert not await objects.put(NAME, content(9000)), "the same bytes again"
         with pytest.raises(Exists, match="9000 of them"):
@@ -47,25 +47,25 @@ async def test_another_object_of_that_name_needs_a_word():
 async def test_a_removed_object_frees_its_chunks():
     async with cluster_of("a", "b") as cluster:
         store = cluster.stores["a"]
-        await store.objects.put(NAME, content(9000))
-        assert await store.objects.remove(NAME)
-        assert not await store.objects.remove(NAME)
-        assert await store.objects.get(NAME) is None
+        await Objects(store).put(NAME, content(9000))
+        assert await Objects(store).remove(NAME)
+        assert not await Objects(store).remove(NAME)
+        assert await Objects(store).get(NAME) is None
         assert sum(one.local.stats()["dram"]["blocks"] for one in cluster.stores.values()) == 0
 
 
 async def test_an_object_that_lost_a_chunk_is_missing_and_can_be_put_again():
     async with cluster_of("a") as cluster:
         store = cluster.stores["a"]
-        await store.objects.put(NAME, content(9000))
-        manifest = await store.objects.info(NAME)
+        await Objects(store).put(NAME, content(9000))
+        manifest = await Objects(store).info(NAME)
         await store.remove_many(chunk_keys(NAME, manifest, 1, 1))
-        assert await store.objects.get(NAME) is None
-        assert not await store.objects.exists(NAME)
+        assert await Objects(store).get(NAME) is None
+        assert not await Objects(store).exists(NAME)
         with pytest.raises(LookupError):
-            [part async for part in store.objects.stream(NAME)]
-        await store.objects.put(NAME, content(9000))
-        assert await store.objects.get(NAME) == content(9000)
+            [part async for part in Objects(store).stream(NAME)]
+        await Objects(store).put(NAME, content(9000))
+        assert await Objects(store).get(NAME) == content(9000)
 
 
 @pytest.mark.parametrize("name", ["weights", "objects/", ""])
@@ -87,8 +87,8 @@ async def test_a_removed_object_does_not_come_back_from_ssd(tmp_path):
     async with cluster_of() as cluster:
         store = await cluster.add("a", directory=tmp_path)
         for round_ in range(10):
-            assert await store.objects.put(NAME, content(9000, seed=round_))
-            assert await store.objects.remove(NAME)
+            assert await Objects(store).put(NAME, content(9000, seed=round_))
+            assert await Objects(store).remove(NAME)
             await store.local.drain()
-            assert await store.objects.get(NAME) is None
+            assert await Objects(store).get(NAME) is None
             assert store.local.keys() == []

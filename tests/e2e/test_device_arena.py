@@ -19,7 +19,7 @@ import torch
 import engine.loading
 from engine.checkpoint.model_source import describe
 from engine.flags import parse
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from engine.machine import survey
 from engine.node import Node
 from engine.phases import Phases

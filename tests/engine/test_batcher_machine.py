@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool, OutOfBlocks
 from engine.batcher import Batcher
-from engine.request import Request, RequestState, SamplingParams
+from engine.request import Request, RequestState
+from engine.sampling.params import SamplingParams
 from engine.step import Step
 from sched.batching import LEAST_CHUNK_TOKENS, Tuning, batching_policies
 from sched.classes import CLASSES

@@ -17,8 +17,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 import attention
 from engine.checkpoint.safetensors_weights import our_name
 from engine.model.decoder import Model
-from engine.request import SamplingParams
 from engine.runner import Row, Runner
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 
 NEW_TOKENS = 20

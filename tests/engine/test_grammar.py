@@ -12,8 +12,8 @@ import torch
 
 from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
-from engine.request import SamplingParams
 from engine.sampling.grammar import Grammars
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow, sample
 from engine.text.token_bytes import BYTE_OF
 from engine.text.tokenizer import Tokenizer

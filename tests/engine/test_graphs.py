@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention import choose
-from engine.inputs import Inputs, PromptScores, Row, build_inputs
+from engine.inputs import Inputs, Row, build_inputs
 from engine.model.decoder import Model
 from engine.model.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes, obstacle
-from engine.request import SamplingParams, TokenLogprobs
 from engine.runner import Runner
 from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.logprobs import PromptScores
+from engine.sampling.params import SamplingParams, TokenLogprobs
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
 
 CPU = torch.device("cpu")

@@ -20,7 +20,8 @@ from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.prefix_sources import PrefixSources
 from engine.kv.reuse import PrefixLoader, Publisher
-from engine.request import Request, RequestState, SamplingParams
+from engine.request import Request, RequestState
+from engine.sampling.params import SamplingParams
 from engine.worker import Emission, Worker
 from net.metrics import Metrics
 from tests.engine.test_worker import until

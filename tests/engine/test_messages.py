@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cache.block import BlockGeometry, root_key
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving.messages import pack_request, unpack_request
 from sched.classes import CLASSES
 

@@ -8,8 +8,8 @@ from transformers import LlamaForCausalLM
 from attention import choose
 from engine.model.decoder import Model
 from engine.model.rope import Rope
-from engine.request import SamplingParams
 from engine.runner import Row, Runner
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, LLAMA3, logits_of, our_config, our_weights, runner, tiny
 

@@ -13,7 +13,8 @@ from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.prefix_sources import PrefixSources
 from engine.kv.reuse import PrefixLoader, Publisher
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from net.metrics import Metrics
 from tests.cache.pooled import SLOT, cluster_of, put, until
 

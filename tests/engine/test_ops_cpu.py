@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from attention.cpu_level import levels_here
 from engine.model import ops_choice
 from engine.model.huge_pages import HugePages
-from engine.model.ops import Linear, TorchOps, choose_ops
+from engine.model.ops import Linear, TorchOps
+from engine.model.ops_choice import choose_ops
 from engine.model.ops_cpu import ELEMENTS, CpuOps
 from net.compiled import Unavailable
 

@@ -13,8 +13,8 @@ from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
 from engine.model.ops import TorchOps
 from engine.model.ops_cpu import CpuOps
-from engine.request import SamplingParams
 from engine.runner import Row, Runner
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from tests.engine.test_model import blocks_for, tokens
 from tests.engine.tiny_families import empty_pool, save

@@ -8,7 +8,8 @@ import pytest
 
 from cache.pool import BlockPool
 from engine.batcher import Batcher
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving import messages, orphans
 from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, drawn_seed

@@ -20,13 +20,13 @@ from cache.block import BlockGeometry
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.flags import parse
-from engine.inputs import PromptScores
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
 from engine.model.parallel import ProcessRanks, Shard
 from engine.model.rank_processes import RankProcesses, RanksLost, bare_row
-from engine.request import TokenLogprobs
 from engine.runner import Row, Runner
+from engine.sampling.logprobs import PromptScores
+from engine.sampling.params import TokenLogprobs
 from tests.engine.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_families import FAMILIES, empty_pool, ours, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from engine.kv import incoming
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving import messages
 from engine.serving.messages import pack_request
 from net.errors import PeerLost

@@ -13,7 +13,8 @@ from cache.block import BlockGeometry, root_key
 from cache.results import LeadingRun
 from engine.config import Config
 from engine.flags import UsageError, parse
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving.claims import Claims
 from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import with_silent

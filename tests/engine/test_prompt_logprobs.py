@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
-from engine.inputs import PromptScores
 from engine.model.decoder import SCORED_AT_ONCE
 from engine.model.rank_processes import bare_row
-from engine.request import Request, SamplingParams, TokenLogprobs
+from engine.request import Request
 from engine.rows import row_of
 from engine.runner import Row, Runner
+from engine.sampling.logprobs import PromptScores
+from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.serving.messages import pack_prompt_logprobs, unpack_prompt_logprobs
 from engine.step import ScheduledRow
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny

@@ -12,7 +12,8 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.serving import messages
 from engine.serving.messages import pack_request
 from engine.serving.own_load import OwnLoad

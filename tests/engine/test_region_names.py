@@ -11,7 +11,7 @@ from cache.policy import PLAIN
 from cache.store import Store
 from cache.tiers import LocalStore
 from engine.kv.device_blocks import DeviceBlocks
-from engine.kv.incoming import KV_REGION
+from engine.kv.kv_ready import KV_REGION
 from net.channel import Channel
 from net.memory import Region
 from net.staging import DeviceRegion, DeviceTransferEngine

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.request import SamplingParams
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow, _floors, probabilities, sample
 from engine.speculation.speculative import accepted
 

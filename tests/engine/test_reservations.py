@@ -11,7 +11,8 @@ import pytest
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.kv.incoming import Incoming
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from net.errors import RemoteError
 from net.metrics import Metrics
 from sched.queueing import EDF

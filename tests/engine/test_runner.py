@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from attention.reference import tokens_of
 from engine.inputs import InputBuilder
-from engine.request import SamplingParams
 from engine.runner import Row, Runner
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.request import SamplingParams
 from engine.sampling.logit_rules import apply_rules
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow, _floors, draw, sample, uniform
 
 torch.set_num_threads(1)

@@ -14,7 +14,8 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.reuse import Publisher
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, VerifyCost
 from engine.worker import Emission, Worker

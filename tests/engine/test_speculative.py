@@ -10,7 +10,8 @@ from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.speculation.speculative import Acceptance, Speculator, VerifyCost, accepted, goodput_lengths
 from engine.step import ScheduledRow, Step
 

@@ -13,7 +13,8 @@ from cache.pool import BlockPool
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.reuse import Publisher
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
 from engine.worker import Emission, Worker
 from net.metrics import Metrics

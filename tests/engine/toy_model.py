@@ -5,7 +5,8 @@ from __future__ import annotations
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.step import Step
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))

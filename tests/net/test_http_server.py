@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 import pytest
 
-from engine.request import SamplingParams
+from engine.sampling.params import SamplingParams
 from net.http.schema import SERVICE_CLASSES
 from sched.classes import CLASSES
 from tests.net.fake_frontend import FakeFrontend, serving

@@ -27,8 +27,8 @@ from engine.checkpoint.model_source import describe
 from engine.checkpoint.weights import load
 from engine.inputs import Row
 from engine.model.decoder import Model
-from engine.request import SamplingParams
 from engine.runner import Runner
+from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 
 CONFIG = {

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.ops import TorchOps, choose_ops
+from engine.model.ops import TorchOps
+from engine.model.ops_choice import choose_ops
 from engine.model.ops_triton import TritonOps
 from tests.attention.interpreted.cases import DEVICE, DTYPES, assert_close
 

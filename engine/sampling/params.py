@@ -1,0 +1,109 @@
+"""SamplingParams: how a request wants its tokens chosen. TokenLogprobs: what it is told of one that was chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _check(ok: bool, name: str, rule: str, value: object) -> None:
+    if not ok:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when generation ends. Raises ValueError naming the field."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 = all
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None = off; k = the chosen token's and the k best
+    prompt_logprobs: int | None = None  # the same of every prompt token but the first, which nothing comes before
+    grammar: str = ""  # what the output must be, as engine/sampling/grammar.py compiled it; "" = anything
+
+    def __post_init__(self) -> None:
+        _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
+        for name in ("temperature", "presence_penalty", "frequency_penalty", "top_p", "min_p"):
+            _check(math.isfinite(getattr(self, name)), name, "a finite number", getattr(self, name))
+        _check(self.temperature >= 0, "temperature", "at least 0", self.temperature)
+        _check(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _check(self.top_k >= -1, "top_k", "-1, 0 or positive", self.top_k)
+        _check(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
+        _check(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "positive",
+            self.repetition_penalty,
+        )
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", self.presence_penalty)
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(count is None or 0 <= count <= 20, name, "between 0 and 20", count)
+        _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+        _check(
+            all(isinstance(s, str) and s for s in self.stop),
+            "stop",
+            "one or more non-empty strings",
+            self.stop,
+        )
+
+        if self.grammar:  # it alone says where the output may end
+            _check(self.min_tokens == 0, "min_tokens", "0 with structured output", self.min_tokens)
+            _check(not self.ignore_eos, "ignore_eos", "false with structured output", self.ignore_eos)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalty(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything may change the logits before a token is chosen."""
+        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty or bool(self.grammar)
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON-ready; `from_wire` is its inverse."""
+        wire = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        wire["logit_bias"] = {str(k): v for k, v in self.logit_bias.items()}
+        return wire
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
+        return cls(
+            **wire
+            | {
+                "stop": tuple(wire.get("stop", ())),
+                "stop_token_ids": tuple(wire.get("stop_token_ids", ())),
+                "logit_bias": {int(k): float(v) for k, v in wire.get("logit_bias", {}).items()},
+            }
+        )
+
+
+SAMPLING_FIELDS = tuple(one.name for one in fields(SamplingParams))
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position: the chosen token's and the best `top`, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+    rank: int = 0  # of the chosen token: 1 + how many are likelier; 0 = not asked for
