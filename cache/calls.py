@@ -16,7 +16,8 @@ from typing import Any
 
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.protocol import Deadlines, Look, join_keys
+from cache.protocol import Deadlines, Keep, KeptThere, Look, MadeDurable, MakeDurable, join_keys
+from net.bodies import answered, encode
 from net.bulk_call import BulkCall
 from net.bulk_calls import BulkCalls
 from net.channel import Channel
@@ -93,18 +94,21 @@ class Calls:
     async def durable(self, home: str, keys: Sequence[BlockKey]) -> tuple[list[bool], str]:
         """Which of `keys` are on the home's SSD and synced there, as soon as all are or the time is up; why not."""
         wait_s = self._deadlines.durable_s
-        reply = await self._call(home, "store.durable", {"wait_s": wait_s}, join_keys(keys), wait_s)
-        return list(reply["durable"]), reply.get("why", "")
+        reply = await self._call(home, "store.durable", encode(MakeDurable(wait_s)), join_keys(keys), wait_s)
+        made = answered(MadeDurable, reply)
+        return list(made.durable), made.why
 
     async def keep(self, home: str, keys: Sequence[BlockKey]) -> list[int]:
         """Never evict these there: KEPT, PINS_FULL or ABSENT for each."""
-        reply = await self._call(home, "store.keep", {"keep": True}, join_keys(keys), self._deadlines.control_s)
-        return list(reply["answers"])
+        return list((await self._keep(home, keys, True)).answers)
 
     async def give_up(self, home: str, keys: Sequence[BlockKey]) -> int:
         """They may be evicted again; how many could not before."""
-        reply = await self._call(home, "store.keep", {"keep": False}, join_keys(keys), self._deadlines.control_s)
-        return int(reply["given_up"])
+        return (await self._keep(home, keys, False)).given_up
+
+    async def _keep(self, home: str, keys: Sequence[BlockKey], keep: bool) -> KeptThere:
+        reply = await self._call(home, "store.keep", encode(Keep(keep)), join_keys(keys), self._deadlines.control_s)
+        return answered(KeptThere, reply)
 
     async def flush(self, home: str) -> None:
         """Until what the home has now is on its SSD, if it has one. RemoteError: the disk does not take it."""

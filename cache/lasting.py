@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from cache.protocol import ABSENT, KEPT, PINS_FULL, Deadlines, split_keys
+from cache.protocol import (
+    ABSENT,
+    KEPT,
+    PINS_FULL,
+    Deadlines,
+    Keep,
+    KeptThere,
+    MadeDurable,
+    MakeDurable,
+    split_keys,
+)
 from cache.ssd import SsdError
 from cache.tiers import LocalStore
+from net.bodies import typed
 from net.channel import Channel
 from net.errors import RemoteError
 
@@ -24,31 +35,29 @@ class Lasting:
     def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines) -> None:
         self._local = local
         self._deadlines = deadlines
-        channel.handle("store.durable", self._durable)
-        channel.handle("store.keep", self._keep)
+        channel.handle("store.durable", typed(MakeDurable, self._durable))
+        channel.handle("store.keep", typed(Keep, self._keep))
         channel.handle("store.flush", self._flush)
 
-    async def _durable(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        """One of `durable` per key; `why` when not all are. `wait_s`: the asker's deadline."""
+    async def _durable(self, peer: str, body: MakeDurable, data: memoryview) -> MadeDurable:
         keys = split_keys(data)
-        wait_s = min(float(body["wait_s"]), self._deadlines.durable_s)
+        wait_s = min(body.wait_s, self._deadlines.durable_s)
         durable = await self._local.make_durable(keys, ANSWER_SHARE * wait_s)
         if all(durable):
-            return {"durable": durable}
-        return {"durable": durable, "why": self._why()}
+            return MadeDurable(durable)
+        return MadeDurable(durable, self._why())
 
     def _why(self) -> str:
         if self._local.ssd is None:
             return "the home of the value has no SSD tier: give it --ssd-path"
         return self._local.trouble or "the SSD tier has not taken it in time, or it was removed meanwhile"
 
-    async def _keep(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        """`keep` says which way. One of `answers` per key: KEPT, PINS_FULL or ABSENT; or how many were kept."""
+    async def _keep(self, peer: str, body: Keep, data: memoryview) -> KeptThere:
         keys = split_keys(data)
-        if not body["keep"]:
-            return {"given_up": self._local.give_up(keys)}
+        if not body.keep:
+            return KeptThere(given_up=self._local.give_up(keys))
         answers = {True: KEPT, False: PINS_FULL, None: ABSENT}
-        return {"answers": [answers[kept] for kept in self._local.keep(keys)]}
+        return KeptThere([answers[kept] for kept in self._local.keep(keys)])
 
     async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         try:

@@ -74,3 +74,36 @@ def split_keys(data: bytes | memoryview) -> list[BlockKey]:
     if len(raw) % KEY_BYTES:
         raise RemoteError(f"{len(raw)} bytes are not block keys", "bad_request")
     return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
+
+
+# --- bodies of the messages of cache/lasting.py; keys travel as data
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDurable:
+    """store.durable"""
+
+    wait_s: float  # the asker's deadline
+
+
+@dataclass(frozen=True, slots=True)
+class MadeDurable:
+    """Its answer."""
+
+    durable: Sequence[bool]  # one per key
+    why: str = ""  # not all are
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """store.keep"""
+
+    keep: bool  # never evict them, or again as others
+
+
+@dataclass(frozen=True, slots=True)
+class KeptThere:
+    """Its answer."""
+
+    answers: Sequence[int] = ()  # to keep them: KEPT, PINS_FULL or ABSENT for each
+    given_up: int = 0  # how many had been kept

@@ -8,7 +8,8 @@ blocks back when they run out (engine/seats.py): his named blocks stay in the pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cache.pool import BlockPool, OutOfBlocks
 from engine.block_book import BlockBook
@@ -18,6 +19,18 @@ from engine.speculation.speculative import Speculator
 from engine.step import Committed, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.queueing import FCFS, QueueOrder
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
+    tokens behind `context` others, for eviction."""
+
+    prefix_caching: bool = True
+    policy: BatchingPolicy = field(default_factory=DecodeFirst)
+    order: QueueOrder = field(default_factory=FCFS)
+    speculator: Speculator | None = None
+    recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
 
 
 class Batcher:
@@ -31,22 +44,19 @@ class Batcher:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: Collection[int],
-        prefix_caching: bool = True,
-        policy: BatchingPolicy | None = None,
-        order: QueueOrder | None = None,
-        speculator: Speculator | None = None,
+        rules: BatchRules | None = None,
     ) -> None:
-        """policy, order: decode-first and first come, first served unless given; speculator: plans drafts."""
+        rules = rules or BatchRules()
         self.pool = pool
-        self.blocks = BlockBook(pool, block_size, prefix_caching)
-        self._order = order or FCFS()
+        self.blocks = BlockBook(pool, block_size, rules.prefix_caching, rules.recompute_s)
+        self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._policy = policy or DecodeFirst()
-        self._speculator = speculator
+        self._policy = rules.policy
+        self._speculator = rules.speculator
         self._in_step: set[str] = set()
 
     @property

@@ -17,11 +17,18 @@ from engine.request import Request
 class BlockBook:
     """Keeps `block_ids`, `num_computed` and `num_named` of requests in step with the pool."""
 
-    def __init__(self, pool: BlockPool, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        prefix_caching: bool = True,
+        recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0,
+    ) -> None:
+        """recompute_s(tokens, context): seconds to compute so many tokens behind so many others."""
         self.pool = pool
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0  # of tokens after so many
+        self._recompute_s = recompute_s
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -117,7 +124,7 @@ class BlockBook:
 
     def facts(self, request: Request, position: int) -> Facts:
         """Of the request's block at `position`."""
-        cost_s = self.recompute_s(self.block_size, position * self.block_size)
+        cost_s = self._recompute_s(self.block_size, position * self.block_size)
         return Facts(position, cost_s, request.service_class)
 
     # --- giving back

@@ -9,8 +9,9 @@ from typing import Any
 from cache.block import BlockGeometry
 from cache.pool import BlockPool
 from cache.store import Store
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.calibration import Room, calibrate
+from engine.cluster import Cluster
 from engine.config import Config
 from engine.costs import StepCosts
 from engine.kv.arenas import Arenas
@@ -21,22 +22,20 @@ from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.kv_ready import KV_REGION
 from engine.kv.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.prefix_sources import PrefixSources
-from engine.kv.reuse import PrefixLoader, Publisher
+from engine.kv.prefix_sources import PrefixSources, Prices
+from engine.kv.reuse import Arena, PrefixLoader, Publisher
 from engine.kv.wire import WireCodec
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
 from engine.serving.own_load import OwnLoad
 from engine.serving.rail_news import RailNews
-from engine.serving.service import EngineService
+from engine.serving.service import EngineService, KvMoves
 from engine.speculation.speculative import Speculator
 from engine.step_recorder import step_recorder
-from engine.worker import Worker
-from net.channel import Channel
-from net.load_words import LoadWords
+from engine.worker import Drafts, Reuse, StepThread, Worker
 from net.memory import Region
 from net.metrics import Metrics
-from net.staging import DeviceRegion, DeviceTransferEngine
+from net.staging import DeviceRegion
 from sched.batching import BoundedSteps, Tuning, batching_policies
 from sched.queueing import queue_orders
 from sched.rejection import rejections
@@ -50,14 +49,12 @@ class Engine:
         config: Config,
         geometry: BlockGeometry,
         loaded: LoadedModel,
-        channel: Channel,
-        transfer: DeviceTransferEngine,
-        store: Store,
-        words: LoadWords,
+        cluster: Cluster,
         metrics: Metrics,
         arenas: Arenas,
     ) -> None:
         """arenas: what other nodes are known to have in theirs."""
+        store, transfer = cluster.store, cluster.transfer
         self._config = config
         self._transfer = transfer
         self.region = loaded.region
@@ -69,6 +66,7 @@ class Engine:
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
+        policy = batching_policies[config.batching_policy](tuning)
         self.draft = loaded.draft
         self.speculator = self._speculator()
         self.batcher = Batcher(
@@ -78,71 +76,52 @@ class Engine:
             config.max_num_batched_tokens,
             config.max_model_len,
             loaded.eos_token_ids,
-            config.enable_prefix_caching,
-            BoundedSteps(
-                batching_policies[config.batching_policy](tuning), config.max_step_ms / 1000, self.costs.mixed
+            BatchRules(
+                config.enable_prefix_caching,
+                BoundedSteps(policy, config.max_step_ms / 1000, self.costs.mixed),
+                queue_orders[config.queue_order](config.classes),
+                self.speculator,
+                self.costs.prefill.estimate,
             ),
-            queue_orders[config.queue_order](config.classes),
-            self.speculator,
         )
-        self.batcher.blocks.recompute_s = self.costs.prefill.estimate
         self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         rails = RailNews(transfer, store.router.homes)
-        borrowing = Borrowing(channel, transfer, KV_REGION, geometry.block_bytes)
-        sources = PrefixSources(
-            reused,
-            self._pool_blocks,
-            arenas,
-            borrowing,
-            geometry,
-            self.costs,
-            config.prefix_fetch,
-            homes_s=rails.fetch_s,
-            node_s=rails.from_node_s,
-        )
+        borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry.block_bytes)
+        prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
+        sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
+        prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
         loader = PrefixLoader(
             self.batcher,
-            geometry,
+            Arena(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
             self.costs,
             metrics,
-            Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy),
             sources,
-            layers=layers_of(self._pool_blocks) if by_layer else None,
             used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
         )
         self._wire = self._wire_codec(geometry)
         self.worker = Worker(
             self.batcher,
             loaded.runner,
-            loader,
-            self.publisher,
+            Reuse(loader, self.publisher),
             self.costs,
             metrics,
-            self.speculator,
-            self.draft,
-            config.engine_nice,
-            step_recorder(config),
+            Drafts(self.speculator, self.draft),
+            StepThread(config.engine_nice, step_recorder(config)),
         )
+        rejection = rejections[config.rejection](config.classes)
         self.service = EngineService(
-            config.node_id,
-            channel,
+            cluster.channel,
             transfer,
             self.worker,
-            geometry,
+            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire),
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.load, words, rejections[config.rejection](config.classes), config.slo_scale),
+            OwnLoad(config.node_id, self.load, cluster.words, rejection, config.slo_scale),
             metrics,
-            config.kv_transfer,
-            config.kv_overlap,
-            rails,
-            arenas,
-            self._wire,
         )
-        self.worker.on_emissions = self.service.on_emissions
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
@@ -164,18 +143,15 @@ class Engine:
         if config.speculative_method == "none" or "decode" not in config.roles:
             return None
         limit = config.max_model_len if draft is None else min(config.max_model_len, draft.max_tokens)
-        speculator = Speculator(
+        return Speculator(
             config.speculative_method,
             config.num_speculative_tokens,
             (config.prompt_lookup_min, config.prompt_lookup_max),
             config.speculative_length,
             limit,
             self.costs.verify_cost,
-            (lambda: draft.step_seconds) if draft is not None else (lambda: 0.0),
+            draft,
         )
-        if draft is not None:
-            speculator.on_forget = draft.forget
-        return speculator
 
     async def calibrate(self) -> int:
         """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
@@ -192,7 +168,7 @@ class Engine:
 
     def start(self) -> None:
         self.publisher.start()
-        self.worker.start()
+        self.worker.start(self.service.on_emissions)
 
     async def close(self) -> None:
         await self.service.close()

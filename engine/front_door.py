@@ -7,7 +7,6 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from engine.net_options import api_keys, open_cluster_key
 from engine.node_parts import Blocks, Measures, Serving
 from engine.resolve import identity
 from engine.sampling.grammar import Grammars
-from engine.serving.acceptor import Acceptor
-from engine.serving.frontend import ServingFrontend, StoreFrontend
+from engine.serving.acceptor import Acceptor, RequestLimits
+from engine.serving.flight_log import FlightLog
+from engine.serving.frontend import Answers, Served, ServingFrontend, StoreFrontend
 from engine.serving.live import Live
 from engine.serving.otlp import OtlpError, SpanExport
 from engine.serving.placement_policy import placement_policy
-from engine.serving.placing import Placer
+from engine.serving.placing import PlacementRules, Placer
 from engine.serving.trace_recorder import TraceRecorder
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
@@ -34,8 +34,6 @@ from net.http.frontend import Frontend
 from net.http.server import HttpServer, create_app
 from net.watched_metrics import of_traces
 from sched.rejection import rejections
-
-Answers = tuple[Callable[[], Any], Callable[[], Any], Callable[[], str | None], Callable[[], Any], Live, Leaving]
 
 
 class FrontDoor:
@@ -68,7 +66,7 @@ class FrontDoor:
         """Serve on a socket that listens already. Without a model, answer what can be asked of a store."""
         frontend: Frontend
         if self._source.format == "none":
-            frontend = StoreFrontend(*self._answers())
+            frontend = StoreFrontend(self._answers())
         else:
             frontend = await self._with_model(draft)
         config = self._config
@@ -99,47 +97,24 @@ class FrontDoor:
         tokenizer = await asyncio.to_thread(Tokenizer.load, self._source, config.tokenizer)
         await asyncio.to_thread(check_draft, draft, self._source, tokenizer)
         self._measures.phase("tokenizer")
-        placer = Placer(
+        rules = PlacementRules(
             self._policy,
-            cluster.channel,
-            cluster.gossip,
-            cluster.store,
-            cluster.transfer,
-            cluster.words,
-            blocks.geometry,
-            config.enable_prefix_caching,
-            config.max_waiting_requests,
             rejections[config.rejection](config.classes),
+            config.max_waiting_requests,
             config.slo_scale,
-            self._rng,
+            config.enable_prefix_caching,
             config.prefix_intents,
         )
-        acceptor = self._serving.acceptor = Acceptor(
-            config.node_id,
-            cluster.channel,
-            placer,
-            tokenizer,
-            blocks.root,
-            config.max_model_len,
-            config.request_timeout_ms / 1000,
-            config.role_wait_ms / 1000,
-            self._measures.metrics,
-            self._recorder,
-            self._export,
-        )
+        placer = Placer(rules, cluster, blocks.geometry, self._rng)
+        limits = RequestLimits(config.max_model_len, config.request_timeout_ms / 1000, config.role_wait_ms / 1000)
+        flight_log = FlightLog(config.node_id, self._measures.metrics, placer, self._recorder, self._export)
+        acceptor = Acceptor(cluster.channel, placer, tokenizer, blocks.root, limits, flight_log)
+        self._serving.acceptor = acceptor
         cluster.gossip.on_suspected(acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
-        name, longest = config.served_model_name, config.max_model_len
-        return ServingFrontend(
-            name,
-            config.model,
-            longest,
-            tokenizer,
-            self.grammars,
-            acceptor,
-            *self._answers(),
-            config.max_answer_logprobs,
-        )
+        longest, scored = config.max_model_len, config.max_answer_logprobs
+        served = Served(config.served_model_name, config.model, longest, scored)
+        return ServingFrontend(served, tokenizer, self.grammars, acceptor, self._answers())
 
     def _answers(self) -> Answers:
         """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
@@ -156,7 +131,7 @@ class FrontDoor:
             lambda request_id: None if serving.acceptor is None else serving.acceptor.timeline(request_id),
             lambda: list(members()["members"]),
         )
-        return (
+        return Answers(
             members,
             lambda: node_report.state(config, serving, cluster, blocks, stalls),
             lambda: serving.unready,

@@ -120,7 +120,7 @@ class Node:
         self._http_socket = http_socket
         self.gossip = Gossip(self._member(), presets[config.net], random.Random(), self._record, cluster_key)
         self._gossiping = False
-        peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
+        peers = self._peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
         blocks = Blocks(self.geometry, self.root, self.share)
         self.leaving = Leaving(config, self.gossip, self.serving)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
@@ -280,17 +280,7 @@ class Node:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.measures.phase("weights")
         arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
-        return engine(
-            self.config,
-            self.geometry,
-            loaded,
-            self.channel,
-            self.transfer,
-            self.store,
-            self.words,
-            self.measures.metrics,
-            arenas,
-        )
+        return engine(self.config, self.geometry, loaded, self._peers, self.measures.metrics, arenas)
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
         from engine.checkpoint.pooled_weights import PooledWeights

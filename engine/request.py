@@ -16,8 +16,8 @@ import numpy as np
 
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
+from engine.journal import Journal
 from engine.sampling.params import SamplingParams, TokenLogprobs
-from engine.serving.intervals import Intervals
 from sched.classes import STANDARD
 
 
@@ -39,7 +39,8 @@ class RequestState(Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One generation on one node. Owned by the node's batcher; nobody else writes to it."""
+    """One generation on one node. Only the batcher and its parts write to it; others append to its journal, and the
+    runner to `prompt_logprobs`."""
 
     request_id: str
     token_ids: list[int]  # prompt, then output
@@ -63,8 +64,7 @@ class Request:
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed
-    log: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
-    steps: Intervals = field(default_factory=Intervals)  # in which it took part, monotonic seconds and its tokens
+    journal: Journal = field(default_factory=Journal)  # anybody on the node may append
     table: BlockTable = field(default_factory=BlockTable, repr=False)
 
     @property
@@ -124,6 +124,6 @@ class Request:
         return self.table.of(self.block_ids)
 
     def move(self, now: float, state: RequestState, **detail: Any) -> None:
-        """Change state and log it; the log is the request's timeline on this node."""
+        """Change state and note it in the journal."""
         self.state = state
-        self.log.append((now, state.value, detail))
+        self.journal.note(now, state.value, detail)

@@ -41,6 +41,9 @@ log = logging.getLogger("mooncake.engine")
 
 BLOCKED_RETRY_S = 0.02
 
+Emit = Callable[[Sequence["Emission"]], None]
+"""Takes what one step produced; called on the event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Emission:
@@ -61,6 +64,25 @@ class _Produced:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Speculative decoding: who plans drafts, and the model that proposes them where that is not prompt lookup."""
+
+    speculator: Speculator | None = None
+    model: DraftModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepThread:
+    """The thread that computes."""
+
+    nice: int = 0
+    recorder: StepRecorder | None = None
+
+
+NO_DRAFTS, OWN_THREAD = Drafts(), StepThread()
+
+
 class Publisher(Protocol):
     """Who takes full blocks for the pooled store (engine/kv/reuse.py)."""
 
@@ -71,42 +93,43 @@ class Publisher(Protocol):
         """One for each transfer reference held here."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Blocks in and out: known prefixes, and what others may want."""
+
+    loader: Loader
+    publisher: Publisher
+
+
 class Worker:
-    """Runs steps until closed. Set `on_emissions` before `start`: it receives what each step produced, in one call,
-    on the event loop."""
+    """Runs steps from `start` until closed."""
 
     def __init__(
         self,
         batcher: Batcher,
         runner: Runner,
-        loader: Loader,
-        publisher: Publisher,
+        reuse: Reuse,
         costs: StepCosts,
         metrics: Metrics,
-        speculator: Speculator | None = None,
-        draft: DraftModel | None = None,
-        nice: int = 0,
-        recorder: StepRecorder | None = None,
+        drafts: Drafts = NO_DRAFTS,
+        thread: StepThread = OWN_THREAD,
     ) -> None:
-        """nice: of the thread that computes, beside ours."""
         self.batcher = batcher
         self.runner = runner
         self.costs = costs
-        self._loads = PrefixLoads(batcher, loader, self.wake)
-        self._publisher = publisher
+        self._loads = PrefixLoads(batcher, reuse.loader, self.wake)
+        self._publisher = reuse.publisher
         self._metrics = metrics
-        self._speculator = speculator
-        self._draft = draft
-        self._recorder = recorder
+        self._speculator, self._draft = drafts.speculator, drafts.model
+        self._recorder = thread.recorder
         self._idle = True  # since the last step
-        self.on_emissions: Callable[[Sequence[Emission]], None] = lambda emissions: None
         self._transfers: dict[str, KvTransfer] = {}
         self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
         self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
         self._waited = False  # it had to wait for a prefix
         self._wake = asyncio.Event()
-        self._executor = ThreadPoolExecutor(1, "engine", step_back, (nice,))
+        self._executor = ThreadPoolExecutor(1, "engine", step_back, (thread.nice,))
         self._loop_task: asyncio.Task[None] | None = None
         self._in_flight: tuple[Step, asyncio.Future[list[list[Sampled]]]] | None = None
         self.lost: str | None = None  # why no step runs any more
@@ -152,7 +175,9 @@ class Worker:
 
     # --- the loop
 
-    def start(self) -> None:
+    def start(self, emit: Emit) -> None:
+        """`emit` receives what each step produced, in one call."""
+        self._emit = emit
         self._loop_task = keep(self._run, "engine loop", Restarts(0))
 
     async def before_start(self, work: Callable[[], int]) -> int:
@@ -194,7 +219,7 @@ class Worker:
 
     def _end(self, request: Request) -> None:
         self.batcher.abort(time.monotonic(), request.request_id)
-        self.on_emissions([Emission(request, None, error=self._farewell)])
+        self._emit([Emission(request, None, error=self._farewell)])
 
     def _try(self, end: Callable[[], None]) -> None:
         """As far as that is possible with the books as they are."""
@@ -287,7 +312,7 @@ class Worker:
             self._recorder.add(step, begin, end, self._idle, self._waited)
         self._idle = False
         for row in step.rows:
-            row.request.steps.add(begin, end, row.num_tokens)
+            row.request.journal.computed(begin, end, row.num_tokens)
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
         emissions = list(failed)
@@ -313,7 +338,7 @@ class Worker:
     def _hand_out(self, produced: _Produced) -> None:
         self._metrics.observe_step(produced.num_tokens)
         if produced.emissions:
-            self.on_emissions(produced.emissions)
+            self._emit(produced.emissions)
         if self._recorder is not None:
             self._recorder.write()
 
@@ -322,7 +347,7 @@ class Worker:
         ended = self.batcher.fail(time.monotonic(), step)
         for request in ended:
             self._loads.drop(request.request_id)
-        self.on_emissions([Emission(request, None, error=error) for request in ended])
+        self._emit([Emission(request, None, error=error) for request in ended])
 
     def _gauge(self) -> None:
         running = len(self.batcher.running)

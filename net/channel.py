@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from net.bodies import BodyError
 from net.cluster_key import ClusterKey
 from net.connection import Connection
 from net.deadlines import Deadlines
@@ -66,8 +67,9 @@ class Channel:
         return await self.links.start(host, port)
 
     def handle(self, kind: str, handler: Handler) -> None:
-        """Calls and posts of `kind` start a task that runs `handler`. A RemoteError it raises reaches the caller;
-        any other exception is logged here and reaches the caller as an internal error."""
+        """Calls and posts of `kind` start a task that runs `handler`. A RemoteError it raises reaches the caller,
+        a BodyError as one with the code bad_request; any other exception is logged here and reaches the caller as an
+        internal error."""
         self._handlers[kind] = handler
 
     async def connect(self, address: tuple[str, int]) -> str:
@@ -221,6 +223,8 @@ class Channel:
             return
         except RemoteError as error:
             reason, code, facts = error.reason, error.code, error.facts
+        except BodyError as error:
+            reason, code, facts = str(error), "bad_request", {}
         except Exception:  # a body without a JSON form is the handler's mistake, too
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
             reason, code, facts = f"internal error in {kind}", "internal", {}

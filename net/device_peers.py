@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from net.channel import Body, Channel
+from net.bodies import answered, encode, typed
+from net.channel import Channel
 from net.errors import PeerLost, RemoteError, TransferError
 from net.path import Completion
 from net.spans import Span, pack_spans, unpack_spans
@@ -23,6 +25,46 @@ STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long i
 
 Move = Callable[[str, Op, str, str, Sequence[Span], float], Coroutine[Any, Any, Completion]]
 """(peer id, op, region on a device here, the peer's region, spans, timeout_s)"""
+
+
+@dataclass(frozen=True, slots=True)
+class IsDevice:
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """The answer to IsDevice."""
+
+    device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MoveThere:
+    """device.move; spans are its data."""
+
+    id: int
+    op: str  # an Op, as the asker sees it
+    region: str  # on a device of the node that is asked
+    other: str  # the asker's
+    timeout_s: float
+    epoch: str | None = None
+
+    def __post_init__(self) -> None:
+        Op(self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The answer to MoveThere."""
+
+    nbytes: int
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopMove:
+    id: int
 
 
 class DevicePeers:
@@ -46,9 +88,9 @@ class DevicePeers:
         self._known: set[tuple[str, str]] = set()  # (peer, region) on a device there
         self._serving: dict[tuple[str, int], asyncio.Task[Completion]] = {}
         self._ids = count(1)
-        channel.handle("device.is", self._on_is)
-        channel.handle("device.move", self._on_move)
-        channel.handle("device.stop", self._on_stop)
+        channel.handle("device.is", typed(IsDevice, self._on_is))
+        channel.handle("device.move", typed(MoveThere, self._on_move))
+        channel.handle("device.stop", typed(StopMove, self._on_stop))
         channel.on_lost(self._forget)
         channel.on_closed(self._forget)
 
@@ -61,12 +103,13 @@ class DevicePeers:
     async def ask(self, peer_id: str, region: str) -> bool:
         """The same, asked now."""
         try:
-            answer, _ = await self._channel.call(peer_id, "device.is", {"region": region})
+            answer, _ = await self._channel.call(peer_id, "device.is", encode(IsDevice(region)))
+            device = answered(OnDevice, answer).device
         except RemoteError:
             return False
-        if answer["device"]:
+        if device:
             self._known.add((peer_id, region))
-        return bool(answer["device"])
+        return device
 
     async def move(
         self,
@@ -81,9 +124,10 @@ class DevicePeers:
         """Have the peer move `spans` between our region `local` and its device. Raises as TransferEngine.submit, and
         keeps its promise: nothing moves any more then."""
         number = next(self._ids)
-        body = {"id": number, "op": op.value, "region": remote, "other": local, "timeout_s": timeout_s, "epoch": epoch}
+        body = encode(MoveThere(number, op.value, remote, local, timeout_s, epoch))
         try:
             answer, _ = await self._channel.call(peer_id, "device.move", body, [pack_spans(spans)], timeout_s + STOP_S)
+            moved = answered(Moved, answer)
         except RemoteError as error:
             raise (TimeoutError if error.code == "timeout" else TransferError)(str(error)) from None
         except (asyncio.CancelledError, TimeoutError):
@@ -93,11 +137,11 @@ class DevicePeers:
             if op is Op.READ:  # it was writing here
                 await self._fence(peer_id)
             raise
-        return Completion(answer["nbytes"], 0.0, answer["transport"])
+        return Completion(moved.nbytes, 0.0, moved.transport)
 
     async def _stop(self, peer_id: str, number: int) -> None:
         """Return when the peer moves nothing of it any more."""
-        stopping = awaited(self._channel.call(peer_id, "device.stop", {"id": number}, timeout_s=STOP_S))
+        stopping = awaited(self._channel.call(peer_id, "device.stop", encode(StopMove(number)), timeout_s=STOP_S))
         await ended({stopping}, cancel=False)
         if stopping.exception() is not None and not isinstance(stopping.exception(), PeerLost):
             self._channel.drop(peer_id, "it does not confirm the end of a transfer")
@@ -107,18 +151,18 @@ class DevicePeers:
 
     # --- serving
 
-    async def _on_is(self, peer: str, body: Body, data: memoryview) -> Body:
-        return {"device": self._is_device(body["region"])}
+    async def _on_is(self, peer: str, body: IsDevice, data: memoryview) -> OnDevice:
+        return OnDevice(self._is_device(body.region))
 
-    async def _on_move(self, peer: str, body: Body, data: memoryview) -> Body:
-        if not self._is_device(body["region"]):
-            raise RemoteError(f"region {body['region']!r} is not on a device here", "transfer")
-        if body["epoch"] is not None and body["epoch"] != self._epoch_of(peer):
+    async def _on_move(self, peer: str, body: MoveThere, data: memoryview) -> Moved:
+        if not self._is_device(body.region):
+            raise RemoteError(f"region {body.region!r} is not on a device here", "transfer")
+        if body.epoch is not None and body.epoch != self._epoch_of(peer):
             raise RemoteError(f"{self._channel.node_id!r} has lost this node since it gave the memory", "transfer")
-        op = Op.READ if Op(body["op"]) is Op.WRITE else Op.WRITE
+        op = Op.READ if Op(body.op) is Op.WRITE else Op.WRITE
         spans = [(here, there, length) for there, here, length in unpack_spans(data)]
-        task = awaited(self._move(peer, op, body["region"], body["other"], spans, body["timeout_s"]))
-        self._serving[peer, body["id"]] = task
+        task = awaited(self._move(peer, op, body.region, body.other, spans, body.timeout_s))
+        self._serving[peer, body.id] = task
         try:
             done = await task
         except (TransferError, ConnectionError) as error:
@@ -131,11 +175,11 @@ class DevicePeers:
                 raise
             raise RemoteError("stopped", "transfer") from None
         finally:
-            self._serving.pop((peer, body["id"]), None)
-        return {"nbytes": done.nbytes, "transport": done.transport}
+            self._serving.pop((peer, body.id), None)
+        return Moved(done.nbytes, done.transport)
 
-    async def _on_stop(self, peer: str, body: Body, data: memoryview) -> None:
-        task = self._serving.get((peer, body["id"]))
+    async def _on_stop(self, peer: str, body: StopMove, data: memoryview) -> None:
+        task = self._serving.get((peer, body.id))
         if task is not None:
             await ended({task})
 

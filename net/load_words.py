@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from net.bodies import answered, encode, typed
 from net.channel import Body, Channel
 from net.errors import PeerLost, PeerRefused, RemoteError, TransferError
 from net.memory import Region
@@ -64,6 +65,24 @@ class Claim:
     one_sided: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Of a claim, or of its release."""
+
+    amount: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.amount <= CLAIM_MAX:
+            raise ValueError(f"a claim needs an amount between 1 and {CLAIM_MAX}, got {self.amount}")
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The answer to a claim: what had been claimed before."""
+
+    previous: int
+
+
 class LoadWords:
     """This node's load word and its way to those of others. One per node; make it before the node serves."""
 
@@ -93,8 +112,8 @@ class LoadWords:
         transfer.register(self._page)
         transfer.register(self._inbox)
         channel.handle("load.read", self._on_read)
-        channel.handle("load.claim", self._on_claim)
-        channel.handle("load.release", self._on_release)
+        channel.handle("load.claim", typed(Amount, self._on_claim))
+        channel.handle("load.release", typed(Amount, self._on_release))
         self.publish(self._word)
 
     # --- our own load
@@ -188,9 +207,9 @@ class LoadWords:
         try:
             by_card = await self._transfer.fetch_add(peer, PAGE, CLAIMED_AT, amount, timeout_s)
         except Unusable:
-            answer, _ = await self._channel.call(peer, "load.claim", {"amount": amount}, timeout_s=timeout_s)
+            answer, _ = await self._channel.call(peer, "load.claim", encode(Amount(amount)), timeout_s=timeout_s)
             self.counters["claimed_message"] += 1
-            return Claim(peer, amount, int(answer["previous"]), expires_at, one_sided=False)
+            return Claim(peer, amount, answered(Previous, answer).previous, expires_at, one_sided=False)
         self.counters["claimed_one_sided"] += 1
         return Claim(peer, amount, by_card + self._by_message.get(peer, 0), expires_at, one_sided=True)
 
@@ -205,7 +224,7 @@ class LoadWords:
             if claim.one_sided:
                 await self._transfer.fetch_add(claim.peer, PAGE, RELEASED_AT, claim.amount, PROBE_S)
             else:
-                self._channel.post(claim.peer, "load.release", {"amount": claim.amount})
+                self._channel.post(claim.peer, "load.release", encode(Amount(claim.amount)))
 
     async def _read(self, peer: str, timeout_s: float) -> Load:
         if peer == self._channel.node_id:
@@ -260,15 +279,15 @@ class LoadWords:
         self._refresh()
         return {}, [bytes(self._page.memory[:PAGE_BYTES])]
 
-    async def _on_claim(self, peer: str, body: Body, data: memoryview) -> Body:
+    async def _on_claim(self, peer: str, body: Amount, data: memoryview) -> Previous:
         self._check_open()
         previous = self._claimed()
-        self._count(amount_of(body), 0)
-        return {"previous": previous}
+        self._count(body.amount, 0)
+        return Previous(previous)
 
-    async def _on_release(self, peer: str, body: Body, data: memoryview) -> None:
+    async def _on_release(self, peer: str, body: Amount, data: memoryview) -> None:
         self._check_open()
-        self._count(0, amount_of(body))
+        self._count(0, body.amount)
 
     async def close(self) -> None:
         """Before the transfer engine. Idempotent."""
@@ -283,11 +302,3 @@ class LoadWords:
             if not region.closed:
                 self._transfer.unregister(region.name)
                 region.close()
-
-
-def amount_of(body: Body) -> int:
-    """Of a claim, or of its release. Raises RemoteError."""
-    amount = body.get("amount")
-    if type(amount) is not int or not 0 < amount <= CLAIM_MAX:
-        raise RemoteError(f"a claim needs an amount between 1 and {CLAIM_MAX}, got {amount!r:.40}", "bad_request")
-    return amount

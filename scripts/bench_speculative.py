@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout'
 import attention
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.costs import StepCosts
@@ -109,14 +109,10 @@ class Variant:
     speculator: Speculator | None = None
 
     def __post_init__(self) -> None:
-        draft = self.draft
         if self.method != "none":
             self.speculator = Speculator(
-                self.method, self.num_tokens, (2, 4), self.length, 8192, self.costs.verify_cost,
-                (lambda: draft.step_seconds) if draft else (lambda: 0.0),
+                self.method, self.num_tokens, (2, 4), self.length, 8192, self.costs.verify_cost, self.draft,
             )  # fmt: skip
-            if draft:
-                self.speculator.on_forget = draft.forget
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
@@ -207,7 +203,8 @@ def decode(prompts: Sequence[list[int]], target: Runner, variant: Variant, args:
     into = Measured()
     config = target.model.config
     batcher = Batcher(
-        BlockPool(len(target.kv_pool)), BLOCK_SIZE, 64, 1024, 8192, config.eos_token_ids, speculator=variant.speculator
+        *(BlockPool(len(target.kv_pool)), BLOCK_SIZE, 64, 1024, 8192, config.eos_token_ids),
+        BatchRules(speculator=variant.speculator),
     )
     geometry = BlockGeometry(config.num_layers, config.num_kv_heads, config.head_size, BLOCK_SIZE, args.dtype)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens)

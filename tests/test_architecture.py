@@ -35,6 +35,7 @@ USES = {
 
 # Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
 PURE = (
+    "engine.journal",
     "engine.phases",
     "engine.request",
     "engine.batcher",
@@ -55,6 +56,7 @@ PURE = (
     "engine.step",
     "engine.serving.timeline",
     "engine.serving.truth",
+    "engine.serving.updates",
     "cache.block",
     "cache.pool",
     "cache.prefix",
@@ -70,6 +72,7 @@ PURE = (
     "cache.repair",
     "cache.agreement",
     "cache.deciding",
+    "net.bodies",
     "net.wire",
     "net.doorstep",
     "net.keyring",
@@ -412,3 +415,45 @@ def test_the_import_reader_sees_every_kind():
         "i": False,
         "j": True,
     }
+
+
+# A constructor takes few things; what belongs together is a dataclass with a name. Folders that keep this everywhere.
+FEW_ARGUMENTS = 7
+SLIM = ("engine",)
+
+
+def constructors(source: str) -> Iterator[tuple[str, int]]:
+    """(class, how many arguments its __init__ takes besides self) of every class that writes one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+                    args = one.args
+                    yield node.name, len(args.posonlyargs) + len(args.args) + len(args.kwonlyargs) - 1
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if within(name, SLIM)])
+def test_constructors_take_few_arguments(name):
+    found = list(constructors(MODULES[name].read_text()))
+    assert [(cls, count) for cls, count in found if count > FEW_ARGUMENTS] == []
+
+
+def test_the_constructor_reader_counts_every_kind_of_argument():
+    source = "class A:\n    def __init__(self, a, /, b, *, c=1, **more): pass\nclass B:\n    x: int\n"
+    assert list(constructors(source)) == [("A", 3)]
+
+
+def test_a_token_passes_at_most_three_generators():
+    """From the queue of its flight to the HTTP response; each costs two switches per token."""
+
+    def generators(name: str) -> list[str]:
+        tree = ast.parse(MODULES[name].read_text())
+        return [
+            f"{name}.{node.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AsyncFunctionDef) and any(isinstance(one, ast.Yield) for one in ast.walk(node))
+        ]
+
+    way = [name for name in MODULES if within(name, ("engine.serving", "net.http.streams", "net.http.openai"))]
+    found = [one for name in way for one in generators(name)]
+    assert len(found) <= 3, found

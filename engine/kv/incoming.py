@@ -15,15 +15,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
-from engine.kv.kv_ready import KV_REGION
+from engine.kv.kv_ready import KV_REGION, KvTarget
 from engine.kv.pull import Decoder, KvPull
 from engine.request import Request
 from engine.serving import messages
+from engine.serving.messages import Decode, Fence, Pull, Pulled
 from engine.worker import Worker
+from net.bodies import encode, typed
 from net.channel import Channel
 from net.errors import RemoteError
 from net.metrics import Metrics
@@ -76,8 +77,8 @@ class Incoming:
         self._num_waiting = 0
         self._turns: dict[str, asyncio.Future[None]] = {}  # of requests that wait for blocks
         self._look: asyncio.TimerHandle | None = None
-        channel.handle(messages.PULL, self._on_pull)
-        channel.handle(messages.DECODE, self._on_decode)
+        channel.handle(messages.PULL, typed(Pull, self._on_pull))
+        channel.handle(messages.DECODE, typed(Decode, self._on_decode))
 
     def __len__(self) -> int:
         return len(self._reservations) + len(self._ending)
@@ -96,8 +97,8 @@ class Incoming:
                 {"retry_after_s": retry_after_s()},
             )
 
-    async def reserve(self, request: Request, prefill_node: str) -> dict[str, Any]:
-        """Blocks for the prompt: the fields of KvTarget but `node`. Raises RemoteError when it ended meanwhile."""
+    async def reserve(self, request: Request, prefill_node: str) -> KvTarget:
+        """Blocks for the prompt. Raises RemoteError when it ended meanwhile."""
         self._num_waiting += 1
         try:
             first_missing = await self._blocks_for(request)
@@ -109,7 +110,7 @@ class Incoming:
         pull = KvPull(self._transfer, KV_REGION, size, prefill_node, held, self._decoder)
         self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
         epoch = self._transfer.epoch_of(prefill_node)
-        return {"region": KV_REGION, "blocks": request.block_ids, "first_missing": first_missing, "epoch": epoch}
+        return KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epoch)
 
     async def _blocks_for(self, request: Request) -> int:
         batcher = self._worker.batcher
@@ -149,18 +150,17 @@ class Incoming:
             if turn is not None and not turn.done() and (place == 0 or self._cancelled(request.request_id)):
                 turn.set_result(None)
 
-    async def _on_pull(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        pull = self._pull(body["id"], peer)
+    async def _on_pull(self, peer: str, body: Pull, data: memoryview) -> Pulled:
+        pull = self._pull(body.id, peer)
         try:
-            done = await pull.read(body["region"], unpack_spans(data), body["timeout_s"])
+            done = await pull.read(body.region, unpack_spans(data), body.timeout_s)
         except (ConnectionError, TimeoutError, TransferError) as error:
             raise RemoteError(f"reading the KV failed: {error}", code="transfer") from None
         self._metrics.count_transfer("read", done.transport, done.nbytes, done.seconds)
-        return {"bytes": done.nbytes, "seconds": done.seconds, "transport": done.transport}
+        return Pulled(done.nbytes, done.seconds, done.transport)
 
-    async def _on_decode(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        await self._pull(body["id"], peer).decode(unpack_spans(data))
-        return {}
+    async def _on_decode(self, peer: str, body: Decode, data: memoryview) -> None:
+        await self._pull(body.id, peer).decode(unpack_spans(data))
 
     def _pull(self, request_id: str, prefill_node: str) -> KvPull:
         """Raises RemoteError when there is none any more."""
@@ -203,7 +203,7 @@ class Incoming:
         await reservation.pull.stop()
         node, request_id = reservation.prefill_node, reservation.request.request_id
         try:
-            await self._channel.call(node, messages.FENCE, {"id": request_id}, timeout_s=WORD_S)
+            await self._channel.call(node, messages.FENCE, encode(Fence(request_id)), timeout_s=WORD_S)
         except (ConnectionError, RemoteError, TimeoutError) as error:
             self._channel.drop(node, f"it does not say that it writes no more KV of {request_id}: {error}")
             await self._behind_fence(node, len(reservation.held))

@@ -41,6 +41,16 @@ class Source:
     get: Get
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What computing takes; what so many bytes take at least from the homes of these blocks and from a node, as the
+    rails are now."""
+
+    costs: StepCosts
+    homes_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0
+    node_s: Callable[[str, int], float] = lambda node, nbytes: 0.0
+
+
 class PrefixSources:
     """The pool, and the arenas of other nodes; either may be None. `policy`: auto, or always."""
 
@@ -51,22 +61,18 @@ class PrefixSources:
         arenas: Arenas | None,
         borrowing: Borrowing | None,
         geometry: BlockGeometry,
-        costs: StepCosts,
+        prices: Prices,
         policy: str,
-        homes_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0,
-        node_s: Callable[[str, int], float] = lambda node, nbytes: 0.0,
     ) -> None:
-        """homes_s, node_s: what so many bytes take at least from the homes of these blocks, and from a node, as the
-        rails are now."""
         self._store = store
         self._pool_blocks = pool_blocks
         self._arenas = arenas
         self._borrowing = borrowing
         self._geometry = geometry
-        self._costs = costs
+        self._costs = prices.costs
         self._policy = policy
-        self._homes_s = homes_s
-        self._node_s = node_s
+        self._homes_s = prices.homes_s
+        self._node_s = prices.node_s
         self._way = TransferModel()  # into this node, out of memory, behind what is on its way already
         self._coming = 0  # bytes of that
 

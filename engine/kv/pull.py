@@ -21,6 +21,8 @@ from typing import Any, Protocol, TypeVar
 
 from engine.kv.kv_ready import KvTarget
 from engine.serving import messages
+from engine.serving.messages import Pull, Pulled
+from net.bodies import answered, encode
 from net.channel import Channel
 from net.errors import RemoteError
 from net.spans import Span, pack_spans
@@ -54,11 +56,12 @@ class PullOffer:
         self._timeout_s = timeout_s
 
     async def move(self, spans: Sequence[Span]) -> Completion:
-        body = {"id": self._request_id, "region": self._region, "timeout_s": self._timeout_s}
+        body = encode(Pull(self._request_id, self._region, self._timeout_s))
         reply, _ = await self._channel.call(
             self._target.node, messages.PULL, body, [pack_spans(spans)], self._timeout_s + REPLY_MARGIN_S
         )
-        return Completion(reply["bytes"], reply["seconds"], reply["transport"])
+        done = answered(Pulled, reply)
+        return Completion(done.nbytes, done.seconds, done.transport)
 
 
 class KvPull:

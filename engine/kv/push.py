@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from engine.kv.kv_ready import KvTarget
 from engine.serving import messages
+from engine.serving.messages import Decode
+from net.bodies import encode
 from net.channel import Channel
 from net.spans import Span, pack_spans
 from net.transfer import URGENT, Completion, Op, TransferEngine
@@ -41,6 +43,6 @@ class EncodedPush:
 
     async def move(self, spans: Sequence[Span]) -> Completion:
         done = await self._push.move(spans)
-        body, data = {"id": self._request_id}, [pack_spans(spans)]
+        body, data = encode(Decode(self._request_id)), [pack_spans(spans)]
         await self._channel.call(self._target.node, messages.DECODE, body, data, self._timeout_s)
         return done

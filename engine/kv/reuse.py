@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from cache.block import BlockGeometry, BlockKey
 from cache.calls import HOME_ERRORS
@@ -41,6 +42,17 @@ Named = tuple[BlockKey, int, Facts]
 """A full block: (key, block id, facts)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What blocks are loaded into, in the way of `prefetch`. With `layers`, of the pool, a request starts before its
+    prefix has arrived, and waits layer by layer, where it is to wait at all; in company it starts once nobody should
+    have to wait for it."""
+
+    geometry: BlockGeometry
+    prefetch: Prefetch
+    layers: Layers | None = None
+
+
 class PrefixLoader:
     """Fetches what the pool or another arena has of a request's prefix into the engine arena, when that beats computing
     it."""
@@ -48,22 +60,18 @@ class PrefixLoader:
     def __init__(
         self,
         batcher: Batcher,
-        geometry: BlockGeometry,
+        arena: Arena,
         costs: StepCosts,
         metrics: Metrics,
-        prefetch: Prefetch,
         sources: PrefixSources,
-        layers: Layers | None = None,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """layers: of the pool; with it a request starts before its prefix has arrived, and waits layer by layer, where
-        it is to wait at all; in company it starts once nobody should have to wait for it. used: told of blocks that
-        were found in the engine's own arena."""
+        """used: told of blocks that were found in the engine's own arena."""
         self._used = used
-        self._layers = layers if prefetch.policy == "wait" else None
-        self._prefetch = prefetch
+        self._layers = arena.layers if arena.prefetch.policy == "wait" else None
+        self._prefetch = arena.prefetch
         self._batcher = batcher
-        self._geometry = geometry
+        self._geometry = arena.geometry
         self._costs = costs
         self._metrics = metrics
         self._sources = sources
@@ -212,7 +220,7 @@ class PrefixLoader:
             "transports": dict(pinned.transports),
             "intervals": intervals.before(now),
         }
-        request.log.append((now, "prefix_fetched", detail))
+        request.journal.note(now, "prefix_fetched", detail)
 
     async def _fetch(self, request: Request, source: Source) -> None:
         pool, keys = self._batcher.pool, source.keys
@@ -249,7 +257,7 @@ class PrefixLoader:
                 "tiers": result.tiers,
                 "transports": {t: n * each for t, n in result.transports.items()},
             }
-            request.log.append((time.monotonic(), "prefix_fetched", detail))
+            request.journal.note(time.monotonic(), "prefix_fetched", detail)
 
 
 class Publisher:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 
 def _check(ok: bool, name: str, rule: str, value: object) -> None:
@@ -78,26 +77,6 @@ class SamplingParams:
     def has_rules(self) -> bool:
         """Whether anything may change the logits before a token is chosen."""
         return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty or bool(self.grammar)
-
-    def to_wire(self) -> dict[str, Any]:
-        """JSON-ready; `from_wire` is its inverse."""
-        wire = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        wire["logit_bias"] = {str(k): v for k, v in self.logit_bias.items()}
-        return wire
-
-    @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
-        return cls(
-            **wire
-            | {
-                "stop": tuple(wire.get("stop", ())),
-                "stop_token_ids": tuple(wire.get("stop_token_ids", ())),
-                "logit_bias": {int(k): float(v) for k, v in wire.get("logit_bias", {}).items()},
-            }
-        )
-
-
-SAMPLING_FIELDS = tuple(one.name for one in fields(SamplingParams))
 
 
 @dataclass(slots=True)

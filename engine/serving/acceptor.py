@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cache.block import BlockKey, salted_root
@@ -20,16 +20,13 @@ from engine.serving.attempts import CLOSING_REASON, AttemptFailed, Attempts, Red
 from engine.serving.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.serving.flight import Flight, OutputText, drawn_seed
 from engine.serving.flight_log import FlightLog
-from engine.serving.otlp import SpanExport
 from engine.serving.persistence import MOST_IN_VAIN, Persistence
 from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
-from engine.serving.trace_recorder import TraceRecorder
 from engine.text.tokenizer import Tokenizer
 from net.channel import Channel, PeerLost
 from net.http.frontend import Output, Overloaded, Unavailable
-from net.metrics import Metrics
 
 log = logging.getLogger("mooncake.acceptor")
 
@@ -39,31 +36,34 @@ LOOK_S = 2.0
 those that gossip has told no load of yet, are known when they are asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Of every request."""
+
+    max_model_len: int  # tokens, prompt and output
+    timeout_s: float  # from acceptance to the last token
+    role_wait_s: float  # a new request waits so long for a role that no node has
+
+
 class Acceptor:
     """Turns prompts into token streams over the cluster."""
 
     def __init__(
         self,
-        node_id: str,
         channel: Channel,
         placer: Placer,
         tokenizer: Tokenizer,
         root: BlockKey,
-        max_model_len: int,
-        timeout_s: float,
-        role_wait_s: float,
-        metrics: Metrics,
-        recorder: TraceRecorder | None = None,
-        export: SpanExport | None = None,
+        limits: RequestLimits,
+        log: FlightLog,
     ) -> None:
-        self._node_id = node_id
+        self._node_id = channel.node_id
         self._tokenizer = tokenizer
         self._root = root
-        self._max_model_len = max_model_len
-        self._timeout_s, self._role_wait_s = timeout_s, role_wait_s
-        self._log = FlightLog(node_id, metrics, placer, recorder, export)
+        self._limits = limits
+        self._log = log
         self._placer = placer
-        self._attempts = Attempts(channel, placer, self._log)
+        self._attempts = Attempts(channel, placer, log)
         self.node_suspected = self._attempts.node_suspected
         self._waiting = 0  # begun requests that no node can take now
         self._closing = self._over = False
@@ -85,11 +85,13 @@ class Acceptor:
             raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
         self._log.accepted(flight)
-        reason = None
+        text = OutputText(self._tokenizer, flight)
+        reason: str | None = None
         try:
             if again:
                 await self._attempts.adopt(flight)
-            async for output in self._outputs(flight):
+            while reason is None:
+                output = await self._output(flight, text)
                 reason = output.finish_reason
                 yield output
         except (Overloaded, Unavailable) as error:
@@ -103,15 +105,16 @@ class Acceptor:
         self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
     ) -> Flight:
         params = SamplingParams(**sampling)
-        room = self._max_model_len - len(prompt)
+        room = self._limits.max_model_len - len(prompt)
         if room < 1:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens; with at least one to generate it exceeds the context of "
-                f"{self._max_model_len} tokens"
+                f"{self._limits.max_model_len} tokens"
             )
         seed = drawn_seed(request_id, prompt) if params.seed is None else params.seed
         limit = min(params.max_tokens, room)
         params = replace(params, seed=seed, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
+        timeout_s = self._limits.timeout_s
         timeline, now = Timeline(request_id, len(prompt)), time.monotonic()
         timeline.nodes["acceptor"] = self._node_id
         return Flight(
@@ -122,23 +125,19 @@ class Acceptor:
             service_class,
             salted_root(self._root, cache_salt),
             timeline,
-            deadline=now + self._timeout_s,
+            deadline=now + timeout_s,
             accepted=now,
-            persistence=Persistence(now, now + self._timeout_s, self._role_wait_s),
+            persistence=Persistence(now, now + timeout_s, self._limits.role_wait_s),
         )
 
-    async def _outputs(self, flight: Flight) -> AsyncGenerator[Output, None]:
-        text = OutputText(self._tokenizer, flight)
+    async def _output(self, flight: Flight, text: OutputText) -> Output:
+        """The next one. An attempt that ends without it is followed by the next attempt."""
         while True:
             try:
-                if flight.adopted is None and not await self._start_or_wait(flight):
+                if not flight.runs and not await self._start_or_wait(flight):
                     self._log.timed_out(flight)
-                    yield text.end("abort")
-                    return
-                async for output in self._attempts.outputs(flight, text):
-                    yield output
-                    if output.finish_reason is not None:
-                        return
+                    return text.end("abort")
+                return await self._attempts.output(flight, text)
             except Redirected as reason:
                 self._log.redirected(flight, str(reason))
                 self._attempts.abort(flight)

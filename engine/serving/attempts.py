@@ -8,27 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
+from engine.kv.kv_ready import KvTarget
 from engine.request import Request
 from engine.serving import messages
 from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
-from engine.serving.messages import pack_request, unpack_logprobs, unpack_prompt_logprobs
+from engine.serving.messages import Abort, Prefill, PromptLogprobs, Reserve, pack_request, unpack_prompt_logprobs
 from engine.serving.placing import Placer
 from engine.serving.silence import Silence, Silent
+from engine.serving.updates import (
+    Closing,
+    Failed,
+    HandedOver,
+    Landed,
+    Refused,
+    TimedOut,
+    Token,
+    decode_all,
+    ends_there,
+)
+from net.bodies import answered, encode, typed
 from net.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.http.frontend import Output, Overloaded, Unavailable
 
 MAX_REDIRECTS = 2
-TIMED_OUT = [-1, None, None, "timed_out", None]
-"""Comes among a flight's items at its deadline: one timer instead of one for every token."""
-
-CLOSING = [-1, None, None, "closing", None]
-"""Comes among them when this node goes before the request ends."""
-
 CLOSING_REASON = "this node is shutting down"
 
 
@@ -56,7 +62,7 @@ class Attempts:
         self._silence = Silence(channel, placer.suspects, self._flights.values, _fail)
         self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
-        channel.handle(messages.PROMPT_LOGPROBS, self._on_prompt_logprobs)
+        channel.handle(messages.PROMPT_LOGPROBS, typed(PromptLogprobs, self._on_prompt_logprobs))
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
 
@@ -72,6 +78,7 @@ class Attempts:
         self._flights[flight.attempt_id] = flight
         flight.persistence.begun()
         self._log.adopted(flight)
+        _runs(flight)
         return True
 
     async def start(self, flight: Flight) -> None:
@@ -93,26 +100,20 @@ class Attempts:
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
         flight.watched = set(flight.nodes)
-        body, data = pack_request(request, time.monotonic() - flight.accepted)
+        wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target, asked = None, placement.decode
         back = placement.prefill in flight.avoid  # all others are much later: it stays there
         promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:
-                reserve = body | {"prefill_node": placement.prefill}
+                reserve = encode(Reserve(wire, placement.prefill))
                 reply = await self._silence.ask(flight, placement.decode, messages.RESERVE, reserve, data, left)
-                target = {
-                    "node": placement.decode,
-                    "region": reply["region"],
-                    "block_ids": reply["blocks"],
-                    "first_missing": reply["first_missing"],
-                    "epoch": reply["epoch"],
-                }
+                target = answered(KvTarget, reply)
                 self._log.reserved(flight, placement.decode)
-            body |= {"target": target, "promise": promise}
+            prefill = encode(Prefill(wire, promise, target))
             asked = placement.prefill
-            await self._silence.ask(flight, placement.prefill, messages.PREFILL, body, data, left)
+            await self._silence.ask(flight, placement.prefill, messages.PREFILL, prefill, data, left)
             flight.persistence.begun()
         except RemoteError as error:
             if error.code == "redirect":
@@ -134,59 +135,55 @@ class Attempts:
             raise Unreachable(str(error)) from None
         except TimeoutError:
             raise Unavailable("the request waited for KV blocks until its deadline", retry_after_s=5.0) from None
+        _runs(flight)
 
     # --- on the way
 
-    async def outputs(self, flight: Flight, text: OutputText) -> AsyncGenerator[Output, None]:
-        """Outputs until the end or AttemptFailed."""
-        left = max(0.0, flight.deadline - time.monotonic())
-        timer = asyncio.get_running_loop().call_later(left, flight.items.put_nowait, TIMED_OUT)
-        try:
-            while True:
-                index, token, logprobs, finish, extra = await flight.items.get()
-                if extra:
-                    self._log.told(flight, extra)
-                if finish == "timed_out":
-                    self._log.timed_out(flight)
-                    yield text.end("abort")
-                    return
-                if finish == "closing":
-                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
-                if finish == "refused":  # by its decode node: --rejection stage-load
-                    self._log.refused(flight, flight.timeline.nodes["decode"], extra["refused"])
-                    raise Overloaded(extra["error"], extra["refused"]["retry_after_s"])
-                if finish == "failed":
-                    raise AttemptFailed(extra["error"] if extra else "a node failed")
-                if finish == "landed":
-                    continue
-                if finish == "handed_over":
+    async def output(self, flight: Flight, text: OutputText) -> Output:
+        """The next output of an attempt that runs. Raises AttemptFailed, Overloaded, Unavailable."""
+        while True:
+            match await flight.items.get():
+                case Token(index, token_id, logprobs, finish, report):
+                    if report is not None:
+                        self._log.told(flight, report)
+                    if index < flight.num_output_tokens:
+                        continue  # an adopted request's newest tokens can come twice
+                    if index > flight.num_output_tokens:  # none of an earlier attempt can come here: ids differ
+                        raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
+                    self._log.token(flight)
+                    flight.token_ids.append(token_id)
+                    return text.push(token_id, logprobs, finish)
+                case Landed(report):
+                    self._log.told(flight, report)
+                case HandedOver():
                     flight.watched.discard(flight.timeline.nodes["prefill"])
-                    continue
-                if 0 <= index < flight.num_output_tokens:
-                    continue  # an adopted request's newest tokens can come twice
-                if index != flight.num_output_tokens:  # a late item of an earlier attempt cannot come here: ids differ
-                    raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
-                self._log.token(flight)
-                flight.token_ids.append(token)
-                output = text.push(token, unpack_logprobs(logprobs), finish)
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            timer.cancel()
+                case Failed(reason, report):
+                    if report is not None:
+                        self._log.told(flight, report)
+                    raise AttemptFailed(reason)
+                case Refused(reason, retry_after_s, facts, report):
+                    if report is not None:
+                        self._log.told(flight, report)
+                    self._log.refused(flight, flight.timeline.nodes["decode"], facts)
+                    raise Overloaded(reason, retry_after_s)
+                case TimedOut():
+                    self._log.timed_out(flight)
+                    return text.end("abort")
+                case Closing():
+                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
 
     async def _on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        for attempt_id, *item in body["items"]:
+        for attempt_id, update in decode_all(body):
             flight = self._flights.get(attempt_id)
             if flight is None:
-                self._adoption.keep(attempt_id, item)
+                self._adoption.keep(attempt_id, update)
             else:
-                flight.items.put_nowait(item)
-                if item[3] not in (None, "landed"):  # ended there, nothing to abort
+                flight.items.put_nowait(update)
+                if ends_there(update):
                     flight.nodes.discard(peer)
 
-    async def _on_prompt_logprobs(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        flight = self._flights.get(body["id"])
+    async def _on_prompt_logprobs(self, peer: str, body: PromptLogprobs, data: memoryview) -> None:
+        flight = self._flights.get(body.id)
         if flight is not None:
             flight.prompt_logprobs = unpack_prompt_logprobs(body, data)
 
@@ -200,17 +197,27 @@ class Attempts:
 
     def abort(self, flight: Flight) -> None:
         """End the flight's attempt wherever it runs."""
+        flight.runs = False
+        if flight.timer is not None:
+            flight.timer.cancel()
         if self._flights.pop(flight.attempt_id, None) is not None:
             for node in flight.nodes:
                 # a lost node cannot be told and need not be: losing us ends the request there
-                self._channel.post(node, messages.ABORT, {"ids": [flight.attempt_id]})
+                self._channel.post(node, messages.ABORT, encode(Abort([flight.attempt_id])))
 
     def fail_all(self) -> None:
         """This node goes: their clients are told."""
         for flight in self._flights.values():
-            flight.items.put_nowait(CLOSING)
+            flight.items.put_nowait(Closing())
+
+
+def _runs(flight: Flight) -> None:
+    """Its attempt has begun: outputs come, at the latest at the deadline."""
+    flight.runs = True
+    left = max(0.0, flight.deadline - time.monotonic())
+    flight.timer = asyncio.get_running_loop().call_later(left, flight.items.put_nowait, TimedOut())
 
 
 def _fail(flight: Flight, reason: str) -> None:
     """End its attempt, behind what has arrived."""
-    flight.items.put_nowait([-1, None, None, "failed", {"events": [], "cached_tokens": 0, "error": reason}])
+    flight.items.put_nowait(Failed(reason))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from engine.serving import messages
+from engine.serving.messages import Intend, Intended, split_keys
+from net.bodies import BodyError, answered, encode, typed
 from net.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.gossip import Gossip
 from sched.intents import Coming, Intents, Ring, claimed_depths, home_of
@@ -28,7 +29,7 @@ class Bursts:
     def __init__(self, channel: Channel, gossip: Gossip) -> None:
         self._channel = channel
         self._kept = Intents()
-        channel.handle(messages.INTEND, self._on_intend)
+        channel.handle(messages.INTEND, typed(Intend, self._on_intend))
         gossip.on_down(lambda member, reason: self._kept.drop(member.node_id))
 
     async def claim(
@@ -46,34 +47,25 @@ class Bursts:
         if home == self._channel.node_id:
             coming = self._kept.claim(time.monotonic(), claimed, node, ready_s, instead_of)
         else:
-            body = {"node": node, "ready_s": ready_s, "instead_of": instead_of}
+            body = encode(Intend(node, ready_s, instead_of))
             try:
                 reply, _ = await self._channel.call(
                     home, messages.INTEND, body, [b"".join(claimed)], max(ASK_S, ready_s)
                 )
+                told = answered(Intended, reply).coming
             except (PeerLost, PeerRefused, RemoteError, TimeoutError):
                 return {}
-            coming = {
-                name: Coming(count, left)
-                for name, (count, left) in reply["coming"].items()
-                if 0 < count <= len(depths)  # by no means more than was asked about
-            }
+            coming = {name: found for name, found in told.items() if 0 < found.depth <= len(depths)}  # as was asked
         return {name: Coming(depths[found.depth - 1], found.ready_s) for name, found in coming.items()}
 
-    async def _on_intend(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    async def _on_intend(self, peer: str, body: Intend, data: memoryview) -> Intended:
         return answer(self._kept, time.monotonic(), body, data)
 
 
-def answer(kept: Intents, now: float, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-    """What a peer learns that would have these blocks computed. Raises RemoteError for a question that is none."""
-    ready_s = body.get("ready_s")
-    if not isinstance(ready_s, int | float) or not 0 <= ready_s <= MOST_S:
-        raise RemoteError(f"a claim is ready within {MOST_S:g} s", code="bad_request")
+def answer(kept: Intents, now: float, body: Intend, data: memoryview) -> Intended:
+    """What a peer learns that would have these blocks computed. Raises BodyError for a question that is none."""
+    if not 0 <= body.ready_s <= MOST_S:
+        raise BodyError(f"a claim is ready within {MOST_S:g} s")
     if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES:
-        raise RemoteError(f"a claim has up to {MOST_KEYS} keys", code="bad_request")
-    node, instead_of = body.get("node"), body.get("instead_of")
-    if not isinstance(node, str) or not isinstance(instead_of, str):
-        raise RemoteError("a claim names the node that computes, and the one it replaces or none", code="bad_request")
-    keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
-    coming = kept.claim(now, keys, node, ready_s, instead_of)
-    return {"coming": {name: [found.depth, found.ready_s] for name, found in coming.items()}}
+        raise BodyError(f"a claim has up to {MOST_KEYS} keys")
+    return Intended(kept.claim(now, split_keys(data), body.node, body.ready_s, body.instead_of))

@@ -12,6 +12,7 @@ from cache.block import BlockKey
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.serving.persistence import Persistence
 from engine.serving.timeline import Timeline
+from engine.serving.updates import Closing, TimedOut, Update
 from engine.text.output import StopStrings
 from engine.text.tokenizer import IncrementalDecoder, Tokenizer
 from net.http.frontend import LogprobItem, Output
@@ -37,7 +38,9 @@ class Flight:
     adopted: str | None = None  # the attempt of another acceptor that this flight goes on with
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # nodes that did
-    items: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
+    runs: bool = False  # an attempt has begun: `items` brings its outputs, or its end
+    items: asyncio.Queue[Update | TimedOut | Closing] = field(default_factory=asyncio.Queue)
+    timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
     asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits

@@ -17,6 +17,7 @@ from engine.serving.placing import Placer
 from engine.serving.recent import Recent
 from engine.serving.timeline import Timeline
 from engine.serving.trace_recorder import TraceRecorder
+from engine.serving.updates import Report
 from net.http.frontend import Overloaded, Unavailable
 from net.log_context import trace_headers
 from net.metrics import Metrics
@@ -90,12 +91,12 @@ class FlightLog:
     def reserved(self, flight: Flight, decode: str) -> None:
         self._add(flight, "reserved", on=decode)
 
-    def told(self, flight: Flight, extra: dict[str, Any]) -> None:
-        """What an engine node says beside the first and the last token."""
-        flight.timeline.extend(extra["events"])
-        self._placer.links.learn(extra["events"], flight.timeline.nodes["decode"])
+    def told(self, flight: Flight, report: Report) -> None:
+        """What an engine node reports with the first and the last token."""
+        flight.timeline.extend(report.events)
+        self._placer.links.learn(report.events, flight.timeline.nodes["decode"])
         if flight.num_output_tokens == 0:
-            flight.timeline.cached_tokens = extra["cached_tokens"]
+            flight.timeline.cached_tokens = report.cached_tokens
 
     def token(self, flight: Flight) -> None:
         """Before it joins the flight's tokens."""

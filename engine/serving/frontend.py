@@ -6,6 +6,7 @@ Implements net.http.frontend.Frontend; the HTTP layer knows nothing else of the 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.config import NO_MODEL
@@ -19,39 +20,48 @@ from net.http.frontend import Output, Unavailable
 NO_TOKENS = "this node is a store without a model (--model none): ask a node that serves one"
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What can be asked of this node. `healthy`: why it is not ready, None while it is."""
+
+    cluster: Callable[[], dict[str, Any]]
+    state: Callable[[], dict[str, Any]]
+    healthy: Callable[[], str | None]
+    metrics: Callable[[], Awaitable[bytes]]
+    live: Live
+    leaving: Leaving
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model, as clients see it."""
+
+    name: str
+    root: str  # path or id it was loaded from
+    max_model_len: int
+    max_answer_logprobs: int
+
+
 class ServingFrontend:
     """Text in, text out, and questions about this node."""
 
     def __init__(
-        self,
-        model_name: str,
-        model_root: str,
-        max_model_len: int,
-        tokenizer: Tokenizer,
-        grammars: Grammars,
-        acceptor: Acceptor,
-        cluster: Callable[[], dict[str, Any]],
-        state: Callable[[], dict[str, Any]],
-        healthy: Callable[[], str | None],
-        metrics: Callable[[], Awaitable[bytes]],
-        live: Live,
-        leaving: Leaving,
-        max_answer_logprobs: int,
+        self, served: Served, tokenizer: Tokenizer, grammars: Grammars, acceptor: Acceptor, answers: Answers
     ) -> None:
-        self.max_answer_logprobs = max_answer_logprobs
-        self.model_name = model_name
-        self.model_root = model_root
-        self.max_model_len = max_model_len
-        self.vocab_size = tokenizer.vocab_size
+        self._show(served, tokenizer.vocab_size)
+        self._answer(answers)
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._acceptor = acceptor
-        self.cluster = cluster
-        self.state = state
-        self.healthy = healthy
-        self._metrics = metrics
-        self._live = live
-        self._leaving = leaving
+
+    def _show(self, served: Served, vocab_size: int) -> None:
+        self.model_name, self.model_root = served.name, served.root
+        self.max_model_len, self.max_answer_logprobs = served.max_model_len, served.max_answer_logprobs
+        self.vocab_size = vocab_size
+
+    def _answer(self, answers: Answers) -> None:
+        self.cluster, self.state, self.healthy = answers.cluster, answers.state, answers.healthy
+        self._metrics, self._live, self._leaving = answers.metrics, answers.live, answers.leaving
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -109,23 +119,9 @@ class ServingFrontend:
 class StoreFrontend(ServingFrontend):
     """A node without a model: it answers questions about itself, and every request for tokens with 503."""
 
-    def __init__(
-        self,
-        cluster: Callable[[], dict[str, Any]],
-        state: Callable[[], dict[str, Any]],
-        healthy: Callable[[], str | None],
-        metrics: Callable[[], Awaitable[bytes]],
-        live: Live,
-        leaving: Leaving,
-    ) -> None:
-        self.model_name, self.model_root, self.max_model_len, self.vocab_size = NO_MODEL, NO_MODEL, 0, 0
-        self.max_answer_logprobs = 0
-        self.cluster = cluster
-        self.state = state
-        self.healthy = healthy
-        self._metrics = metrics
-        self._live = live
-        self._leaving = leaving
+    def __init__(self, answers: Answers) -> None:
+        self._show(Served(NO_MODEL, NO_MODEL, 0, 0), vocab_size=0)
+        self._answer(answers)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)

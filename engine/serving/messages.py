@@ -1,17 +1,26 @@
-"""What acceptor and engine nodes say to each other about requests, and its form on the wire."""
+"""What acceptor and engine nodes say to each other about requests: the kinds of messages and their bodies.
+
+What an engine node tells the acceptor of a running request (TOKENS) has a form of its own: engine/serving/updates.py.
+"""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from cache.block import KEY_BYTES, BlockKey
+from engine.journal import Entry
+from engine.kv.kv_ready import KvTarget
 from engine.request import Request
 from engine.sampling.params import SamplingParams, TokenLogprobs
+from net.bodies import BodyError
+from sched.intents import Coming
 
 # acceptor -> engine nodes
 PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
@@ -34,49 +43,208 @@ TOKENS = "engine.tokens"
 PROMPT_LOGPROBS = "engine.prompt_logprobs"  # ahead of the first token
 
 
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """A request on its way; its token ids travel as data, raw uint32."""
+
+    id: str  # of the attempt
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    service_class: str
+    root: bytes
+    age_s: float  # since it was accepted: clocks differ, ages do not
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the acceptor expects of the prefill node."""
+
+    claim: int  # the work announced to it, in the unit of sched/load_word.py; 0 = none
+    wait_s: float
+    ttft_s: float
+    redirects_left: int  # how often the prompt may still be sent elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """RESERVE; the answer is a KvTarget."""
+
+    request: WireRequest
+    prefill_node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """PREFILL. `target` is None where the prefill node decodes too."""
+
+    request: WireRequest
+    promise: Promise
+    target: KvTarget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    id: str
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """PULL; spans are its data (net/spans.py)."""
+
+    id: str
+    region: str  # of the prefill node
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The answer to PULL."""
+
+    nbytes: int
+    seconds: float
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """DECODE; spans are its data, as those of PULL."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    request_id: str  # as the client knows it
+    digest: str  # prompt_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The answer to ADOPT; `updates` as in TOKENS: all tokens made so far."""
+
+    attempt_id: str
+    updates: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """PROBE; the prompt's block keys are its data."""
+
+    horizon_s: float  # when the prompt would come to its decode node
+    to: Sequence[str]  # decode nodes that its KV might go to
+
+
+@dataclass(frozen=True, slots=True)
+class LoadNow:
+    """How busy a node is."""
+
+    record: bytes  # packed, see sched/record.py
+    claimed: int
+    outstanding: int  # both as in sched/load_word.py
+    step_soon_s: float
+    step_alone_s: float
+    decode_s: float
+    unix_s: float
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a node's rails give, bytes/s."""
+
+    fetch_bytes_per_s: float  # blocks from the pool; 0 = nothing was measured yet
+    bytes_per_s: dict[str, float]  # to each decode node that it is known of
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to PROBE."""
+
+    load: LoadNow
+    rates: Rates
+    local_tokens: int  # leading tokens of the prompt that the node has
+
+
+@dataclass(frozen=True, slots=True)
+class Intend:
+    """INTEND; block keys are its data."""
+
+    node: str  # that is to compute the blocks
+    ready_s: float
+    instead_of: str = ""  # a node whose claim this one replaces
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """The answer to INTEND: by node, what is being computed already; depths count the keys that were asked about."""
+
+    coming: dict[str, Coming]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """PROMPT_LOGPROBS; the data is described at `pack_prompt_logprobs`."""
+
+    id: str
+    count: int  # prompt tokens, without the first
+    top: int  # how many others each has
+
+
 def prompt_digest(root: bytes, prompt: Sequence[int]) -> str:
     """Names a prompt, so that nobody is given the answer to another one of the same request id."""
     return blake2b(root + array("I", prompt).tobytes(), digest_size=16).hexdigest()
 
 
-def pack_request(request: Request, age_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
-    """(body, data): the token ids travel as raw uint32. `age_s`: since it was accepted; clocks differ, ages do not."""
-    body = {
-        "id": request.request_id,
-        "num_prompt_tokens": request.num_prompt_tokens,
-        "sampling": request.sampling.to_wire(),
-        "class": request.service_class,
-        "root": request.root.hex(),
-        "age_s": age_s,
-    }
-    return body, [array("I", request.token_ids).tobytes()]
+def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, list[bytes]]:
+    """(request without its tokens, data)."""
+    wire = WireRequest(
+        request.request_id,
+        request.num_prompt_tokens,
+        request.sampling,
+        request.service_class,
+        request.root,
+        age_s,
+    )
+    return wire, [array("I", request.token_ids).tobytes()]
 
 
-def unpack_request(body: dict[str, Any], data: memoryview, now: float) -> Request:
-    """`arrival` is on this node's clock, so that queue orders and preemption count the age since acceptance."""
+def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bool = False) -> Request:
+    """`arrival` is on this node's clock, so that queue orders and preemption count the age since acceptance.
+    `handover`: it decodes on another node. Raises BodyError when the data are no tokens of such a prompt."""
+    if not data or len(data) % 4 or not 0 < wire.num_prompt_tokens <= len(data) // 4:
+        raise BodyError(f"{len(data)} bytes are no tokens of a prompt of {wire.num_prompt_tokens}")
     tokens = array("I")
     tokens.frombytes(data)
     return Request(
-        request_id=body["id"],
+        request_id=wire.id,
         token_ids=tokens.tolist(),
-        num_prompt_tokens=body["num_prompt_tokens"],
-        sampling=SamplingParams.from_wire(body["sampling"]),
-        arrival=now - body["age_s"],
-        root=bytes.fromhex(body["root"]),
-        service_class=body["class"],
-        first_output_index=len(tokens) - body["num_prompt_tokens"],
+        num_prompt_tokens=wire.num_prompt_tokens,
+        sampling=wire.sampling,
+        arrival=now - wire.age_s,
+        root=wire.root,
+        service_class=wire.service_class,
+        first_output_index=len(tokens) - wire.num_prompt_tokens,
+        handover=handover,
     )
 
 
-def pack_logprobs(logprobs: TokenLogprobs | None) -> list[Any] | None:
-    return None if logprobs is None else [logprobs.logprob, logprobs.top]
+def split_keys(data: memoryview) -> list[BlockKey]:
+    """Block keys that travelled as data."""
+    return [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
 
 
-def unpack_logprobs(wire: Sequence[Any] | None) -> TokenLogprobs | None:
-    return None if wire is None else TokenLogprobs(wire[0], [(int(t), float(p)) for t, p in wire[1]])
-
-
-def pack_prompt_logprobs(request: Request) -> tuple[dict[str, Any], list[bytes]]:
+def pack_prompt_logprobs(request: Request) -> tuple[PromptLogprobs, list[bytes]]:
     """(body, data): for each prompt token but the first, its log probability and those of `top` others as float32,
     then its rank and the ids of these as uint32. As JSON a long prompt's would be megabytes."""
     found = request.prompt_logprobs
@@ -86,14 +254,16 @@ def pack_prompt_logprobs(request: Request) -> tuple[dict[str, Any], list[bytes]]
         values.extend(logprob for _, logprob in one.top)
         ids.append(one.rank)
         ids.extend(token_id for token_id, _ in one.top)
-    body = {"id": request.request_id, "count": len(found), "top": len(found[0].top)}
+    body = PromptLogprobs(request.request_id, len(found), len(found[0].top))
     return body, [values.tobytes(), ids.tobytes()]
 
 
-def unpack_prompt_logprobs(body: dict[str, Any], data: memoryview) -> list[TokenLogprobs]:
-    """Raises ValueError when the data has another size than the body says."""
-    shape = body["count"], 1 + body["top"]
+def unpack_prompt_logprobs(body: PromptLogprobs, data: memoryview) -> list[TokenLogprobs]:
+    """Raises BodyError when the data has another size than the body says."""
+    shape = body.count, 1 + body.top
     border = shape[0] * shape[1] * 4
+    if body.count < 0 or body.top < 0 or len(data) != 2 * border:
+        raise BodyError(f"{len(data)} bytes are no log probabilities of {body.count} tokens and {body.top} others each")
     values = np.frombuffer(data[:border], np.float32).reshape(shape).tolist()
     ids = np.frombuffer(data[border:], np.uint32).reshape(shape).tolist()
     return [
@@ -109,7 +279,7 @@ def _clock_offset() -> tuple[float, float]:
     return unix_s - (before + after) / 2, after - before
 
 
-def pack_events(request: Request, node: str) -> list[dict[str, Any]]:
-    """The request's log on this node as timeline events; the monotonic clock becomes unix seconds."""
+def timeline_events(entries: Iterable[Entry], node: str) -> list[dict[str, Any]]:
+    """A journal's entries as timeline events; the monotonic clock becomes unix seconds."""
     offset = min((_clock_offset() for _ in range(3)), key=lambda found: found[1])[0]
-    return [{"t": t + offset, "node": node, "event": event, "detail": detail} for t, event, detail in request.log]
+    return [{"t": t + offset, "node": node, "event": event, "detail": detail} for t, event, detail in entries]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from engine.request import Request, RequestState
 from engine.serving import messages
 from engine.serving.items import made
-from engine.serving.messages import prompt_digest
+from engine.serving.messages import Adopt, Adopted, prompt_digest
+from engine.serving.updates import encode
+from net.bodies import typed
 from net.channel import Channel, RemoteError
 
 LEASE_S = 10.0
@@ -38,7 +39,7 @@ class Orphans:
         self._requests, self._adopted, self._give_up = requests, adopted, give_up
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._ended: OrderedDict[str, tuple[Request, float]] = OrderedDict()
-        channel.handle(messages.ADOPT, self._on_adopt)
+        channel.handle(messages.ADOPT, typed(Adopt, self._on_adopt))
 
     def keep(self, attempt_id: str) -> bool:
         """The acceptor of a request is lost. True if it decodes here and waits for its client from now on."""
@@ -60,18 +61,18 @@ class Orphans:
         while self._ended and (len(self._ended) > MOST_ENDED or next(iter(self._ended.values()))[1] < now - LEASE_S):
             self._ended.popitem(last=False)
 
-    async def _on_adopt(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    async def _on_adopt(self, peer: str, body: Adopt, data: memoryview) -> Adopted:
         """Raises RemoteError (gone) when the request is not here, or belongs to somebody who lives."""
         for attempt_id, request in [
             *((name, self._requests[name]) for name in self._leases if name in self._requests),
             *((name, one) for name, (one, _) in self._ended.items()),
         ]:
-            same = attempt_id.partition("/")[2].rpartition("#")[0] == body["request_id"]
-            if same and prompt_digest(request.root, request.token_ids[: request.num_prompt_tokens]) == body["digest"]:
+            same = attempt_id.partition("/")[2].rpartition("#")[0] == body.request_id
+            if same and prompt_digest(request.root, request.token_ids[: request.num_prompt_tokens]) == body.digest:
                 if not request.finished:
                     self._drop_lease(attempt_id)
                     self._adopted(attempt_id, peer)
-                return {"attempt_id": attempt_id, "items": made(request)}
+                return Adopted(attempt_id, [encode(attempt_id, token) for token in made(request)])
         raise RemoteError("no such request waits here", code="gone")
 
     def _expire(self, attempt_id: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from engine.load import EngineLoad
 from engine.request import Request
+from engine.serving.messages import LoadNow, Promise
 from net.channel import RemoteError
 from net.load_words import LoadWords
 from net.shm import boot_id
@@ -28,30 +28,30 @@ class OwnLoad:
         self._node_id, self._words = node_id, words
         self._rejection, self._slo_scale = rejection, slo_scale
 
-    async def answer(self, horizon_s: float) -> dict[str, Any]:
+    async def answer(self, horizon_s: float) -> LoadNow:
         """To a probe; `horizon_s`: when the prompt would come here to decode."""
         claims = (await self._words.probe([self._node_id]))[self._node_id]
-        return {
-            "record": self.load.record().pack().hex(),
-            "claimed": claims.claimed,
-            "outstanding": claims.outstanding,
-            "step_soon_s": self.load.step_s(self.load.running_soon(horizon_s) + 1),
-            "step_alone_s": self.load.step_s(1),
-            "decode_s": self._decode_s(),
-            "unix_s": time.time(),
-            "boot_id": boot_id(),
-        }
+        return LoadNow(
+            record=self.load.record().pack(),
+            claimed=claims.claimed,
+            outstanding=claims.outstanding,
+            step_soon_s=self.load.step_s(self.load.running_soon(horizon_s) + 1),
+            step_alone_s=self.load.step_s(1),
+            decode_s=self._decode_s(),
+            unix_s=time.time(),
+            boot_id=boot_id(),
+        )
 
-    def keep(self, promise: dict[str, Any], request: Request) -> None:
+    def keep(self, promise: Promise, request: Request) -> None:
         """The prompt of a claim is here. Raises RemoteError (redirect) if its first token would come much later than
         its acceptor knew when it chose this node; not for ever: a prompt brings the number of times that this may
         still happen. What is in the queue may have become longer, but may compute a part of this prompt too."""
-        if promise["claim"]:
-            self._words.arrived(promise["claim"])
-        most = REDIRECT_SHARE * promise["ttft_s"] + REDIRECT_S
-        late = self.load.record().work_s + self._words.outstanding * CLAIM_UNIT_S - promise["wait_s"]
-        if promise["redirects_left"] and late > most:
-            late += min(0.0, self.load.prefill_s(request) - (promise["ttft_s"] - promise["wait_s"]))
+        if promise.claim:
+            self._words.arrived(promise.claim)
+        most = REDIRECT_SHARE * promise.ttft_s + REDIRECT_S
+        late = self.load.record().work_s + self._words.outstanding * CLAIM_UNIT_S - promise.wait_s
+        if promise.redirects_left and late > most:
+            late += min(0.0, self.load.prefill_s(request) - (promise.ttft_s - promise.wait_s))
             if late > most:
                 raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.serving.messages import Promise
 from net.load_words import Claim
 from sched.intents import Coming
 from sched.member import Member
@@ -58,15 +59,11 @@ class Placed:
     def estimates(self) -> Mapping[str, float]:
         return self.placement.estimates
 
-    def promise(self, redirects_left: int) -> dict[str, Any]:
+    def promise(self, redirects_left: int) -> Promise:
         """What the prefill node is told: the claim that it stands for, and what was expected of it."""
         estimates = self.placement.estimates
-        return {
-            "claim": 0 if self.claim is None else self.claim.amount,
-            "wait_s": estimates["wait_s"],
-            "ttft_s": estimates["ttft_s"],
-            "redirects_left": redirects_left,
-        }
+        claim = 0 if self.claim is None else self.claim.amount
+        return Promise(claim, estimates["wait_s"], estimates["ttft_s"], redirects_left)
 
     def explain(self) -> dict[str, Any]:
         """JSON-ready: the choice, every candidate with its estimates, and what the asked nodes answered."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
 from cache.results import LeadingRun
-from cache.store import Store
+from engine.cluster import Cluster
 from engine.request import Request
 from engine.serving.bursts import Bursts
 from engine.serving.claims import Claims
@@ -23,10 +24,6 @@ from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import Known, Neighbours
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.probing import Prober, Question
-from net.channel import Channel
-from net.gossip import Gossip
-from net.load_words import LoadWords
-from net.transfer import TransferEngine
 from sched.intents import WORTH_S, Coming
 from sched.member import Rng, Status
 from sched.placements.burst import Choice
@@ -39,40 +36,37 @@ from sched.placements.view import View
 from sched.rejection import Estimate, Refusal, Rejection
 
 
-class Placer:
-    """Places requests for this node's acceptor. `intents`: a prefix that is being computed is not computed elsewhere
-    at the same time."""
+@dataclass(frozen=True, slots=True)
+class PlacementRules:
+    """How requests are placed. `intents`: what one node is computing is not computed elsewhere at the same time."""
 
-    def __init__(
-        self,
-        policy: PlacementPolicy,
-        channel: Channel,
-        gossip: Gossip,
-        store: Store,
-        transfer: TransferEngine,
-        words: LoadWords,
-        geometry: BlockGeometry,
-        prefix_caching: bool,
-        max_waiting: int,
-        rejection: Rejection,
-        slo_scale: float,
-        rng: Rng,
-        intents: bool,
-    ) -> None:
+    policy: PlacementPolicy
+    rejection: Rejection
+    max_waiting: int
+    slo_scale: float
+    prefix_caching: bool
+    intents: bool
+
+
+class Placer:
+    """Places requests for this node's acceptor."""
+
+    def __init__(self, rules: PlacementRules, cluster: Cluster, geometry: BlockGeometry, rng: Rng) -> None:
+        gossip = cluster.gossip
         self.links = MeasuredLinks()
         self.clocks = Clocks()
-        self._policy = policy
+        self._policy = rules.policy
         self._gossip = gossip
-        self._store = store
-        self._words = words
-        self._claims = Claims(words)
+        self._store = cluster.store
+        self._words = cluster.words
+        self._claims = Claims(cluster.words)
         self._geometry = geometry
-        self._prefix_caching = prefix_caching
-        self._rejection, self._slo_scale = rejection, slo_scale
-        self._neighbours = Neighbours(gossip, self.links, max_waiting, rng)
-        self._prober = Prober(channel, gossip, transfer, words, self.clocks, rejection.forecasts, self.links)
-        self._bursts = Bursts(channel, gossip)
-        self._intents = intents and prefix_caching
+        self._prefix_caching = rules.prefix_caching
+        self._rejection, self._slo_scale = rules.rejection, rules.slo_scale
+        self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng)
+        self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
+        self._bursts = Bursts(cluster.channel, gossip)
+        self._intents = rules.intents and rules.prefix_caching
         gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
     @property

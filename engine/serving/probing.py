@@ -12,19 +12,18 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cache.block import BlockKey
+from engine.cluster import Cluster
 from engine.serving import messages
 from engine.serving.clocks import Clocks
 from engine.serving.known import Known
+from engine.serving.messages import Probe, Probed
 from engine.serving.placed import ProbeAnswer
-from net.channel import Channel, PeerLost, RemoteError
-from net.gossip import Gossip
-from net.load_words import LoadWords
+from net.bodies import answered, encode
+from net.channel import PeerLost, RemoteError
 from net.shm import boot_id
 from net.tasks import spawn
-from net.transfer import TransferEngine
 from sched.load_word import CLAIM_UNIT_S, Load
 from sched.member import Member
 from sched.placements.measured_links import MeasuredLinks
@@ -50,15 +49,13 @@ class Prober:
 
     def __init__(
         self,
-        channel: Channel,
-        gossip: Gossip,
-        transfer: TransferEngine,
-        words: LoadWords,
+        cluster: Cluster,
         clocks: Clocks,
         by_message: bool,
         links: MeasuredLinks,
     ) -> None:
-        self._channel, self._gossip, self._transfer, self._words = channel, gossip, transfer, words
+        self._channel, self._gossip = cluster.channel, cluster.gossip
+        self._transfer, self._words = cluster.transfer, cluster.words
         self._clocks, self._by_message, self._links = clocks, by_message, links
         self._boot_id = boot_id()
 
@@ -126,7 +123,7 @@ class Prober:
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         timer = loop.call_later(PROBE_TIMEOUT_S, _end, over)
-        body = {"horizon_s": question.horizon_s, "to": [m.node_id for m in members if "decode" in m.roles]}
+        body = Probe(question.horizon_s, [m.node_id for m in members if "decode" in m.roles])
         keys = [b"".join(question.keys)]
         tasks = {spawn(self._ask(member, body, keys, known), "probe") for member in members}
 
@@ -155,28 +152,30 @@ class Prober:
                 task.cancel()
         return answers
 
-    async def _ask(self, member: Member, body: dict[str, Any], keys: list[bytes], known: Known) -> ProbeAnswer | None:
+    async def _ask(self, member: Member, body: Probe, keys: list[bytes], known: Known) -> ProbeAnswer | None:
         data = keys if "prefill" in member.roles else []
         self._words.counters["asked_message"] += 1
         sent, begun = time.time(), time.monotonic()
         try:
-            reply, _ = await self._channel.call(member.node_id, messages.PROBE, body, data, PROBE_TIMEOUT_S)
+            reply, _ = await self._channel.call(member.node_id, messages.PROBE, encode(body), data, PROBE_TIMEOUT_S)
+            probed = answered(Probed, reply)
         except (PeerLost, RemoteError, TimeoutError):
             return None
-        same_host = reply["boot_id"] == self._boot_id
-        self._clocks.observe(member.node_id, sent, time.time(), reply["unix_s"], same_host)
-        self._links.told(member.node_id, reply["fetch_bytes_per_s"], reply["bytes_per_s"])
+        load = probed.load
+        same_host = load.boot_id == self._boot_id
+        self._clocks.observe(member.node_id, sent, time.time(), load.unix_s, same_host)
+        self._links.told(member.node_id, probed.rates.fetch_bytes_per_s, probed.rates.bytes_per_s)
         told = known.of(member.node_id, begun)
         return ProbeAnswer(
             member=member,
-            record=bytes.fromhex(reply["record"]),
-            claimed_s=reply["outstanding"] * CLAIM_UNIT_S,
-            ahead=(reply["step_soon_s"], reply["step_alone_s"], reply["decode_s"]),
-            local_tokens=reply["local_tokens"],
+            record=load.record,
+            claimed_s=load.outstanding * CLAIM_UNIT_S,
+            ahead=(load.step_soon_s, load.step_alone_s, load.decode_s),
+            local_tokens=probed.local_tokens,
             round_trip_s=time.monotonic() - begun,
             gossiped_wait_s=None if told is None else told[0],
             gossip_age_s=None if told is None else told[1],
-            claimed=reply["claimed"],
+            claimed=load.claimed,
         )
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import harmonic_mean
-from typing import Any
 
 from cache.block import BlockKey
+from engine.serving.messages import Rates
 from net.transfer import TransferEngine
 
 KEPT_S = 0.5
@@ -31,12 +31,12 @@ class RailNews:
         self._uneven = False
         self._looked_at = float("-inf")
 
-    def tell(self, peers: Iterable[str], keys: Sequence[BlockKey]) -> dict[str, Any]:
+    def tell(self, peers: Iterable[str], keys: Sequence[BlockKey]) -> Rates:
         """Bytes/s: what blocks of the pool come with, those of `keys` if it depends on whose they are (0 = nothing was
         measured yet), and to each of `peers` that it is known of."""
         self._look()
         known = {peer: rate for peer in peers if (rate := self._rates.get(peer)) is not None}
-        return {"fetch_bytes_per_s": self._from_homes(keys), "bytes_per_s": known}
+        return Rates(self._from_homes(keys), known)
 
     def fetch_s(self, keys: Sequence[BlockKey], nbytes: int) -> float:
         """Least seconds that these blocks take from the pool, 0 = not known."""

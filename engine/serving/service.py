@@ -16,9 +16,10 @@ import logging
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache.block import KEY_BYTES, BlockGeometry
+from cache.block import BlockGeometry
 from engine.kv.arenas import Arenas
 from engine.kv.incoming import Incoming, Reservation
 from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
@@ -28,12 +29,25 @@ from engine.kv.pull import PullOffer
 from engine.kv.push import EncodedPush, Push
 from engine.request import Request
 from engine.serving import messages
-from engine.serving.items import extra, item
-from engine.serving.messages import pack_prompt_logprobs, unpack_request
+from engine.serving.items import report_of, update_of
+from engine.serving.messages import (
+    Abort,
+    Fence,
+    Handover,
+    Prefill,
+    Probe,
+    Probed,
+    Reserve,
+    pack_prompt_logprobs,
+    split_keys,
+    unpack_request,
+)
 from engine.serving.orphans import NOBODY, Orphans
 from engine.serving.own_load import OwnLoad
 from engine.serving.rail_news import RailNews
+from engine.serving.updates import Failed, HandedOver, Landed, Refused, Report, Update, encode_all
 from engine.worker import Emission, Worker
+from net.bodies import encode, typed
 from net.channel import Channel, RemoteError
 from net.metrics import Metrics
 from net.tasks import spawn
@@ -48,41 +62,40 @@ MOVE_TIMEOUT_S = 30.0  # of one batch
 MAX_FENCED_IDS = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class KvMoves:
+    """How the KV of prompts computed here gets to their decode nodes, and how fast."""
+
+    geometry: BlockGeometry
+    rails: RailNews
+    how: str = "push"  # --kv-transfer
+    overlap: str = "layer"  # --kv-overlap
+    arenas: Arenas | None = None  # told of the decode nodes
+    wire: WireCodec | None = None  # what encodes and decodes it on its way; None: nothing does
+
+
 class EngineService:
     """Answers the engine messages of `channel` with `worker`."""
 
     def __init__(
         self,
-        node_id: str,
         channel: Channel,
         transfer: TransferEngine,
         worker: Worker,
-        geometry: BlockGeometry,
+        moves: KvMoves,
         max_waiting: int,
         own_load: OwnLoad,
         metrics: Metrics,
-        kv_transfer: str = "push",
-        kv_overlap: str = "layer",
-        rails: RailNews | None = None,
-        arenas: Arenas | None = None,
-        wire: WireCodec | None = None,
     ) -> None:
-        """kv_transfer, kv_overlap: how the KV of prompts computed here gets to their decode nodes; arenas: told of
-        those nodes; wire: what encodes and decodes it on its way, None = nothing does."""
-        self._node_id = node_id
+        self._node_id = channel.node_id
         self._channel = channel
         self._transfer = transfer
         self._worker = worker
-        self._geometry = geometry
+        self._moves = moves
         self._max_waiting = max_waiting
         self._own_load = own_load
-        self._rails = rails or RailNews(transfer)
         self._metrics = metrics
-        self._kv_transfer = kv_transfer
-        self._kv_overlap = kv_overlap
-        self._arenas = arenas
-        self._wire = wire
-        self._lending = Lending(channel, worker.batcher.pool, KV_REGION, geometry.block_bytes)
+        self._lending = Lending(channel, worker.batcher.pool, KV_REGION, moves.geometry.block_bytes)
         self._acceptors: dict[str, str] = {}  # request id -> node
         self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
@@ -90,45 +103,45 @@ class EngineService:
             channel,
             transfer,
             worker,
-            geometry,
+            moves.geometry,
             max_waiting,
             metrics,
             lambda request_id: request_id in self._fenced,
-            wire,
+            moves.wire,
         )
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
-        channel.handle(messages.PROBE, self._on_probe)
-        channel.handle(messages.RESERVE, self._on_reserve)
-        channel.handle(messages.PREFILL, self._on_prefill)
-        channel.handle(messages.HANDOVER, self._on_handover)
-        channel.handle(messages.ABORT, self._on_abort)
-        channel.handle(messages.FENCE, self._on_fence)
+        channel.handle(messages.PROBE, typed(Probe, self._on_probe))
+        channel.handle(messages.RESERVE, typed(Reserve, self._on_reserve))
+        channel.handle(messages.PREFILL, typed(Prefill, self._on_prefill))
+        channel.handle(messages.HANDOVER, typed(Handover, self._on_handover))
+        channel.handle(messages.ABORT, typed(Abort, self._on_abort))
+        channel.handle(messages.FENCE, typed(Fence, self._on_fence))
         channel.on_lost(self.peer_lost)
         channel.on_closed(self.peer_lost)
 
     # --- questions
 
-    async def _on_probe(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    async def _on_probe(self, peer: str, body: Probe, data: memoryview) -> Probed:
         self._worker.check()
-        keys = [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
+        keys = split_keys(data)
         matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
-        local = {"local_tokens": len(matched) * self._geometry.block_size}
-        return await self._own_load.answer(body["horizon_s"]) | self._rails.tell(body["to"], keys) | local
+        load = await self._own_load.answer(body.horizon_s)
+        return Probed(load, self._moves.rails.tell(body.to, keys), len(matched) * self._moves.geometry.block_size)
 
     # --- decode side
 
-    async def _on_reserve(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    async def _on_reserve(self, peer: str, body: Reserve, data: memoryview) -> KvTarget:
         self._worker.check()
-        request = unpack_request(body, data, time.monotonic())
+        request = unpack_request(body.request, data, time.monotonic())
         self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
-        return await self._incoming.reserve(request, body["prefill_node"])
+        return await self._incoming.reserve(request, body.prefill_node)
 
-    async def _on_handover(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        if (request := self._incoming.request(body["id"])) is not None and not request.num_output_tokens:
+    async def _on_handover(self, peer: str, body: Handover, data: memoryview) -> None:
+        if (request := self._incoming.request(body.id)) is not None and not request.num_output_tokens:
             self._own_load.decode(request.service_class)
-        self._incoming.arrive(body["id"], body["first_token"])
+        self._incoming.arrive(body.id, body.first_token)
 
     async def _give_up(self, reservation: Reservation) -> None:
         await self._incoming.give_up(reservation)
@@ -136,12 +149,12 @@ class EngineService:
 
     # --- prefill side
 
-    async def _on_prefill(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+    async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
         self._worker.check()
-        request = unpack_request(body, data, time.monotonic())
+        request = unpack_request(body.request, data, time.monotonic(), handover=body.target is not None)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
-        self._own_load.keep(body["promise"], request)
+        self._own_load.keep(body.promise, request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(
                 f"{self._max_waiting} requests wait on {self._node_id} already",
@@ -149,33 +162,32 @@ class EngineService:
                 {"retry_after_s": self._own_load.room_in_s()},
             )
         transfer = None
-        if body["target"] is not None:
-            target = KvTarget(**body["target"])
-            ready = KvReady(self._geometry, target, request.num_tokens, self._kv_overlap)
+        if (target := body.target) is not None:
+            ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap)
             mover = self._mover(request.request_id, target)
-            transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._wire)
-            request.handover = True
+            transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._moves.wire)
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
 
     def _mover(self, request_id: str, target: KvTarget) -> Mover:
-        region = KV_REGION if self._wire is None else self._wire.region.name
-        if self._kv_transfer == "pull":
+        wire = self._moves.wire
+        region = KV_REGION if wire is None else wire.region.name
+        if self._moves.how == "pull":
             return PullOffer(self._channel, region, request_id, target, MOVE_TIMEOUT_S)
         push = Push(self._transfer, region, target, MOVE_TIMEOUT_S)
-        return push if self._wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
+        return push if wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
 
     async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
         """After the last layer: wait until all KV has landed, then let the decode node go on."""
         begin = time.monotonic()
         try:
             report = await transfer.finish()
-            if self._kv_transfer == "push":  # a pull is counted where it is done
+            if self._moves.how == "push":  # a pull is counted where it is done
                 self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
             now = time.monotonic()
             detail = {
-                "how": self._kv_transfer,
-                "overlap": self._kv_overlap,
+                "how": self._moves.how,
+                "overlap": self._moves.overlap,
                 "bytes": report.nbytes,
                 "batches": report.batches,
                 "transport": report.transport,
@@ -183,42 +195,35 @@ class EngineService:
                 "exposed_seconds": now - begin,  # from the end of the prefill until all had landed
                 "intervals": report.intervals.before(now),
             }
-            if self._wire is not None:
-                detail |= {"wire_dtype": self._wire.dtype, "saved_bytes": report.saved}
+            if (wire := self._moves.wire) is not None:
+                detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
                 self._metrics.count_wire_saved(report.saved)
-            request.log.append((now, "kv_moved", detail))
+            request.journal.note(now, "kv_moved", detail)
             # Told now: the decode node may have made a short answer before it has answered here.
-            self._send(acceptor, [[request.request_id, -1, None, None, "landed", self._extra(request)]])
-            await self._channel.call(
-                transfer.node,
-                messages.HANDOVER,
-                {"id": request.request_id, "first_token": request.token_ids[-1]},
-            )
+            self._tell(acceptor, request, Landed(self._report(request)))
+            handover = Handover(request.request_id, request.token_ids[-1])
+            await self._channel.call(transfer.node, messages.HANDOVER, encode(handover))
         except Exception as error:
             await transfer.stop()
-            end = "refused" if isinstance(error, RemoteError) and error.code == "refused" else "failed"
-            told = self._extra(request, str(error))
-            if end == "refused":
-                told["refused"] = error.facts  # type: ignore[attr-defined]
-            self._send(acceptor, [[request.request_id, -1, None, None, end, told]])
+            self._tell(acceptor, request, _why_not(error, self._report(request)))
             self._metrics.count_transfer_failure(transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
             self._remember(request, transfer.node)
             # Only now does the acceptor stop watching this node.
-            self._send(acceptor, [[request.request_id, -1, None, None, "handed_over", None]])
+            self._tell(acceptor, request, HandedOver())
         finally:
             self._leaving.pop(request.request_id, None)
 
     def _remember(self, request: Request, node: str) -> None:
         """The next turn of a chat wants what `node` computes now."""
-        full = (request.num_tokens - 1) // self._geometry.block_size
-        if self._arenas is not None and full:
-            self._arenas.handed_over(request.block_keys(self._geometry.block_size)[full - 1], node)
+        size, arenas = self._moves.geometry.block_size, self._moves.arenas
+        full = (request.num_tokens - 1) // size
+        if arenas is not None and full:
+            arenas.handed_over(request.block_keys(size)[full - 1], node)
 
-    async def _on_fence(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        await self._cancel(body["id"])
-        return {}
+    async def _on_fence(self, peer: str, body: Fence, data: memoryview) -> None:
+        await self._cancel(body.id)
 
     async def _cancel(self, request_id: str) -> None:
         """After this, nothing of the request is computed or moved here."""
@@ -241,8 +246,8 @@ class EngineService:
 
     # --- ends
 
-    async def _on_abort(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        for request_id in body["ids"]:
+    async def _on_abort(self, peer: str, body: Abort, data: memoryview) -> None:
+        for request_id in body.ids:
             self._end(request_id)
 
     def _end(self, request_id: str) -> None:
@@ -266,8 +271,7 @@ class EngineService:
             acceptor = self._acceptors.get(request.request_id)
             self._end(request.request_id)
             if acceptor is not None:
-                note = self._extra(request, f"prefill node {node} was lost")
-                self._send(acceptor, [[request.request_id, -1, None, None, "failed", note]])
+                self._tell(acceptor, request, Failed(f"prefill node {node} was lost", self._report(request)))
 
     def blocks_freed(self) -> None:
         """Let a waiting reservation or request try again."""
@@ -286,7 +290,7 @@ class EngineService:
 
     def on_emissions(self, emissions: Sequence[Emission]) -> None:
         """Called by the worker once per step: one message per acceptor."""
-        items: defaultdict[str, list[list[Any]]] = defaultdict(list)
+        updates: defaultdict[str, list[tuple[str, Update]]] = defaultdict(list)
         for emission in emissions:
             request = emission.request
             acceptor = self._acceptors.get(request.request_id)
@@ -298,8 +302,10 @@ class EngineService:
                     self._spawn(self._stop_transfer(request.request_id, transfer))
                 continue
             if request.prompt_logprobs and emission.token_id is not None and request.num_output_tokens == 1:
-                self._channel.post(acceptor, messages.PROMPT_LOGPROBS, *pack_prompt_logprobs(request))
-            items[acceptor].append(item(emission, self._node_id, time.monotonic()))
+                scores, scored = pack_prompt_logprobs(request)
+                self._channel.post(acceptor, messages.PROMPT_LOGPROBS, encode(scores), scored)
+            update = update_of(emission, self._node_id, time.monotonic())
+            updates[acceptor].append((request.request_id, update))
             if reason == "handover" and transfer is not None:
                 self._leaving[request.request_id] = transfer
                 self._spawn(self._hand_over(request, transfer, acceptor))
@@ -310,16 +316,19 @@ class EngineService:
                     self._own_load.load.lengths.ended(request.num_output_tokens)
                     self._orphans.ended(request)
                 del self._acceptors[request.request_id]
-        items.pop(NOBODY, None)
-        for acceptor, batch in items.items():
+        updates.pop(NOBODY, None)
+        for acceptor, batch in updates.items():
             self._send(acceptor, batch)
         self.blocks_freed()
 
-    def _extra(self, request: Request, error: str | None = None) -> dict[str, Any]:
-        return extra(request, self._node_id, time.monotonic(), error)
+    def _report(self, request: Request) -> Report:
+        return report_of(request, self._node_id, time.monotonic())
 
-    def _send(self, acceptor: str, items: list[list[Any]]) -> None:
-        self._channel.post(acceptor, messages.TOKENS, {"items": items})
+    def _tell(self, acceptor: str, request: Request, update: Update) -> None:
+        self._send(acceptor, [(request.request_id, update)])
+
+    def _send(self, acceptor: str, updates: Sequence[tuple[str, Update]]) -> None:
+        self._channel.post(acceptor, messages.TOKENS, encode_all(updates))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = spawn(coroutine, "ending or handing over a request")
@@ -346,3 +355,11 @@ class EngineService:
             "lent": len(self._lending),
             "acceptors": len(self._acceptors),
         }
+
+
+def _why_not(error: Exception, report: Report) -> Failed | Refused:
+    """What the acceptor is told when a handover failed."""
+    match error:
+        case RemoteError(code="refused", facts={"retry_after_s": float() | int() as retry_after_s}):
+            return Refused(error.reason, retry_after_s, error.facts, report)
+    return Failed(str(error), report)

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.block_book import BlockBook
 from engine.request import Request
@@ -120,12 +120,21 @@ class Totals:
             self.per_position[j] += 1
 
 
+class Proposer(Protocol):
+    """A draft model (draft.py)."""
+
+    step_seconds: float  # of one draft token of every row
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+
+
 class Speculator:
     """Plans the drafts of each step and keeps account of them.
 
     method: "ngram" fills the drafts here; "draft" only says how many the draft model shall make (draft.py).
     verify_cost(rows, context): of a step of that many decodes over so many tokens of KV together.
-    draft_seconds(): time of one draft token of every row; 0 for n-grams. length: "auto", or "fixed" = all of them."""
+    draft: the model that proposes; None = prompt lookup. length: "auto", or "fixed" = all of them."""
 
     def __init__(
         self,
@@ -135,7 +144,7 @@ class Speculator:
         length: str,
         max_model_len: int,
         verify_cost: Callable[[int, int], VerifyCost],
-        draft_seconds: Callable[[], float] = lambda: 0.0,
+        draft: Proposer | None = None,
     ) -> None:
         self.method = method
         self.totals = Totals(per_position=[0] * num_tokens)
@@ -144,11 +153,10 @@ class Speculator:
         self._length = length
         self._max_model_len = max_model_len
         self._verify_cost = verify_cost
-        self._draft_seconds = draft_seconds
+        self._draft = draft
         self._num_steps = 0  # that had decodes
         self._overall = Acceptance(FORGET_OVERALL, FORGET_OVERALL)
         self._requests: dict[str, _Request] = {}
-        self.on_forget: Callable[[str], None] = lambda request_id: None
 
     # --- before a step
 
@@ -209,7 +217,8 @@ class Speculator:
         prior = self._overall.rate()
         rates = [self._of(row.request).acceptance.rate(prior) for row in rows]
         context = sum(row.start + 1 for row in rows)
-        return goodput_lengths(most, rates, self._verify_cost(len(rows), context), self._draft_seconds())
+        draft_s = 0.0 if self._draft is None else self._draft.step_seconds
+        return goodput_lengths(most, rates, self._verify_cost(len(rows), context), draft_s)
 
     # --- after a step
 
@@ -223,7 +232,8 @@ class Speculator:
     def forget(self, request_id: str) -> None:
         """The request has ended here."""
         self._requests.pop(request_id, None)
-        self.on_forget(request_id)
+        if self._draft is not None:
+            self._draft.forget(request_id)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""

@@ -15,19 +15,16 @@ from net.tasks import awaited
 Item = tuple[int, Output]
 
 
-async def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
+def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
     """All choices of the plan, interleaved as they come; ends when every choice has its finish_reason.
 
     Closing it closes every generation. The first error of any choice closes the others and is raised.
     """
     generations = [_generation(frontend, plan, request_id, choice) for choice in range(len(plan.choices))]
-    merged = _tagged(0, generations[0]) if len(generations) == 1 else _merge(generations)
-    async with aclosing(merged):
-        async for item in merged:
-            yield item
+    return generations[0] if len(generations) == 1 else _merge(generations)
 
 
-async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Output, None]:
+async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Item, None]:
     """One choice. Raises ApiError 400 for what the frontend calls invalid, RuntimeError for an end without reason."""
     name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
     again = {} if plan.resume_from is None else {"again": True}
@@ -45,12 +42,12 @@ async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: i
             async for output in stream:
                 known -= len(output.token_ids)
                 if plan.prompt_only:
-                    yield _prompt_alone(output)
+                    yield choice, _prompt_alone(output)
                     return
                 if known < 0:
-                    yield output
+                    yield choice, output
                 elif output.finish_reason is not None:
-                    yield replace(output, text="", token_ids=[], logprobs=None)
+                    yield choice, replace(output, text="", token_ids=[], logprobs=None)
                 if output.finish_reason is not None:
                     return
     except ValueError as error:
@@ -64,26 +61,20 @@ def _prompt_alone(output: Output) -> Output:
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
-async def _tagged(choice: int, stream: AsyncGenerator[Output, None]) -> AsyncGenerator[Item, None]:
-    async with aclosing(stream):
-        async for output in stream:
-            yield choice, output
-
-
-async def _merge(streams: Sequence[AsyncGenerator[Output, None]]) -> AsyncGenerator[Item, None]:
+async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
     # One slot per stream keeps the memory bounded when the client reads slowly: producers wait in put().
     queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
-    async def pump(choice: int, stream: AsyncGenerator[Output, None]) -> None:
+    async def pump(stream: AsyncGenerator[Item, None]) -> None:
         try:
-            async with aclosing(_tagged(choice, stream)) as items:
-                async for item in items:
+            async with aclosing(stream):
+                async for item in stream:
                     await queue.put(item)
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
 
-    tasks = [awaited(pump(choice, stream)) for choice, stream in enumerate(streams)]
+    tasks = [awaited(pump(stream)) for stream in streams]
     try:
         open_streams = len(tasks)
         while open_streams:

@@ -8,7 +8,9 @@ from typing import Any
 import orjson
 
 from engine.serving.bursts import answer
-from net.load_words import amount_of
+from engine.serving.messages import Intend
+from net.bodies import decode, encode
+from net.load_words import Amount
 from sched.intents import Intents
 from sched.load_word import COUNTERS, ClaimLedger, Load, LoadWord
 
@@ -30,9 +32,9 @@ class IntentsTarget:
     def feed(self, data: bytes) -> None:
         self._now += PASSES_S
         try:
-            answer(self._kept, self._now, _body(data), memoryview(KEYS))
+            answer(self._kept, self._now, decode(Intend, _body(data)), memoryview(KEYS))
         finally:
-            orjson.dumps(answer(self._kept, self._now, HONEST, memoryview(KEYS)))
+            orjson.dumps(encode(answer(self._kept, self._now, decode(Intend, HONEST), memoryview(KEYS))))
             if self._now % 7 == 0:
                 self._kept.drop("n1")
 
@@ -49,8 +51,9 @@ class ClaimsTarget:
     def feed(self, data: bytes) -> None:
         self._now += PASSES_S
         body = _body(data)
-        amount = amount_of(body)
-        if "release" in body:
+        release = body.pop("release", None)
+        amount = decode(Amount, body).amount
+        if release is not None:
             self._released += amount
         else:
             self._claimed += amount

@@ -20,6 +20,7 @@ from cache.ssd.medium import Damaged
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_error import ModelError
 from net import keyring, topology, wire
+from net.bodies import BodyError
 from net.errors import RemoteError, TransferError
 from net.http.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from net.sealed_packets import PacketSeal, SealError
@@ -28,7 +29,10 @@ from sched.digest import CuckooDigest, Delta, DigestError, Page
 from sched.load_word import Load, LoadWord
 from scripts.fuzzing.claims import ClaimsTarget, IntentsTarget
 from scripts.fuzzing.gossip import GossipTarget
+from scripts.fuzzing.messages import bodies_corpus, read_body, read_updates, updates_corpus
 from sim.trace import TraceRow, read_trace, write_trace
+
+UNREADABLE = (orjson.JSONDecodeError, BodyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ def targets(folder: Path) -> list[Target]:
     return [
         Target("wire frames", _frames, (wire.FrameError,), _wire_corpus()),
         Target("gossip datagrams", GossipTarget().feed, (), GossipTarget.corpus()),
+        Target("updates of requests", read_updates, UNREADABLE, updates_corpus()),
+        Target("bodies of messages", read_body, UNREADABLE, bodies_corpus()),
         Target("claims on blocks", IntentsTarget().feed, (ValueError, RemoteError), [*IntentsTarget.corpus]),
         Target("claims on work", ClaimsTarget().feed, (ValueError, RemoteError), [*ClaimsTarget.corpus]),
         Target("sealed datagrams", _sealed, (SealError,), _sealed_corpus()),

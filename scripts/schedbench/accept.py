@@ -16,11 +16,13 @@ from typing import Any, cast
 import numpy as np
 
 from cache.block import BlockGeometry
+from engine.cluster import Cluster
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.serving.cheapest import cheapest
-from engine.serving.messages import pack_request
-from engine.serving.placing import Placer
+from engine.serving.messages import PROBE, Intended, LoadNow, Probed, Rates, pack_request
+from engine.serving.placing import PlacementRules, Placer
+from net.bodies import encode
 from sched.admission import Limits
 from sched.holders import Holders
 from sched.member import Member
@@ -30,6 +32,7 @@ from sched.rejection import Predicted
 
 GEOMETRY = BlockGeometry(num_layers=2, num_kv_heads=2, head_size=64, block_size=16, dtype="float32")
 ROOT = bytes(16)
+NOBODY_COMPUTES = encode(Intended({}))
 
 
 class Answers:
@@ -46,16 +49,12 @@ class Answers:
         rows = np.frombuffer(b"".join(record.pack() for record in self.records.values()), RECORD)
         self.table = list(self.records), rows
         self.replies = {
-            name: {
-                "record": record.pack().hex(), "claimed": 0, "outstanding": 0, "step_soon_s": 0.01,
-                "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "", "local_tokens": 0,
-                "fetch_bytes_per_s": 0.0, "bytes_per_s": {}, "coming": {},
-            }
+            name: encode(Probed(LoadNow(record.pack(), 0, 0, 0.01, 0.01, 1.0, 0.0, ""), Rates(0.0, {}), 0))
             for name, record in self.records.items()
-        }  # fmt: skip
+        }
 
     async def call(self, peer: str, kind: str, body: Any, data: Any = (), timeout_s: float = 0.0) -> Any:
-        return self.replies[peer], memoryview(b"")
+        return self.replies[peer] if kind == PROBE else NOBODY_COMPUTES, memoryview(b"")
 
     def handle(self, kind: str, handler: Any) -> None:
         pass
@@ -86,7 +85,8 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
     world = cast(Any, Answers(nodes, rng))
     policy = MooncakePlacement(Limits(), rng)
     policy.cheapest = cheapest  # as engine/serving/placement_policy.py does
-    placer = Placer(policy, world, world, world, world, world, GEOMETRY, True, 256, Predicted(), 1.0, rng, True)
+    rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
+    placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
     prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
     sampling = SamplingParams(max_tokens=64)
 
@@ -96,7 +96,7 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
             tokens = prompts[count % len(prompts)]
             request = Request(str(count), tokens, len(tokens), sampling, 0.0, ROOT, service_class="batch")
             (await placer.place(request)).kept()
-            pack_request(request)
+            encode(pack_request(request)[0])
             count += 1
         return count / (time.perf_counter() - begun)
 

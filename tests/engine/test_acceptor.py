@@ -13,11 +13,13 @@ from cache.block import BlockGeometry, root_key
 from engine.checkpoint.model_source import describe
 from engine.config import EMBEDDED_MODEL
 from engine.serving import messages, silence
-from engine.serving.acceptor import Acceptor
+from engine.serving.acceptor import Acceptor, RequestLimits
 from engine.serving.clocks import Clocks
 from engine.serving.declined import NO_NODE_RETRY_S, no_placement
+from engine.serving.flight_log import FlightLog
 from engine.serving.persistence import MOST_IN_VAIN
 from engine.serving.placed import Placed
+from engine.serving.updates import Token, encode_all
 from engine.text.tokenizer import Tokenizer
 from net.errors import PeerLost
 from net.http.frontend import Unavailable
@@ -75,7 +77,7 @@ class Peers(Wires):
     """Calls are answered, but those to `hanging` nodes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("a")
         self.hanging: set[str] = set()
         self.called: list[tuple[str, str]] = []
         self.down: set[str] = set()
@@ -86,7 +88,7 @@ class Peers(Wires):
             raise PeerLost(f"cannot reach {peer}: connection refused")
         if peer in self.hanging:
             await asyncio.sleep(3600)
-        return {"region": "kv", "blocks": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
+        return {"node": peer, "region": "kv", "block_ids": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
 
     @property
     def aborted(self) -> list[tuple[str, str]]:
@@ -105,7 +107,8 @@ def world(tokenizer: Tokenizer) -> SimpleNamespace:
 
 def made(tokenizer: Tokenizer, timeout_s: float = 60.0, role_wait_s: float = 5.0) -> SimpleNamespace:
     channel, nodes = Peers(), Nodes()
-    one = Acceptor("a", channel, nodes, tokenizer, ROOT, 1000, timeout_s, role_wait_s, Metrics("m", "a"))
+    limits = RequestLimits(1000, timeout_s, role_wait_s)
+    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", Metrics("m", "a"), nodes))
     return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes)
 
 
@@ -114,8 +117,8 @@ def ask(world: SimpleNamespace) -> Any:
 
 
 async def tell(world: SimpleNamespace, attempt: int, index: int, token: int, finish: str | None = None) -> None:
-    items = [[f"a/r#{attempt}", index, token, None, finish, None]]
-    await world.channel.handlers[messages.TOKENS](f"d{attempt}", {"items": items}, memoryview(b""))
+    body = encode_all([(f"a/r#{attempt}", Token(index, token, finish=finish))])
+    await world.channel.handlers[messages.TOKENS](f"d{attempt}", body, memoryview(b""))
 
 
 async def collect(stream: Any, into: list[int]) -> str | None:
@@ -244,10 +247,10 @@ async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_m
     world.nodes.missing, world.channel.down = "", set()
     await until(lambda: world.channel.called[-1][1] == messages.PREFILL)
     last = len(world.nodes.placed) - 1
-    items = [[f"a/r#{attempt}", index, 10 + index, None, "length" if index == 5 else None, None]
-             for attempt in range(100) for index in range(1, 6)]  # fmt: skip
+    updates = [(f"a/r#{attempt}", Token(index, 10 + index, finish="length" if index == 5 else None))
+               for attempt in range(100) for index in range(1, 6)]  # fmt: skip
     assert world.nodes.placed[last] == [*PROMPT, 10]
-    await world.channel.handlers[messages.TOKENS]("d", {"items": items}, memoryview(b""))
+    await world.channel.handlers[messages.TOKENS]("d", encode_all(updates), memoryview(b""))
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
     events = [event["event"] for event in world.acceptor.timeline("r")["events"]]
     assert events.count("attempt_failed") == 1 and "waits" in events

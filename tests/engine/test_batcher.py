@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.pool import BlockPool, OutOfBlocks
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.request import Request, RequestState
 from sched.batching import MixedChunks, PrefillFirst
 from sched.queueing import SRPT
@@ -121,7 +121,7 @@ def test_same_request_id_twice_is_refused():
 
 def test_a_short_prompt_passes_a_long_one_at_a_chunk_border():
     pool = BlockPool(64)
-    b = Batcher(pool, 4, 4, 16, 1000, {EOS}, policy=MixedChunks(8), order=SRPT())
+    b = Batcher(pool, 4, 4, 16, 1000, {EOS}, BatchRules(policy=MixedChunks(8), order=SRPT()))
     b.add(0, request("long", [2] * 40))
     run_step(b, 0, b.schedule(0))
     b.add(0.1, request("short", [3] * 8, arrival=0.1))
@@ -129,7 +129,7 @@ def test_a_short_prompt_passes_a_long_one_at_a_chunk_border():
 
 
 def test_prefill_first_lets_streams_wait_for_whole_prompts():
-    b = Batcher(BlockPool(64), 4, 4, 16, 1000, {EOS}, policy=PrefillFirst())
+    b = Batcher(BlockPool(64), 4, 4, 16, 1000, {EOS}, BatchRules(policy=PrefillFirst()))
     b.add(0, request("stream", [1] * 4, max_tokens=9))
     run_step(b, 0, b.schedule(0))
     b.add(1, request("long", [2] * 40, arrival=1))

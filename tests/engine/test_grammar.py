@@ -17,6 +17,7 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow, sample
 from engine.text.token_bytes import BYTE_OF
 from engine.text.tokenizer import Tokenizer
+from net.bodies import decode, encode
 from net.http.tools import Function, Tool, ToolText, schema_of_call
 
 EOS = 257
@@ -179,7 +180,7 @@ def test_what_cannot_be_compiled(grammars, kind, source):
 
 def test_on_the_wire_and_with_what_it_does_not_go():
     params = SamplingParams(grammar="g")
-    assert SamplingParams.from_wire(params.to_wire()) == params and params.has_rules
+    assert decode(SamplingParams, encode(params)) == params and params.has_rules
     for more in ({"min_tokens": 1}, {"ignore_eos": True}):
         with pytest.raises(ValueError, match="structured output"):
             SamplingParams(grammar="g", **more)

@@ -18,11 +18,11 @@ from engine.kv import reuse
 from engine.kv.layered_load import LayerGate, hides
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.prefix_sources import PrefixSources
-from engine.kv.reuse import PrefixLoader, Publisher
+from engine.kv.prefix_sources import PrefixSources, Prices
+from engine.kv.reuse import Arena, PrefixLoader, Publisher
 from engine.request import Request, RequestState
 from engine.sampling.params import SamplingParams
-from engine.worker import Emission, Worker
+from engine.worker import Emission, Reuse, Worker
 from net.metrics import Metrics
 from tests.engine.test_worker import until
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
@@ -71,13 +71,12 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     batcher = Batcher(pool, BLOCK_SIZE, 4, 64, 1000, {0})
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
     blocks = PlainBlocks(store, "kv", GEOMETRY)
-    sources = PrefixSources(store, blocks, None, None, GEOMETRY, costs, "always")
-    prefetch = Prefetch("wait", 0.0, lambda: False)
-    loader = PrefixLoader(batcher, GEOMETRY, costs, metrics, prefetch, sources, layers=blocks.layers)
-    worker = Worker(batcher, ours, loader, Publisher(pool, None, metrics), costs, metrics)
+    sources = PrefixSources(store, blocks, None, None, GEOMETRY, Prices(costs), "always")
+    arena = Arena(GEOMETRY, Prefetch("wait", 0.0, lambda: False), blocks.layers)
+    loader = PrefixLoader(batcher, arena, costs, metrics, sources)
+    worker = Worker(batcher, ours, Reuse(loader, Publisher(pool, None, metrics)), costs, metrics)
     got: list[Emission] = []
-    worker.on_emissions = got.extend
-    worker.start()
+    worker.start(got.extend)
     return worker, store, got
 
 
@@ -126,7 +125,7 @@ async def test_a_step_waits_for_each_layer_of_the_prefix_and_gives_the_same_toke
     assert [e.token_id for e in got] == tokens
     assert r.num_cached == 5 * BLOCK_SIZE
     assert len(worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))) == 5
-    (fetched,) = [detail for _, event, detail in r.log if event == "prefix_fetched"]
+    (fetched,) = [detail for _, event, detail in r.journal.drain(0.0) if event == "prefix_fetched"]
     assert fetched["blocks"] == 5 and len(fetched["intervals"]) == 3
     await worker.close()
     assert idle(worker)

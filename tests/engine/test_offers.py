@@ -11,8 +11,8 @@ from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.pool_blocks import PlainBlocks
 from engine.kv.prefetch import Prefetch
-from engine.kv.prefix_sources import PrefixSources
-from engine.kv.reuse import PrefixLoader, Publisher
+from engine.kv.prefix_sources import PrefixSources, Prices
+from engine.kv.reuse import Arena, PrefixLoader, Publisher
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from net.metrics import Metrics
@@ -46,9 +46,9 @@ async def node():
         batcher = Batcher(pool, BLOCK, 4, 64, 1000, {0})
         publisher = Publisher(pool, OfSlots(store), metrics)
         prefetch, costs = Prefetch("wait", 0.0, lambda: False), StepCosts()
-        sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, costs, "auto")
+        sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, Prices(costs), "auto")
         loader = PrefixLoader(
-            batcher, GEOMETRY, costs, metrics, prefetch, sources,
+            batcher, Arena(GEOMETRY, prefetch), costs, metrics, sources,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,16 @@ from engine.sampling.params import SamplingParams
 from engine.serving import messages, orphans
 from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, drawn_seed
-from engine.serving.messages import pack_request, prompt_digest
+from engine.serving.messages import Adopt, Adopted, prompt_digest
 from engine.serving.persistence import Persistence
 from engine.serving.service import EngineService
 from engine.serving.timeline import Timeline
+from engine.serving.updates import Token, decode_all, encode_all
 from engine.worker import Emission
+from net.bodies import decode, encode
 from net.channel import RemoteError
 from net.metrics import Metrics
-from tests.engine.test_service import GEOMETRY, PROMISE, ROOT, IdleWorker, SlowTransfer, Wires, idle_load
+from tests.engine.test_service import ROOT, IdleWorker, SlowTransfer, Wires, idle_load, moves, prefill
 
 PROMPT = [1] * 5
 
@@ -29,11 +32,11 @@ async def decoding(
     count: int, max_tokens: int = 8, logprobs: int | None = None
 ) -> tuple[Wires, IdleWorker, EngineService]:
     """A node on which acceptor a's request 'r' has made `count` tokens: 10, 11, ..."""
-    channel, worker = Wires(), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
-    service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, idle_load(), Metrics("m", "d"))
+    channel, worker = Wires("d"), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
+    transfer = SlowTransfer()
+    service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "d"))
     request = Request("a/r#0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
-    body, data = pack_request(request)
-    await channel.handlers[messages.PREFILL]("a", body | {"target": None, "promise": PROMISE}, memoryview(data[0]))
+    await channel.handlers[messages.PREFILL]("a", *prefill(request))
     for token in range(10, 10 + count):
         step_of(worker, service, token)
     return channel, worker, service
@@ -46,22 +49,28 @@ def step_of(worker: IdleWorker, service: EngineService, token: int) -> None:
 
 
 def told(channel: Wires, node: str) -> list[tuple[int, int, str | None]]:
-    items = [item for peer, _, body in channel.posted if peer == node for item in body["items"]]
-    return [(index, token, finish) for _, index, token, _, finish, _ in items]
+    updates = [update for peer, _, body in channel.posted if peer == node for _, update in decode_all(body)]
+    return tokens_of(updates)
 
 
-async def adopt(channel: Wires, prompt: list[int], request_id: str = "r"):
-    body = {"request_id": request_id, "digest": prompt_digest(ROOT, prompt)}
-    return await channel.handlers[messages.ADOPT]("b", body, memoryview(b""))
+def tokens_of(updates: list[Any]) -> list[tuple[int, int, str | None]]:
+    return [(update.index, update.token_id, update.finish) for update in updates]
+
+
+async def adopt(channel: Wires, prompt: list[int], request_id: str = "r") -> tuple[str, list[Any]]:
+    """(attempt id, its tokens)."""
+    body = encode(Adopt(request_id, prompt_digest(ROOT, prompt)))
+    answer = decode(Adopted, await channel.handlers[messages.ADOPT]("b", body, memoryview(b"")))
+    return answer.attempt_id, [update for _, update in decode_all({"updates": answer.updates})]
 
 
 async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
     channel, worker, service = await decoding(2)
     service.peer_lost("a")
     step_of(worker, service, 12)  # nobody is told
-    answer = await adopt(channel, PROMPT)
-    assert answer["attempt_id"] == "a/r#0"
-    assert [item[:2] for item in answer["items"]] == [[0, 10], [1, 11], [2, 12]]
+    attempt_id, updates = await adopt(channel, PROMPT)
+    assert attempt_id == "a/r#0"
+    assert updates == [Token(0, 10), Token(1, 11), Token(2, 12)]
     for token in range(13, 18):
         step_of(worker, service, token)
     assert told(channel, "b") == [(3, 13, None), (4, 14, None), (5, 15, None), (6, 16, None), (7, 17, "length")]
@@ -73,8 +82,8 @@ async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
 async def test_a_request_that_ended_with_its_acceptor_is_remembered():
     channel, _, service = await decoding(3, max_tokens=3)
     service.peer_lost("a")
-    answer = await adopt(channel, PROMPT)
-    assert [item[:2] + item[3:4] for item in answer["items"]] == [[0, 10, None], [1, 11, None], [2, 12, "length"]]
+    _, updates = await adopt(channel, PROMPT)
+    assert tokens_of(updates) == [(0, 10, None), (1, 11, None), (2, 12, "length")]
     await service.close()
 
 
@@ -103,7 +112,7 @@ async def test_nobody_came(monkeypatch):
     channel, worker, service = await decoding(2)
     service.peer_lost("a")
     await asyncio.sleep(0.1)
-    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "acceptors": 0}
+    assert not any(service.held().values())
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
     with pytest.raises(RemoteError):
         await adopt(channel, PROMPT)
@@ -122,8 +131,9 @@ async def test_tokens_that_overtake_the_answer_are_kept():
     class Channel:
         async def call(self, node, kind, body, data=(), timeout_s=0.0):
             if node == "d":
-                adoption.keep("a/r#0", [1, 11, None, None, None])
-                return {"attempt_id": "a/r#0", "items": [[0, 10, None, None, None]]}, memoryview(b"")
+                adoption.keep("a/r#0", Token(1, 11))
+                made = encode_all([("a/r#0", Token(0, 10))])["updates"]
+                return encode(Adopted("a/r#0", made)), memoryview(b"")
             raise RemoteError("no", code="gone")
 
     adoption = Adoption(Channel())
@@ -133,9 +143,9 @@ async def test_tokens_that_overtake_the_answer_are_kept():
     )
     assert await adoption.adopt(flight, ["c", "d"])
     assert flight.attempt_id == "a/r#0" and flight.watched == {"d"}
-    assert [flight.items.get_nowait()[:2] for _ in range(2)] == [[0, 10], [1, 11]]
+    assert [flight.items.get_nowait() for _ in range(2)] == [Token(0, 10), Token(1, 11)]
     assert not await adoption.adopt(flight, ["c"])
-    adoption.keep("x", [0])
+    adoption.keep("x", Token(0, 1))
     assert adoption._early == {}
 
 

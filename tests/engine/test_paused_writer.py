@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from engine.kv import incoming
+from engine.kv.kv_ready import KvTarget
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.serving import messages
-from engine.serving.messages import pack_request
+from engine.serving.messages import Abort, Reserve, pack_request
+from net.bodies import decode, encode
 from net.errors import PeerLost
 from net.transfer import TransferEngine
 from tests.engine.test_pull import GEOMETRY, ROOT, Side
@@ -30,7 +32,7 @@ class Scene:
         self.a, self.d, self.process, self.blocks = a, d, process, blocks
 
     def give_up(self):
-        self.a.post("d", messages.ABORT, {"ids": ["r"]})
+        self.a.post("d", messages.ABORT, encode(Abort(["r"])))
 
     def written(self):
         return any(any(self.d.block(block)) for block in self.blocks)
@@ -52,11 +54,12 @@ async def scene(order):
         d_channel.introduce("p", tuple(json.loads(await process.stdout.readline())))
         d = Side(d_channel, TransferEngine(d_channel, order.split(",")))
         request = Request("r", [1] * 8, 8, SamplingParams(max_tokens=4), 0.0, ROOT)
-        body, data = pack_request(request)
-        reply, _ = await a.call("d", messages.RESERVE, body | {"prefill_node": "p"}, data)
-        spans = [(0, block * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for block in reply["blocks"]]
-        d_channel.post("p", "push", {"remote": reply["region"], "spans": spans, "epoch": reply["epoch"]})
-        one = Scene(a, d, process, reply["blocks"])
+        wire, data = pack_request(request)
+        reply, _ = await a.call("d", messages.RESERVE, encode(Reserve(wire, "p")), data)
+        target = decode(KvTarget, reply)
+        spans = [(0, block * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for block in target.block_ids]
+        d_channel.post("p", "push", {"remote": target.region, "spans": spans, "epoch": target.epoch})
+        one = Scene(a, d, process, target.block_ids)
         await until(one.written)
         try:
             yield one

@@ -17,13 +17,17 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
+from engine.kv.kv_ready import KvTarget
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.serving import messages
-from engine.serving.messages import pack_request
+from engine.serving.messages import Abort, Prefill, Reserve, pack_request
 from engine.serving.own_load import OwnLoad
-from engine.serving.service import EngineService
+from engine.serving.rail_news import RailNews
+from engine.serving.service import EngineService, KvMoves
+from engine.serving.updates import Failed, HandedOver, decode_all
 from engine.worker import Emission
+from net.bodies import decode, encode
 from net.channel import Channel
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.load_words import LoadWords
@@ -86,9 +90,8 @@ class Node:
         )
         load = OwnLoad(self.name, idle, self.words, Rejection(), 1.0)
         metrics = Metrics("m", self.name)
-        self.service = EngineService(
-            *(self.name, self.channel, self.transfer, self.worker, GEOMETRY, 8, load, metrics, self.how, "layer")
-        )
+        moves = KvMoves(GEOMETRY, RailNews(self.transfer), self.how)
+        self.service = EngineService(self.channel, self.transfer, self.worker, moves, 8, load, metrics)
         return await self.channel.start("127.0.0.1")
 
     async def close(self) -> None:
@@ -171,9 +174,9 @@ class Acceptor:
         return await self.channel.start("127.0.0.1")
 
     async def on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
-        for request_id, _, _, _, finish, _ in body["items"]:
-            if finish in ("handed_over", "failed") and request_id in self.ends:
-                self.handed_over += finish == "handed_over"
+        for request_id, update in decode_all(body):
+            if isinstance(update, HandedOver | Failed) and request_id in self.ends:
+                self.handed_over += isinstance(update, HandedOver)
                 self.ends[request_id].set()
 
     async def run(self, number: int) -> None:
@@ -182,24 +185,21 @@ class Acceptor:
         count = GEOMETRY.block_size * (1 + number % 4)
         ids = [1 + number * 1000 + i for i in range(count)]
         request = Request(request_id, ids, count, SamplingParams(max_tokens=4), 0.0, ROOT)
-        body, data = pack_request(request)
+        wire, data = pack_request(request)
         self.ends[request_id] = asyncio.Event()
         try:
             async with asyncio.timeout(PATIENCE_S):
-                reply, _ = await self.channel.call(
-                    "d", messages.RESERVE, body | {"prefill_node": "p"}, data, PATIENCE_S
-                )
-                target = {"node": "d", "block_ids": reply["blocks"]}
-                target |= {name: reply[name] for name in ("region", "first_missing", "epoch")}
-                body |= {"target": target, "promise": PROMISE}
-                await self.channel.call("p", messages.PREFILL, body, data, PATIENCE_S)
+                reserve = encode(Reserve(wire, "p"))
+                reply, _ = await self.channel.call("d", messages.RESERVE, reserve, data, PATIENCE_S)
+                prefill = encode(Prefill(wire, PROMISE, decode(KvTarget, reply)))
+                await self.channel.call("p", messages.PREFILL, prefill, data, PATIENCE_S)
                 await self.ends[request_id].wait()
                 await asyncio.sleep(0.5)
         except ENDS:
             pass
         for node in ("p", "d"):
             with suppress(*ENDS):
-                self.channel.post(node, messages.ABORT, {"ids": [request_id]})
+                self.channel.post(node, messages.ABORT, encode(Abort([request_id])))
 
 
 def arrived_whole(decode: Node) -> None:

@@ -18,6 +18,7 @@ from engine.sampling.params import SamplingParams
 from engine.serving.claims import Claims
 from engine.serving.declined import no_placement, turned_away
 from engine.serving.known import with_silent
+from engine.serving.messages import Promise
 from engine.serving.own_load import OwnLoad
 from engine.serving.placed import Placed, ProbeAnswer
 from engine.serving.placement_policy import placement_policy
@@ -141,24 +142,24 @@ def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0), prefill_s=lambda request: 9.0)
     own = OwnLoad("n", load, words, Rejection(), 1.0)
-    promise = {"claim": 7, "wait_s": 1.0, "ttft_s": 2.0, "redirects_left": 1}
+    promise = Promise(claim=7, wait_s=1.0, ttft_s=2.0, redirects_left=1)
     with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
         own.keep(promise, None)
     assert caught.value.code == "redirect" and words.arrivals == [7]
-    own.keep(promise | {"redirects_left": 0}, None)
-    own.keep(promise | {"wait_s": 2.5, "ttft_s": 3.5}, None)
+    own.keep(replace(promise, redirects_left=0), None)
+    own.keep(replace(promise, wait_s=2.5, ttft_s=3.5), None)
     words.outstanding = 2_000_000
     with pytest.raises(RemoteError):
-        own.keep(promise | {"wait_s": 2.5, "ttft_s": 3.5}, None)
+        own.keep(replace(promise, wait_s=2.5, ttft_s=3.5), None)
 
 
 def test_a_longer_queue_that_computes_the_prompts_prefix_is_not_later():
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=2.0), prefill_s=lambda request: 0.01)
     own = OwnLoad("n", load, Words(), Rejection(), 1.0)
-    own.keep({"claim": 0, "wait_s": 0.0, "ttft_s": 2.0, "redirects_left": 1}, None)
+    own.keep(Promise(0, wait_s=0.0, ttft_s=2.0, redirects_left=1), None)
     load.prefill_s = lambda request: 2.0
     with pytest.raises(RemoteError):
-        own.keep({"claim": 0, "wait_s": 0.0, "ttft_s": 2.0, "redirects_left": 1}, None)
+        own.keep(Promise(0, wait_s=0.0, ttft_s=2.0, redirects_left=1), None)
 
 
 def test_refusals_become_what_the_api_answers():

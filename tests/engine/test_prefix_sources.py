@@ -11,7 +11,7 @@ from cache.block import BlockGeometry
 from cache.results import GetResult, LeadingRun
 from engine.costs import StepCosts
 from engine.kv.arenas import HANDED_OVER_MAX, Arenas
-from engine.kv.prefix_sources import PrefixSources
+from engine.kv.prefix_sources import PrefixSources, Prices
 from sched.digest import CuckooDigest, assemble, key64
 from sched.holders import Holders
 
@@ -73,7 +73,7 @@ def sources(run: LeadingRun | None = None, arenas: Arenas | None = None, policy:
         for tokens in (40, 400):
             costs.prefill.observe(tokens, 0, tokens * 1e-3)
     chosen: Any = pool
-    return PrefixSources(chosen, chosen, arenas, Pool(LeadingRun(0)), GEOMETRY, costs, policy, **rails)  # type: ignore[arg-type]
+    return PrefixSources(chosen, chosen, arenas, Pool(LeadingRun(0)), GEOMETRY, Prices(costs, **rails), policy)  # type: ignore[arg-type]
 
 
 async def found(of: Any, first: int = 0) -> list[tuple[str, int]]:

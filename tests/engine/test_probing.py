@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from engine.cluster import Cluster
 from engine.serving import messages, probing
 from engine.serving.clocks import Clocks
 from engine.serving.known import Known
+from engine.serving.messages import LoadNow, Probe, Probed, Rates
 from engine.serving.probing import Prober, Question
+from net.bodies import decode, encode
 from net.channel import RemoteError
 from sched.load_word import Load, LoadWord
 from sched.member import Member
@@ -47,12 +50,9 @@ class World:
             await asyncio.sleep(60)
         if peer == "gone":
             raise RemoteError("no", code="gone")
-        reply = {
-            "record": RECORD.pack().hex(), "claimed": 7, "outstanding": 500_000, "step_soon_s": 0.02,
-            "step_alone_s": 0.01, "decode_s": 1.0, "unix_s": 0.0, "boot_id": "x", "local_tokens": 48,
-            "fetch_bytes_per_s": 5e8, "bytes_per_s": dict.fromkeys(body["to"], 2e8),
-        }  # fmt: skip
-        return reply, memoryview(b"")
+        load = LoadNow(RECORD.pack(), 7, 500_000, 0.02, 0.01, 1.0, 0.0, "x")
+        rates = Rates(5e8, dict.fromkeys(decode(Probe, body).to, 2e8))
+        return encode(Probed(load, rates, local_tokens=48)), memoryview(b"")
 
     async def probe(self, peers):
         self.read = list(peers)
@@ -72,7 +72,7 @@ class World:
 
     async def ask(self, by_message: bool = False, times: int = 2):
         self.links = MeasuredLinks()
-        prober = Prober(self, self, self, self, Clocks(), by_message, self.links)
+        prober = Prober(Cluster(self, self, self, self, self), Clocks(), by_message, self.links)
         records = np.array([RECORD_ROW] * len(self.members))
         view = View.of_records(0.0, self.members, records, self.links, 256)
         known = Known(view, self.members, [], np.arange(len(self.members)), [], 0.0)

@@ -168,7 +168,7 @@ def test_they_travel_as_they_are(top, count, data):
     request = asking("r", [1] * (count + 1), top)
     request.prompt_logprobs = found
     body, parts = pack_prompt_logprobs(request)
-    assert (body["id"], body["count"]) == ("r", count)
+    assert (body.id, body.count) == ("r", count)
     assert unpack_prompt_logprobs(body, memoryview(b"".join(parts))) == found
     with pytest.raises(ValueError):
         unpack_prompt_logprobs(body, memoryview(b"".join(parts)[:-1]))

@@ -12,13 +12,17 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
+from engine.kv.kv_ready import KvTarget
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.serving import messages
-from engine.serving.messages import pack_request
+from engine.serving.messages import Abort, Prefill, Pull, Reserve, pack_request
 from engine.serving.own_load import OwnLoad
-from engine.serving.service import EngineService
+from engine.serving.rail_news import RailNews
+from engine.serving.service import EngineService, KvMoves
+from engine.serving.updates import Failed, HandedOver, Landed, decode_all
 from engine.worker import Emission
+from net.bodies import decode, encode
 from net.errors import RemoteError
 from net.load_words import LoadWords
 from net.memory import Region
@@ -27,7 +31,7 @@ from net.spans import pack_spans, unpack_spans
 from net.transfer import Op, TransferEngine, TransferError
 from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
-from tests.engine.test_service import IdleWorker
+from tests.engine.test_service import PROMISE, IdleWorker
 from tests.net.peers import channels, until
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
@@ -67,9 +71,8 @@ class Side:
             record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
         load = OwnLoad(channel.node_id, idle, self.words, Rejection(), 1.0)
-        self.service = EngineService(
-            channel.node_id, channel, transfer, self.worker, GEOMETRY, 8, load, metrics, "pull", "layer"
-        )
+        moves = KvMoves(GEOMETRY, RailNews(transfer), "pull")
+        self.service = EngineService(channel, transfer, self.worker, moves, 8, load, metrics)
 
     @property
     def pool(self) -> BlockPool:
@@ -83,9 +86,6 @@ class Side:
         return self.pool.references() == {"request": 0, "transfer": 0} and not any(self.service.held().values())
 
 
-PROMISE = {"claim": 0, "wait_s": 0.0, "ttft_s": 1.0, "redirects_left": 2}
-
-
 @asynccontextmanager
 async def pair(count: int = 8):
     """(acceptor's channel, prefill side, decode side, target): a prompt of `count` tokens is computed on p."""
@@ -94,16 +94,11 @@ async def pair(count: int = 8):
         d = Side(d_channel, GatedTransfer(d_channel, ("tcp",)))
         a.handle(messages.TOKENS, heard := Heard())
         request = Request("r", [1] * count, count, SamplingParams(max_tokens=4), 0.0, ROOT)
-        body, data = pack_request(request)
-        reply, _ = await a.call("d", messages.RESERVE, body | {"prefill_node": "p"}, data)
-        target = {
-            "node": "d",
-            "region": reply["region"],
-            "block_ids": reply["blocks"],
-            "first_missing": reply["first_missing"],
-            "epoch": reply["epoch"],
-        }
-        await a.call("p", messages.PREFILL, body | {"target": target, "promise": PROMISE}, data)
+        wire, data = pack_request(request)
+        reply, _ = await a.call("d", messages.RESERVE, encode(Reserve(wire, "p")), data)
+        target = decode(KvTarget, reply)
+        assert target.node == "d"
+        await a.call("p", messages.PREFILL, encode(Prefill(wire, PROMISE, target)), data)
         try:
             yield a, p, d, heard
         finally:
@@ -118,10 +113,10 @@ class Heard:
     """What the acceptor was told."""
 
     def __init__(self) -> None:
-        self.items: list[Any] = []
+        self.updates: list[Any] = []
 
     async def __call__(self, peer, body, data):
-        self.items += body["items"]
+        self.updates += [update for _, update in decode_all(body)]
 
 
 def compute(side: Side) -> None:
@@ -142,10 +137,10 @@ async def test_the_decode_node_reads_what_was_computed_and_then_both_let_go():
         compute(p)
         assert p.pool.references()["transfer"] > 0  # the blocks stay until the decode node has them
         d.transfer.gate.set()
-        await until(lambda: any(item[4] == "handed_over" for item in heard.items))
-        landed, _ = heard.items[-2:]
-        assert landed[4] == "landed", "before the decode node may have answered"
-        assert [event["event"] for event in landed[5]["events"]].count("kv_moved") == 1
+        await until(lambda: HandedOver() in heard.updates)
+        landed, _ = heard.updates[-2:]
+        assert isinstance(landed, Landed), "before the decode node may have answered"
+        assert [event["event"] for event in landed.report.events].count("kv_moved") == 1
         (request,) = d.worker.batcher.requests.values()
         assert request.num_computed == 10 and request.token_ids[-1] == 5
         assert [bytes(d.block(b))[:1] for b in request.block_ids] == [bytes([b + 1]) for b in source]
@@ -159,7 +154,7 @@ async def test_an_abort_ends_the_reads_and_frees_both_sides():
         compute(p)
         await until(lambda: d.transfer.reading == 1)
         for node in ("p", "d"):
-            a.post(node, messages.ABORT, {"ids": ["r"]})
+            a.post(node, messages.ABORT, encode(Abort(["r"])))
         await until(lambda: p.idle() and d.idle())
         assert d.transfer.reading == 0
 
@@ -170,7 +165,7 @@ async def test_a_lost_peer_in_the_middle_of_a_pull_frees_the_blocks_of_the_other
         compute(p)
         await until(lambda: d.transfer.reading == 1)
         (d if lost == "p" else p).channel.drop(lost, "killed by the test")
-        await until(lambda: any(item[4] == "failed" for item in heard.items))
+        await until(lambda: any(isinstance(update, Failed) for update in heard.updates))
         if lost == "p":
             await until(d.idle)
         else:
@@ -183,10 +178,10 @@ async def test_a_pull_outside_the_reserved_blocks_is_refused():
         other = next(b for b in range(BLOCKS) if b not in reserved)
         for span in ((0, other * GEOMETRY.block_bytes, 8), (0, (reserved[-1] + 1) * GEOMETRY.block_bytes - 4, 8)):
             with pytest.raises(RemoteError, match="not the request's to fill"):
-                body = {"id": "r", "region": "kv", "timeout_s": 1.0}
+                body = encode(Pull("r", "kv", 1.0))
                 await p.channel.call("d", messages.PULL, body, [pack_spans([span])])
         with pytest.raises(RemoteError, match="ended"):
-            await p.channel.call("d", messages.PULL, {"id": "none", "region": "kv", "timeout_s": 1.0}, [b""])
+            await p.channel.call("d", messages.PULL, encode(Pull("none", "kv", 1.0)), [b""])
 
 
 def test_spans_come_back_from_the_wire():

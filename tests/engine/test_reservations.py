@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cache.pool import BlockPool
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.kv.incoming import Incoming
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -28,7 +28,8 @@ def request(name: str, service_class: str = "batch", blocks: int = 2) -> Request
 
 class Node:
     def __init__(self, num_blocks: int = 8) -> None:
-        self.worker = IdleWorker(Batcher(BlockPool(num_blocks), 4, 4, 64, 1000, {0}, prefix_caching=False, order=EDF()))
+        rules = BatchRules(prefix_caching=False, order=EDF())
+        self.worker = IdleWorker(Batcher(BlockPool(num_blocks), 4, 4, 64, 1000, {0}, rules))
         self.cancelled: set[str] = set()
         transfer = SimpleNamespace(epoch_of=lambda node: "")
         self.incoming = Incoming(

@@ -9,13 +9,17 @@ from typing import Any
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
 from engine.batcher import Batcher
+from engine.kv.kv_ready import KvTarget
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.serving import messages
-from engine.serving.messages import pack_request
+from engine.serving.messages import Fence, Prefill, Promise, pack_request
 from engine.serving.own_load import OwnLoad
-from engine.serving.service import EngineService
+from engine.serving.rail_news import RailNews
+from engine.serving.service import EngineService, KvMoves
+from engine.serving.updates import Token, decode_all
 from engine.worker import Emission
+from net.bodies import encode
 from net.metrics import Metrics
 from sched.rejection import OutputLengths, Rejection
 from sched.state import NodeRecord
@@ -24,7 +28,17 @@ GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 ROOT = root_key("toy", GEOMETRY)
 
 
-PROMISE = {"claim": 0, "wait_s": 0.0, "ttft_s": 1.0, "redirects_left": 2}
+PROMISE = Promise(claim=0, wait_s=0.0, ttft_s=1.0, redirects_left=2)
+
+
+def prefill(request: Request, target: KvTarget | None = None) -> tuple[dict[str, Any], memoryview]:
+    """The body and the data of a PREFILL."""
+    wire, data = pack_request(request)
+    return encode(Prefill(wire, PROMISE, target)), memoryview(data[0])
+
+
+def moves(transfer: Any, how: str = "push") -> KvMoves:
+    return KvMoves(GEOMETRY, RailNews(transfer), how)
 
 
 def idle_load() -> OwnLoad:
@@ -49,7 +63,8 @@ class SlowTransfer:
 class Wires:
     """A channel that keeps the handlers and remembers what was sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str = "n") -> None:
+        self.node_id = node_id
         self.handlers: dict[str, Any] = {}
         self.posted: list[tuple[str, str, dict]] = []
 
@@ -94,20 +109,19 @@ class IdleWorker:
 
 
 async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over():
-    channel, transfer = Wires(), SlowTransfer()
+    channel, transfer = Wires("p"), SlowTransfer()
     worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
-    service = EngineService("p", channel, transfer, worker, GEOMETRY, 8, idle_load(), Metrics("m", "p"))
+    service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "p"))
     request = Request("r", [1] * 8, 8, SamplingParams(max_tokens=4), 0.0, ROOT)
-    body, data = pack_request(request)
-    target = {"node": "d", "region": "kv", "block_ids": [3, 4], "first_missing": 0, "epoch": ""}
-    await channel.handlers[messages.PREFILL]("a", body | {"target": target, "promise": PROMISE}, memoryview(data[0]))
+    target = KvTarget("d", "kv", [3, 4], first_missing=0, epoch="")
+    await channel.handlers[messages.PREFILL]("a", *prefill(request, target))
     step = worker.batcher.schedule(0.0)
     for layer in range(2):
         worker.transfers["r"].layer_done(step.rows[0].request.block_ids, layer, 0, 8)
     await asyncio.sleep(0)
     done = worker.batcher.commit(0.0, step, [(5,)])
     service.on_emissions([Emission(done.emitted[0][0], 5)])
-    fence = asyncio.create_task(channel.handlers[messages.FENCE]("d", {"id": "r"}, memoryview(b"")))
+    fence = asyncio.create_task(channel.handlers[messages.FENCE]("d", encode(Fence("r")), memoryview(b"")))
     await asyncio.sleep(0.05)
     assert transfer.in_flight == 1 and not fence.done()  # the decode node may not have its blocks back yet
     transfer.landed.set()
@@ -121,21 +135,18 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
 
 async def test_tokens_of_one_step_are_numbered_and_only_the_last_one_ends_the_request():
     """An accepted draft: three tokens of one request in one step, the third is its end."""
-    channel = Wires()
+    channel, transfer = Wires("d"), SlowTransfer()
     worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
-    service = EngineService("d", channel, SlowTransfer(), worker, GEOMETRY, 8, idle_load(), Metrics("m", "d"))
+    service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "d"))
     request = Request("r", [1] * 5, 5, SamplingParams(max_tokens=3), 0.0, ROOT)
-    body, data = pack_request(request)
-    await channel.handlers[messages.PREFILL]("a", body | {"target": None, "promise": PROMISE}, memoryview(data[0]))
+    await channel.handlers[messages.PREFILL]("a", *prefill(request))
     step = worker.batcher.schedule(0.0)
     done = worker.batcher.commit(0.0, step, [(5, 6, 7)])
     (owned, _, kept) = done.emitted[0]
     service.on_emissions([Emission(owned, 5 + i, num_behind=kept - 1 - i) for i in range(kept)])
-    items = [item for _, _, body in channel.posted for item in body["items"]]
-    assert [(index, token, finish) for _, index, token, _, finish, _ in items] == [
-        (0, 5, None),
-        (1, 6, None),
-        (2, 7, "length"),
-    ]
+    first, second, last = [update for _, _, body in channel.posted for _, update in decode_all(body)]
+    assert (first.index, first.token_id, first.finish) == (0, 5, None) and first.report is not None
+    assert second == Token(1, 6)
+    assert (last.index, last.token_id, last.finish) == (2, 7, "length") and last.report is not None
     assert service.held()["acceptors"] == 0
     await service.close()

@@ -11,14 +11,14 @@ import pytest
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.costs import StepCosts
 from engine.kv.reuse import Publisher
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, VerifyCost
-from engine.worker import Emission, Worker
+from engine.worker import Drafts, Emission, Reuse, Worker
 from net.metrics import Metrics
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
@@ -60,20 +60,17 @@ class Engine:
     def __init__(self, model: Any, speculator: Speculator | None = None, draft: DraftModel | None = None, blocks=64):
         self.draft, self.metrics = draft, Metrics("m", "n")
         pool = BlockPool(blocks)
-        if speculator and draft:
-            speculator.on_forget = draft.forget
-        self.batcher = Batcher(pool, BLOCK_SIZE, 8, 128, MAX_LEN, {2}, speculator=speculator)
+        self.batcher = Batcher(pool, BLOCK_SIZE, 8, 128, MAX_LEN, {2}, BatchRules(speculator=speculator))
         publisher = Publisher(pool, None, self.metrics)
         self.worker = Worker(
-            self.batcher, runner(model, num_blocks=blocks), NoPrefix(), publisher, StepCosts(), self.metrics,
-            speculator, draft,
+            self.batcher, runner(model, num_blocks=blocks), Reuse(NoPrefix(), publisher), StepCosts(), self.metrics,
+            Drafts(speculator, draft),
         )  # fmt: skip
         self.emissions: list[Emission] = []
 
     async def run(self, requests: Sequence[Request]) -> None:
         """Until all have ended, the requests that are here already too."""
-        self.worker.on_emissions = self.emissions.extend
-        self.worker.start()
+        self.worker.start(self.emissions.extend)
         for request in requests:
             self.worker.add(request)
         async with asyncio.timeout(60):
@@ -87,8 +84,8 @@ class Engine:
             assert self.draft.pool.usage()["held"] == 0 and not self.draft.state()["requests"]
 
 
-def speculator(method: str, k: int, length: str = "fixed", **times: Any) -> Speculator:
-    return Speculator(method, k, (1, 4), length, MAX_LEN, lambda rows, context: COST, **times)
+def speculator(method: str, k: int, draft: DraftModel | None = None, length: str = "fixed") -> Speculator:
+    return Speculator(method, k, (1, 4), length, MAX_LEN, lambda rows, context: COST, draft)
 
 
 def requests(texts: list[list[int]], **sampling: Any) -> list[Request]:
@@ -129,13 +126,14 @@ async def test_ngrams_give_the_greedy_tokens_of_no_speculation(target, plain, k)
 
 @pytest.mark.parametrize("k", [1, 4, 8])
 async def test_another_model_as_draft_gives_the_greedy_tokens(target, small, plain, k):
-    own, draft = speculator("draft", k), DraftModel(runner(small), rejection=True)
+    draft = DraftModel(runner(small), rejection=True)
+    own = speculator("draft", k, draft)
     assert await outputs(Engine(target, own, draft), prompts(10, seed=1)) == plain
     assert 0 < own.totals.accepted < own.totals.drafted
 
 
 async def test_automatic_lengths_change_no_token(target, plain):
-    own = speculator("ngram", 6, "auto")
+    own = speculator("ngram", 6, length="auto")
     assert await outputs(Engine(target, own), prompts(10, seed=1)) == plain
     assert own.totals.drafted > 0
 
@@ -145,8 +143,8 @@ async def test_preempted_requests_too(target, small, method):
     """Room for a third of the load, and for a part of the drafts."""
     texts = [text + [5 + i] * 20 for i, text in enumerate(prompts(8, seed=3))]
     expected = await outputs(Engine(target), texts, max_tokens=60)
-    own = speculator(method, 4)
     draft = DraftModel(runner(small, num_blocks=12), rejection=True) if method == "draft" else None
+    own = speculator(method, 4, draft)
     engine = Engine(target, own, draft, blocks=20)
     assert await outputs(engine, texts, max_tokens=60) == expected
     assert engine.batcher.num_preemptions > 0 and own.totals.drafted > 0
@@ -162,7 +160,7 @@ async def test_the_same_draw_gives_the_sampled_tokens_of_no_speculation(target, 
     how = {"temperature": 1.0, "max_tokens": 30, "min_tokens": 12, "ignore_eos": False} | sampling
     expected = await outputs(Engine(target), texts, **how)
     draft = DraftModel(runner(small), rejection=False) if method == "draft" else None
-    own = speculator(method, 4)
+    own = speculator(method, 4, draft)
     assert await outputs(Engine(target, own, draft), texts, **how) == expected
     assert own.totals.drafted > 0
 
@@ -170,7 +168,8 @@ async def test_the_same_draw_gives_the_sampled_tokens_of_no_speculation(target, 
 @pytest.mark.parametrize("rejection", [True, False])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}], ids=["greedy", "sampled"])
 async def test_the_model_as_its_own_draft_is_always_right(target, rejection, sampling):
-    own, draft = speculator("draft", 4), DraftModel(runner(target), rejection)
+    draft = DraftModel(runner(target), rejection)
+    own = speculator("draft", 4, draft)
     texts = prompts(6, seed=7)
     tokens = await outputs(Engine(target, own, draft), texts, **sampling)
     assert tokens == await outputs(Engine(target), texts, **sampling)
@@ -194,7 +193,8 @@ async def test_logprobs_are_those_of_no_speculation(target):
 async def test_a_stop_inside_an_accepted_run_ends_the_request_there(target, plain):
     """With the model as its own draft, output 1 to 9 is one run."""
     stop_at = next(i for i in range(3, 9) if plain[0][i] not in plain[0][:i])
-    own, draft = speculator("draft", 8), DraftModel(runner(target), rejection=True)
+    draft = DraftModel(runner(target), rejection=True)
+    own = speculator("draft", 8, draft)
     engine = Engine(target, own, draft)
     (said,) = await outputs(engine, prompts(10, seed=1)[:1], stop_token_ids=(plain[0][stop_at],))
     assert said == plain[0][: stop_at + 1]
@@ -207,7 +207,8 @@ async def test_kv_that_came_from_another_node_is_drafted_for(target, small):
     text = prompts(1, seed=11)[0] * 40  # several chunks of the draft model
     text = text[:300]
     (expected,) = await outputs(Engine(target), [text], max_tokens=40)
-    own, draft = speculator("draft", 4), DraftModel(runner(small), rejection=True)
+    draft = DraftModel(runner(small), rejection=True)
+    own = speculator("draft", 4, draft)
     engine = Engine(target, own, draft)
     elsewhere = Engine(target)
     (remote,) = requests([text], max_tokens=1)
@@ -231,7 +232,8 @@ async def test_kv_that_came_from_another_node_is_drafted_for(target, small):
 
 async def test_aborts_at_any_moment_leave_nothing(target, small):
     rng = random.Random(13)
-    own, draft = speculator("draft", 4), DraftModel(runner(small, num_blocks=24), rejection=True)
+    draft = DraftModel(runner(small, num_blocks=24), rejection=True)
+    own = speculator("draft", 4, draft)
     engine = Engine(target, own, draft, blocks=40)
     made = requests(prompts(12, seed=13), max_tokens=60)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.costs import StepCosts
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -24,7 +24,7 @@ def speculator(method="ngram", num_tokens=4, length="fixed", max_len=1000) -> Sp
 
 
 def batcher(own: Speculator, blocks=16, budget=16, seqs=4) -> Batcher:
-    return Batcher(BlockPool(blocks), 4, seqs, budget, 1000, {0}, speculator=own)
+    return Batcher(BlockPool(blocks), 4, seqs, budget, 1000, {0}, BatchRules(speculator=own))
 
 
 def start(b: Batcher, name: str, prompt: list[int], token: int, **sampling) -> Request:

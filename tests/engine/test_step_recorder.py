@@ -19,7 +19,7 @@ async def test_the_steps_of_a_request(tmp_path):
     worker, _ = make()
     worker._recorder = StepRecorder(path)
     worker.add(request("a", prompt=5, max_tokens=4))
-    worker.start()
+    worker.start(lambda emissions: None)
     await until(lambda: not worker.batcher.requests)
     await worker.close()
     lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]

@@ -66,9 +66,8 @@ class Raising:
 async def test_a_policy_that_raises_ends_the_node_and_no_request_waits_for_ever():
     worker, _ = make()
     got = []
-    worker.on_emissions = got.extend
     with supervised() as told:
-        worker.start()
+        worker.start(got.extend)
         for i in range(4):
             worker.add(request(f"r{i}", max_tokens=500, token=i + 1))
         await until(lambda: len(got) > 8)
@@ -89,19 +88,20 @@ async def test_a_policy_that_raises_ends_the_node_and_no_request_waits_for_ever(
 async def test_blocks_of_a_running_step_are_free_only_behind_it():
     """Handing out raises while the engine thread computes the next step."""
     worker, runner = make()
+    repaired = asyncio.Event()
 
     def broken(emissions):
-        runner.gate.clear()
-        raise ConnectionError("the acceptor is gone")
+        if not repaired.is_set():
+            runner.gate.clear()
+            raise ConnectionError("the acceptor is gone")
 
-    worker.on_emissions = broken
     with supervised():
-        worker.start()
+        worker.start(broken)
         worker.add(request("r", max_tokens=50))
         await until(lambda: not runner.gate.is_set())
         await asyncio.sleep(0.02)
         held = worker.batcher.pool.usage()["held"]
-        worker.on_emissions = lambda emissions: None
+        repaired.set()
         runner.gate.set()
         await until(lambda: not worker.batcher.requests)
         assert held > 0 and worker.batcher.pool.usage()["held"] == 0
@@ -116,8 +116,7 @@ async def test_a_full_disk_ends_the_record_and_nothing_else():
     worker, _ = make()
     worker._recorder = StepRecorder(Path("/dev/full"))
     got = []
-    worker.on_emissions = got.extend
-    worker.start()
+    worker.start(got.extend)
     worker.add(request("r", max_tokens=8))
     await until(lambda: len(got) == 8)
     await worker.close()

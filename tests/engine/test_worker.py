@@ -16,7 +16,7 @@ from engine.kv.reuse import Publisher
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
-from engine.worker import Emission, Worker
+from engine.worker import Emission, Reuse, Worker
 from net.metrics import Metrics
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
@@ -59,7 +59,7 @@ def make(num_blocks: int = 64) -> tuple[Worker, Counting]:
     pool, metrics, runner = BlockPool(num_blocks), Metrics("m", "n"), Counting()
     batcher = Batcher(pool, 4, 4, 64, 1000, {0})
     publisher = Publisher(pool, None, metrics)
-    return Worker(batcher, runner, NoPrefix(), publisher, StepCosts(), metrics), runner  # type: ignore[arg-type]
+    return Worker(batcher, runner, Reuse(NoPrefix(), publisher), StepCosts(), metrics), runner  # type: ignore[arg-type]
 
 
 def request(name: str, prompt: int = 5, max_tokens: int = 4, token: int = 1) -> Request:
@@ -81,8 +81,7 @@ async def test_the_next_step_starts_before_the_tokens_of_the_last_are_handed_out
             assert runner.wait_for_step(len(got) + 2), "the engine thread waits for the hand-out"
         got.extend(emissions)
 
-    worker.on_emissions = on_emissions
-    worker.start()
+    worker.start(on_emissions)
     worker.add(request("r"))
     await until(lambda: len(got) == 4)
     assert [e.token_id for e in got] == [101, 102, 103, 104]
@@ -103,8 +102,7 @@ async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
         if len(got) < 50:
             worker.add(request(f"r{len(got)}", max_tokens=1))
 
-    worker.on_emissions = on_emissions
-    worker.start()
+    worker.start(on_emissions)
     worker.add(request("r0", max_tokens=1))
     await until(lambda: len(got) == 50)
     assert got == [f"r{i}" for i in range(50)]
@@ -114,9 +112,8 @@ async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
 async def test_an_abort_during_a_step_keeps_the_blocks_until_its_end():
     worker, runner = make()
     got: list[Emission] = []
-    worker.on_emissions = got.extend
     runner.gate.clear()
-    worker.start()
+    worker.start(got.extend)
     worker.add(request("gone"))
     worker.add(request("stays", token=2))
     await until(lambda: runner.begun)
@@ -133,9 +130,8 @@ async def test_an_abort_during_a_step_keeps_the_blocks_until_its_end():
 async def test_a_failing_step_ends_its_requests_and_nobody_elses():
     worker, runner = make()
     got: list[Emission] = []
-    worker.on_emissions = got.extend
     runner.error = RuntimeError("broken")
-    worker.start()
+    worker.start(got.extend)
     worker.add(request("a"))
     worker.add(request("b", token=2))
     await until(lambda: len(got) == 2)
@@ -155,8 +151,7 @@ async def test_preempted_requests_start_over_with_their_new_blocks():
     """Room for one and a half requests: the newer one gives its blocks back; its table follows."""
     worker, runner = make(num_blocks=8)
     got: list[Emission] = []
-    worker.on_emissions = got.extend
-    worker.start()
+    worker.start(got.extend)
     lists: list[list[int]] = []
     step = worker.batcher.schedule
 

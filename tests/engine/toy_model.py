@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from cache.block import BlockGeometry, root_key
 from cache.pool import BlockPool
-from engine.batcher import Batcher
+from engine.batcher import Batcher, BatchRules
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step import Step
+from sched.queueing import FCFS
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 EOS = 0
 
 
 def batcher(blocks=16, block_size=4, seqs=4, budget=16, max_len=1000, caching=True, order=None) -> Batcher:
-    return Batcher(BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, caching, order=order)
+    return Batcher(
+        BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, BatchRules(caching, order=order or FCFS())
+    )
 
 
 def request(name: str, prompt: list[int], arrival=0.0, **sampling) -> Request:

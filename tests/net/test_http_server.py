@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from engine.sampling.params import SamplingParams
+from net.bodies import decode, encode
 from net.http.schema import SERVICE_CLASSES
 from sched.classes import CLASSES
 from tests.net.fake_frontend import FakeFrontend, serving
@@ -30,7 +31,7 @@ async def test_words_agree_with_the_engine(api, frontend):
     async with api.post("/v1/completions", json={"prompt": "ab", "stop": "x", "logit_bias": {"1": 2}}) as response:
         assert response.status == 200
     sampling = SamplingParams(**frontend.calls[0]["sampling"])
-    assert SamplingParams.from_wire(sampling.to_wire()) == sampling
+    assert decode(SamplingParams, orjson.loads(orjson.dumps(encode(sampling)))) == sampling
 
 
 @pytest.mark.parametrize("stream", [False, True])

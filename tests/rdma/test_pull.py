@@ -12,6 +12,8 @@ from engine.kv.kv_ready import KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer
 from engine.kv.pull import KvPull, PullOffer
 from engine.serving import messages
+from engine.serving.messages import Pull, Pulled
+from net.bodies import typed
 from net.errors import RemoteError
 from net.spans import unpack_spans
 from tests.rdma.nodes import fill, rails_of, two_nodes
@@ -30,10 +32,10 @@ async def test_pulled_blocks_have_the_bytes_of_the_prefill_node(overlap):
         reads = KvPull(decode.engine, "kv-b", size, "a", THERE)
 
         async def pull(peer, body, data):
-            done = await reads.read(body["region"], unpack_spans(data), body["timeout_s"])
-            return {"bytes": done.nbytes, "seconds": done.seconds, "transport": done.transport}
+            done = await reads.read(body.region, unpack_spans(data), body.timeout_s)
+            return Pulled(done.nbytes, done.seconds, done.transport)
 
-        decode.channel.handle(messages.PULL, pull)
+        decode.channel.handle(messages.PULL, typed(Pull, pull))
         pool = BlockPool(32, policies["lru"]())
         here = pool.allocate(len(THERE))
         target = KvTarget("b", "kv-b", THERE, 0, "")
