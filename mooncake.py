@@ -116,13 +116,22 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
         cluster = await fetch_cluster(config.join, api_key(config), cluster_key=open_cluster_key(config))
     source = adopt(source, cluster)
     # 'auto' stays on the CPU until serving on a GPU has been seen to work.
-    machine = survey(look_for_gpu=config.device == "cuda")
+    machine = survey(look_for_gpu=config.device == "cuda", ssd_path=config.ssd_path)
+    wanted = config.max_connections
     config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
     configure_logs(config.log_level, config.log_format, node_id=config.node_id)
+    log = logging.getLogger("mooncake.node")
+    if config.max_connections < wanted:
+        log.warning(
+            "--max-connections %d is limited to %d: this process may have %d open files (ulimit -n)",
+            wanted,
+            config.max_connections,
+            machine.max_files,
+        )
     if config.log_format == "text":
         print(show(config), file=sys.stderr, flush=True)
     else:
-        logging.getLogger("mooncake.node").info("configuration: %s", json.dumps(as_dict(config)))
+        log.info("configuration: %s", json.dumps(as_dict(config)))
     stop, hurry = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:

@@ -17,7 +17,7 @@ from typing import Any
 from cache.block import KEY_BYTES, BlockKey
 from cache.bulk_get import KIND as GET
 from cache.bulk_put import KIND as PUT
-from cache.protocol import PRESENT, split_keys
+from cache.protocol import PRESENT, integers, owner_in, split_keys
 from cache.share import Share
 from cache.tiers import LocalStore, Pin
 from net.bulk_call import Answer, Source, Views, joined
@@ -78,14 +78,13 @@ class BulkShare:
         keys, arena = _keys(body), self._local.arena
         size = arena.slot_bytes if arena is not None else 0
         lengths = body.get("lengths") or [size] * len(keys)
-        if not _integers(lengths, len(keys)) or sum(lengths) != nbytes:
+        if not integers(lengths, len(keys)) or sum(lengths) != nbytes:
             raise RemoteError(f"{nbytes} bytes are not {len(keys)} blocks of these lengths", "bad_request")
         if arena is not None and not all(0 < length <= size for length in lengths):
             raise RemoteError(f"blocks of {max(lengths)} bytes, the slots have {size}", "layout")
+        owner = owner_in(body)
         slots = self._share.room_now(keys, body)
-        return Arriving(
-            self._local, self._share, keys, lengths, slots, body.get("owner", ""), body.get("repair", False)
-        )
+        return Arriving(self._local, self._share, keys, lengths, slots, owner, body.get("repair", False))
 
 
 class Arriving:
@@ -116,7 +115,7 @@ class Arriving:
 
     def finish(self, tail: dict[str, Any]) -> Answer:
         checksums: Any = tail.get("checksums")
-        if not _integers(checksums, len(self._keys)):
+        if not integers(checksums, len(self._keys)):
             self.drop()
             raise RemoteError(f"not one checksum for each of {len(self._keys)} blocks", "bad_request")
         rows = list(zip(self._keys, self._slots, checksums, self._lengths, strict=False))
@@ -129,11 +128,6 @@ class Arriving:
         for slot in self._slots:
             if slot >= 0:
                 self._local.abandon(slot)
-
-
-def _integers(values: Any, count: int) -> bool:
-    """Whether it is a list of `count` of them."""
-    return isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
 
 
 def _keys(body: dict[str, Any]) -> list[BlockKey]:

@@ -35,16 +35,21 @@ class Granting:
         offered: Iterable[Content | None] = contents_of(body) or [None] * len(keys)
         decide, repair = body.get("decide", False), body.get("repair", False)
         answers: list[int] = []
-        for key, about, content, keep in zip(keys, facts, offered, kept, strict=True):
-            if decide and body.get("divert", False) and self._passed_on(key):
-                break  # who has it instead of this node knows whether there is a value already
-            try:
+        try:
+            for key, about, content, keep in zip(keys, facts, offered, kept, strict=True):
+                if decide and body.get("divert", False) and self._passed_on(key):
+                    break  # who has it instead of this node knows whether there is a value already
                 if content is not None:
                     answers.append(self._copy(now, key, about, content, repair, keep))
                 else:
                     answers.append(self._first(key, about, decide))
-            except NoSpace:
-                break
+        except NoSpace:
+            pass
+        except Exception:  # the body is not as agreed, which may show late
+            for slot in answers:
+                if slot >= 0:
+                    self._local.abandon(slot)
+            raise
         return answers
 
     def _first(self, key: BlockKey, about: Facts | None, decide: bool) -> int:

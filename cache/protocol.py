@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,3 +107,16 @@ class KeptThere:
 
     answers: Sequence[int] = ()  # to keep them: KEPT, PINS_FULL or ABSENT for each
     given_up: int = 0  # how many had been kept
+
+
+def integers(values: Any, count: int) -> bool:
+    """Whether a peer sent a list of `count` integers that 64 bits hold."""
+    return isinstance(values, list) and len(values) == count and all(type(v) is int and -1 <= v < 2**64 for v in values)
+
+
+def owner_in(body: Mapping[str, Any]) -> str:
+    """The home that a writer names in the place of the one it writes to, empty for none. Raises RemoteError."""
+    owner = body.get("owner", "")
+    if not isinstance(owner, str):
+        raise RemoteError(f"an owner is a node's name, not {type(owner).__name__}", "bad_request")
+    return owner

@@ -35,7 +35,7 @@ from cache.heat import HotBlocks
 from cache.lasting import Lasting
 from cache.leases import Leases
 from cache.policy import PLAIN
-from cache.protocol import ABSENT, ELSEWHERE, Deadlines, Look, split_keys
+from cache.protocol import ABSENT, ELSEWHERE, Deadlines, Look, integers, owner_in, split_keys
 from cache.recent import Recent
 from cache.repair import Hints
 from cache.tiers import LocalStore, Pin
@@ -174,10 +174,12 @@ class Share:
     async def _write(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
         """Like store.reserve and store.commit in one. `lengths` and `checksums` are of the blocks that follow the keys.
         One entry per key: 0 when it is stored now, or PRESENT; fewer when room ends."""
-        lengths, checksums, arena = body["lengths"], body["checksums"], self._local.arena
+        lengths, checksums, arena, owner = body["lengths"], body["checksums"], self._local.arena, owner_in(body)
+        if not integers(lengths, len(lengths)) or not integers(checksums, len(lengths)):
+            raise RemoteError("not a length and a checksum for each block", "bad_request")
         start = len(lengths) * KEY_BYTES
         keys = split_keys(data[:start])
-        if not len(keys) == len(lengths) == len(checksums) or start + sum(lengths) != len(data):
+        if len(keys) != len(lengths) or start + sum(lengths) != len(data):
             raise RemoteError(f"{len(data)} bytes are not {len(lengths)} keys and their blocks", "bad_request")
         if arena is not None and not all(0 < length <= arena.slot_bytes for length in lengths):
             raise RemoteError(f"blocks of {lengths} bytes, the slots have {arena.slot_bytes}", "layout")
@@ -189,7 +191,7 @@ class Share:
                 rows.append((key, slot, block_checksum, length))
             start += length
         for key, slot, block_checksum, length in reversed(rows):  # as in _commit
-            self.stored(key, slot, block_checksum, length, body.get("owner", ""), body.get("repair", False))
+            self.stored(key, slot, block_checksum, length, owner, body.get("repair", False))
         return self.answers([min(0, answer) for answer in answers], len(keys))
 
     async def _unpin(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
@@ -215,7 +217,7 @@ class Share:
         evicted there. `contents`, of such and other copies: [checksum, bytes] of every block."""
         keys = split_keys(data)
         repair = body.get("repair", False)
-        self._leases.open(peer, body["lease"], writes=True, owner=body.get("owner", ""), repair=repair)
+        self._leases.open(peer, body["lease"], writes=True, owner=owner_in(body), repair=repair)
         answers = await self._room(keys, body)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot >= 0]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
@@ -251,19 +253,21 @@ class Share:
         lease = self._leases.take(peer, body["lease"])
         if lease is None:
             raise RemoteError("the reservation has expired", "expired")
-        checksums, lengths = body["checksums"], body.get("lengths") or [-1] * len(body["checksums"])
-        if not lease.writes or not len(checksums) == len(lengths) == len(lease.slots):
-            self._leases.give_back(lease.slots, writes=lease.writes)
-            raise RemoteError(f"{len(checksums)} checksums for {len(lease.slots)} slots", "bad_request")
-        rows = list(zip(lease.keys, lease.slots, checksums, lengths, strict=True))
-        rows.reverse()  # a prompt's last block first: of equals, the first to be evictable is the first to go
-        for at, (key, slot, block_checksum, length) in enumerate(rows):
-            try:
+        left: list[int] = list(lease.slots)
+        checksums: Any = body.get("checksums")
+        lengths = body.get("lengths") or [-1] * len(left)
+        try:
+            if not lease.writes or not integers(checksums, len(left)) or not integers(lengths, len(left)):
+                raise ValueError(f"not one checksum, and one length if any, for each of {len(left)} slots")
+            rows = list(zip(lease.keys, lease.slots, checksums, lengths, strict=True))
+            for key, slot, block_checksum, length in reversed(rows):
+                # A prompt's last block first: of equals, the first to be evictable is the first to go.
                 self.stored(key, slot, block_checksum, length, lease.owner, lease.repair)
-            except ValueError as error:
-                self._leases.give_back([slot for _, slot, _, _ in rows[at:]], writes=True)
-                raise RemoteError(str(error), "bad_request") from None
-        return {"stored": len(checksums)}
+                left.pop()
+        except ValueError as error:
+            self._leases.give_back(left, writes=lease.writes)
+            raise RemoteError(str(error), "bad_request") from None
+        return {"stored": len(rows)}
 
     def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, owner: str, repair: bool) -> None:
         """Raises ValueError for an impossible length."""

@@ -107,7 +107,11 @@ class ModelConfig:
         256, "engine", "prefill in one step at most, with --batching-policy mixed", unit="tokens", least=1
     )
     tbt_budget_ms: float = flag(
-        100.0, "engine", "step time that --batching-policy dynamic aims at while requests decode", least=1.0
+        0.0,
+        "engine",
+        "step time that --batching-policy dynamic aims at while requests decode; auto = the shortest tbt of --slo",
+        least=1.0,
+        auto=0,
     )
     max_step_ms: float = flag(
         1000.0,

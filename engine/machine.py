@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags that mean bfloat16 products in hardware (the last one is Arm's)."""
+
+
+FILES, MOST_FILES = resource.RLIMIT_NOFILE, 1 << 20
+NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,17 @@ class Machine:
     free_bytes: int  # RAM that can be taken without swapping
     bfloat16: bool  # the CPU multiplies bfloat16 natively
     gpu: Gpu | None = None
-    total_bytes: int = 1 << 62  # RAM that there is, the cgroup's limit applied
+    total_bytes: int = NO_LIMIT  # RAM that there is, the cgroup's limit applied
+    disk_bytes: int = NO_LIMIT  # of the file system that --ssd-path is on
+    max_files: int = NO_LIMIT  # open ones that this process may have
 
 
-def survey(look_for_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
+def survey(
+    look_for_gpu: bool,
+    proc: Path = Path("/proc"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    ssd_path: str | None = None,
+) -> Machine:
     """Read the facts. `look_for_gpu` imports torch; `proc` and `cgroup` are arguments for the tests."""
     quota = _cpu_quota(_read(cgroup / "cpu.max"))
     cpus = len(os.sched_getaffinity(0))
@@ -47,12 +59,30 @@ def survey(look_for_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("
         bfloat16=bool(BF16_FLAGS & set(_cpu_flags(_read(proc / "cpuinfo")))),
         gpu=_gpu() if look_for_gpu else None,
         total_bytes=_total_bytes(cgroup),
+        disk_bytes=NO_LIMIT if ssd_path is None else _disk_bytes(Path(ssd_path).absolute()),
+        max_files=max_files(),
     )
 
 
 def total_bytes() -> int:
     """RAM of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def max_files() -> int:
+    """Open files that this process may have: many systems allow 1,024 and let a process that asks have more, so this
+    asks for MOST_FILES."""
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(FILES))
+    wanted = max(soft, min(hard, MOST_FILES))
+    resource.setrlimit(FILES, (wanted, resource.getrlimit(FILES)[1]))
+    return wanted
+
+
+def _disk_bytes(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    stat = os.statvfs(path)
+    return stat.f_blocks * stat.f_frsize
 
 
 def _total_bytes(cgroup: Path) -> int:

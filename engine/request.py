@@ -17,7 +17,8 @@ import numpy as np
 from cache.block import BlockKey, extend_keys
 from engine.block_table import BlockTable
 from engine.journal import Journal
-from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.params import SamplingParams
+from engine.sampling.token_logprobs import PromptLogprobs
 from sched.classes import STANDARD
 
 
@@ -63,7 +64,7 @@ class Request:
     num_served: int = 0  # known tokens that the queue order has been told of: what is computed again costs no share
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids[1], [2], ... as far as computed
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of token_ids[1], [2], ... so far
     journal: Journal = field(default_factory=Journal)  # anybody on the node may append
     table: BlockTable = field(default_factory=BlockTable, repr=False)
 

@@ -33,6 +33,9 @@ KV_STAGING_BYTES = 16 * MiB
 GPU_RESERVE_BYTES = GiB
 """Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
 
+OTHER_FILES = 256
+"""Open files of a node beside the connections of its clients: those to its peers, logs, weights, the SSD tier."""
+
 RANK_RESERVE_BYTES = GiB
 """The same with several GPUs, besides: NCCL's buffers, and rank 0's context on every other GPU."""
 
@@ -94,12 +97,15 @@ def resolve(
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         num_threads=config.num_threads or machine.num_cpus,
+        max_connections=_max_connections(config, machine),
+        tbt_budget_ms=config.tbt_budget_ms or 1000 * min(one.tbt_s for one in config.classes.values()),
         kv_cache_bytes=kv_bytes,
         dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
         kv_staging_bytes=_kv_staging_bytes(config, shape),
     )
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     check_memory(resolved, machine)
+    check_disk(resolved, machine)
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
 
 
@@ -124,6 +130,27 @@ def check_memory(config: Config, machine: Machine) -> None:
                 f"--kv-cache-bytes {config.kv_cache_bytes}: {config.kv_cache_bytes // MiB} MiB, and the GPUs of this "
                 f"node have {there // MiB} MiB; give less, or leave it on auto"
             )
+
+
+def check_disk(config: Config, machine: Machine) -> None:
+    """Raises UsageError for an SSD tier larger than its disk."""
+    if config.ssd_path is not None and config.ssd_bytes > machine.disk_bytes:
+        raise UsageError(
+            f"--ssd-bytes {config.ssd_bytes}: {config.ssd_bytes // MiB} MiB, and the disk of --ssd-path "
+            f"{config.ssd_path} has {machine.disk_bytes // MiB} MiB; give less"
+        )
+
+
+def _max_connections(config: Config, machine: Machine) -> int:
+    """As many as this process may have, if that is less: each is an open file. Raises UsageError when there is no
+    room for one."""
+    room = machine.max_files - OTHER_FILES
+    if room < 1:
+        raise UsageError(
+            f"--max-connections {config.max_connections}: this process may have {machine.max_files} open files, and "
+            f"needs {OTHER_FILES} beside its clients' connections; raise the limit (ulimit -n)"
+        )
+    return min(config.max_connections, room)
 
 
 def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:

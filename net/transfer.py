@@ -146,6 +146,8 @@ class TransferEngine:
                 path = await self.open(peer_id)
             if nbytes and self._limit is not None:
                 await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
+                if path is not LOCAL and peer.path is not path:  # lost and found again: its memory is in other hands
+                    raise PeerLost(f"lost {peer_id!r} before a transfer began: {self._channel.links.why_lost(peer_id)}")
             region = self._region(local)  # again, as the rest: this has waited
             if epoch is not None and peer.path is not None and peer.path.epoch != epoch:
                 raise TransferError(f"{peer_id!r} has lost this node since it gave the memory")

@@ -36,6 +36,7 @@ from engine.model.parallel import ProcessRanks
 from engine.runner import Row
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
+from engine.sampling.token_logprobs import PromptLogprobs
 from net.memory import Region
 from net.private_directory import PrivateDirectory
 
@@ -51,7 +52,7 @@ SAMPLED = SamplingRow(SamplingParams(), [], 0)
 def bare_row(row: Row) -> Row:
     """What another rank needs of it."""
     sample = None if row.sample is None else SAMPLED
-    scores = None if row.scores is None else replace(row.scores, found=[])
+    scores = None if row.scores is None else replace(row.scores, found=PromptLogprobs())
     return replace(row, sample=sample, proposals=(), scores=scores)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.params import TokenLogprobs
+from engine.sampling.token_logprobs import PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class PromptScores:
     first: int
     next_ids: Sequence[int]
     top: int  # beside each token's own, so many of the best
-    found: list[TokenLogprobs] = field(default_factory=list)
+    found: PromptLogprobs = field(default_factory=PromptLogprobs)
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> list[int]:

@@ -16,7 +16,7 @@ from engine.serving import messages
 from engine.serving.adoption import Adoption
 from engine.serving.flight import Flight, OutputText
 from engine.serving.flight_log import FlightLog
-from engine.serving.messages import Abort, Prefill, PromptLogprobs, Reserve, pack_request, unpack_prompt_logprobs
+from engine.serving.messages import Abort, Prefill, Reserve, ScoredPrompt, pack_request, unpack_prompt_logprobs
 from engine.serving.placing import Placer
 from engine.serving.silence import Silence, Silent
 from engine.serving.updates import (
@@ -62,7 +62,7 @@ class Attempts:
         self._silence = Silence(channel, placer.suspects, self._flights.values, _fail)
         self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
-        channel.handle(messages.PROMPT_LOGPROBS, typed(PromptLogprobs, self._on_prompt_logprobs))
+        channel.handle(messages.PROMPT_LOGPROBS, typed(ScoredPrompt, self._on_prompt_logprobs))
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
 
@@ -182,7 +182,7 @@ class Attempts:
                 if ends_there(update):
                     flight.nodes.discard(peer)
 
-    async def _on_prompt_logprobs(self, peer: str, body: PromptLogprobs, data: memoryview) -> None:
+    async def _on_prompt_logprobs(self, peer: str, body: ScoredPrompt, data: memoryview) -> None:
         flight = self._flights.get(body.id)
         if flight is not None:
             flight.prompt_logprobs = unpack_prompt_logprobs(body, data)

@@ -1,7 +1,7 @@
-"""The cheapest prefill nodes of a view in one compiled pass: cheapest.c, compiled on first use into the user's cache.
+"""A shortlist of a view in one compiled pass: cheapest.c, compiled on first use into the user's cache.
 
-numpy does the same in a dozen passes (sched/placements/costs.py, `ranking`), three times slower for 1,000 nodes; it is
-what a machine without a C compiler uses. The tests hold them together.
+numpy and lists do the same in two dozen steps (sched/placements/mooncake.py), three times slower for 1,000 nodes; a
+machine without a C compiler uses them. The tests hold them together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ SOURCE = Path(__file__).with_name("cheapest.c")
 MOST_WIDTH = 256
 """A wider shortlist is sorted faster by numpy."""
 
+MOST_BESIDE = 8
+"""Nodes of a shortlist beside the cheapest, at most."""
+
 _library: ctypes.CDLL | None = None
-_best = (ctypes.c_int64 * MOST_WIDTH)()
-_costs = (ctypes.c_double * MOST_WIDTH)()
-_holder = ctypes.c_int64()
-_out = (ctypes.addressof(_best), ctypes.addressof(_costs), ctypes.addressof(_holder))
+_chosen = (ctypes.c_int64 * (MOST_WIDTH + MOST_BESIDE))()
+_out = ctypes.addressof(_chosen)
 
 
 def prepare() -> None:
@@ -30,16 +31,14 @@ def prepare() -> None:
     global _library
     library = compiled.library(SOURCE)
     real, whole, pointer = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
-    library.cheapest.restype = whole
-    library.cheapest.argtypes = [pointer, pointer, whole, real, real, real, whole, pointer, pointer, pointer]
+    library.shortlist.restype = whole
+    library.shortlist.argtypes = [pointer, pointer, real, real, real, whole, whole, real, pointer]
     _library = library
 
 
-def cheapest(
-    now: float, demand: Demand, view: View, matched: Vector, width: int
-) -> tuple[list[int], int | None] | None:
-    """At most `width` nodes that can prefill the prompt, the cheapest first, no pool counted; and the node that has
-    most of it, if any has some. None: not prepared, or more than MOST_WIDTH. Of one thread: the buffers are shared."""
+def shortlist(now: float, demand: Demand, view: View, matched: Vector, width: int, seed: float) -> list[int] | None:
+    """MooncakePlacement.shortlist with no pool counted; `seed`, in [0, 1), draws. None: not prepared, or wider than
+    MOST_WIDTH. Of one thread: the buffer is shared."""
     if _library is None or width > MOST_WIDTH:
         return None
     has = None
@@ -47,7 +46,7 @@ def cheapest(
         if not matched.flags.c_contiguous:
             return None
         has = matched.__array_interface__["data"][0]  # half the time of matched.ctypes
-    count = _library.cheapest(
-        view.address, has, len(view.ids), now, demand.num_tokens, demand.block_size, width, *_out
+    count = _library.shortlist(
+        view.address, has, now, demand.num_tokens, demand.block_size, demand.num_blocks, width, seed, _out
     )  # fmt: skip
-    return _best[:count], _holder.value if _holder.value >= 0 else None
+    return _chosen[:count]

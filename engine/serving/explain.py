@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="mooncake explain", description="Why a request went where it went, and how it did."
     )
-    known = "the id in the answer of the API (default: the request of the cluster that ended last)"
+    known = "the id in the answer of the API (default: the request of the cluster that ended or was refused last)"
     parser.add_argument("request_id", metavar="REQUEST-ID", nargs="?", help=known)
     add_flags(parser, "any node of the cluster")
     parser.add_argument("--json", action="store_true", help="print the record as it is")
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         node = NodeClient.from_flags(args)
         request_id = args.request_id or newest(node)
         if request_id is None:
-            print("mooncake explain: no request has ended yet", file=sys.stderr)
+            print("mooncake explain: no request has ended or was refused yet", file=sys.stderr)
             return 1
         record = find(node, request_id)
     except NoAnswer as error:
@@ -49,9 +49,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def newest(node: NodeClient) -> str | None:
-    """The request that ended last, of those that the nodes remember. Raises NoAnswer."""
+    """The request that ended last or was refused last, of those that the nodes remember. Raises NoAnswer."""
     speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
-    rows = [row for one in speaking for row in one["recent"]["requests"]]
+    told = [one["recent"] for one in speaking]
+    rows = [row for one in told for row in (*one["requests"], one["refused"]) if row is not None]
     return max(rows, key=lambda row: float(row["ended"]))["id"] if rows else None
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, overload
 
 from cache.block import BlockKey
 from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.token_logprobs import PromptLogprobs
 from engine.serving.persistence import Persistence
 from engine.serving.timeline import Timeline
 from engine.serving.updates import Closing, TimedOut, Update
@@ -45,7 +47,7 @@ class Flight:
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
     asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits
     unheard: str = ""  # why nobody should wait for it any more
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ..., where asked for
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of prompt tokens 1, 2, ...
 
     @property
     def attempt_id(self) -> str:
@@ -57,6 +59,31 @@ class Flight:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+
+class PromptItems(Sequence[LogprobItem]):
+    """The prompt's tokens but the first, each with what was found; made as they are read."""
+
+    def __init__(self, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> None:
+        """Raises RuntimeError when they are not those of this prompt."""
+        if len(tokens) != len(found):
+            raise RuntimeError(f"{len(found)} log probabilities came for {len(tokens)} prompt tokens")
+        self._tokens, self._found = tokens, found
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> LogprobItem: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[LogprobItem]: ...
+
+    def __getitem__(self, at: int | slice) -> LogprobItem | list[LogprobItem]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(len(self))[at]]
+        found = self._found[at]
+        return LogprobItem(self._tokens[at], found.logprob, found.top, found.rank)
 
 
 def drawn_seed(request_id: str, prompt: list[int]) -> int:
@@ -87,19 +114,9 @@ class OutputText:
         item = None if logprobs is None else [LogprobItem(token, logprobs.logprob, logprobs.top)]
         output = self._output(text, [token], item, finish, stop)
         if self._flight.num_output_tokens == 1 and self._flight.sampling.prompt_logprobs is not None:
-            output = replace(output, prompt_logprobs=self._of_prompt())
+            tokens = self._flight.token_ids[1 : self._flight.num_prompt_tokens]
+            output = replace(output, prompt_logprobs=PromptItems(tokens, self._flight.prompt_logprobs))
         return output
-
-    def _of_prompt(self) -> list[LogprobItem]:
-        """Raises RuntimeError when they are not those of this prompt."""
-        flight = self._flight
-        tokens = flight.token_ids[1 : flight.num_prompt_tokens]
-        if len(tokens) != len(flight.prompt_logprobs):
-            raise RuntimeError(f"{len(flight.prompt_logprobs)} log probabilities came for {len(tokens)} prompt tokens")
-        return [
-            LogprobItem(token, found.logprob, found.top, found.rank)
-            for token, found in zip(tokens, flight.prompt_logprobs, strict=True)
-        ]
 
     def end(self, finish: str) -> Output:
         return self._output(self._decoder.flush() + self._stops.flush(), [], None, finish, None)

@@ -74,6 +74,7 @@ class FlightLog:
         flight.timeline.refused = told | dict(flight.timeline.refused or {})
         self._add(flight, "rejected", **told)
         self._metrics.count_rejected(type(error).__name__.lower())
+        self.recent.refuse(flight.request_id, time.time())
 
     def waits(self, flight: Flight, reason: str) -> None:
         """No node can take it now. Noted once for each reason, not for every try."""

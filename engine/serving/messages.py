@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-
 from cache.block import KEY_BYTES, BlockKey
 from engine.journal import Entry
 from engine.kv.kv_ready import KvTarget
 from engine.request import Request
-from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.params import SamplingParams
+from engine.sampling.token_logprobs import PromptLogprobs
 from net.bodies import BodyError
 from sched.intents import Coming
 
@@ -193,7 +192,7 @@ class Intended:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobs:
+class ScoredPrompt:
     """PROMPT_LOGPROBS; the data is described at `pack_prompt_logprobs`."""
 
     id: str
@@ -244,32 +243,18 @@ def split_keys(data: memoryview) -> list[BlockKey]:
     return [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
 
 
-def pack_prompt_logprobs(request: Request) -> tuple[PromptLogprobs, list[bytes]]:
-    """(body, data): for each prompt token but the first, its log probability and those of `top` others as float32,
-    then its rank and the ids of these as uint32. As JSON a long prompt's would be megabytes."""
+def pack_prompt_logprobs(request: Request) -> tuple[ScoredPrompt, list[bytes]]:
+    """(body, data): as they are kept, so that the event loop only copies them."""
     found = request.prompt_logprobs
-    values, ids = array("f"), array("I")
-    for one in found:
-        values.append(one.logprob)
-        values.extend(logprob for _, logprob in one.top)
-        ids.append(one.rank)
-        ids.extend(token_id for token_id, _ in one.top)
-    body = PromptLogprobs(request.request_id, len(found), len(found[0].top))
-    return body, [values.tobytes(), ids.tobytes()]
+    return ScoredPrompt(request.request_id, len(found), found.top), found.pack()
 
 
-def unpack_prompt_logprobs(body: PromptLogprobs, data: memoryview) -> list[TokenLogprobs]:
+def unpack_prompt_logprobs(body: ScoredPrompt, data: memoryview) -> PromptLogprobs:
     """Raises BodyError when the data has another size than the body says."""
-    shape = body.count, 1 + body.top
-    border = shape[0] * shape[1] * 4
-    if body.count < 0 or body.top < 0 or len(data) != 2 * border:
-        raise BodyError(f"{len(data)} bytes are no log probabilities of {body.count} tokens and {body.top} others each")
-    values = np.frombuffer(data[:border], np.float32).reshape(shape).tolist()
-    ids = np.frombuffer(data[border:], np.uint32).reshape(shape).tolist()
-    return [
-        TokenLogprobs(own, list(zip(best, others, strict=True)), rank)
-        for (own, *others), (rank, *best) in zip(values, ids, strict=True)
-    ]
+    try:
+        return PromptLogprobs.unpack(body.count, body.top, data)
+    except ValueError as error:
+        raise BodyError(str(error)) from None
 
 
 def _clock_offset() -> tuple[float, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from engine.config import Config
 from engine.flags import UsageError
-from engine.serving.cheapest import cheapest
+from engine.serving.cheapest import shortlist
 from net.user_file import is_file, load
 from sched.admission import Limits
 from sched.member import Rng
@@ -25,5 +25,5 @@ def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
     if isinstance(policy, MooncakePlacement):
-        policy.cheapest = cheapest
+        policy.compiled = shortlist
     return policy

@@ -23,6 +23,7 @@ class Recent:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._rows: deque[Json] = deque(maxlen=KEPT)
+        self._refused: Json | None = None
 
     def add(self, timeline: Timeline, service_class: str, reason: str | None, ended: float) -> None:
         """reason: the finish reason, None when the client went away; ended: unix seconds."""
@@ -44,11 +45,17 @@ class Recent:
             }
         )
 
+    def refuse(self, request_id: str, ended: float) -> None:
+        """A request ended without a token, or with few: it was refused."""
+        self._refused = {"id": request_id, "ended": ended}
+
     def as_dict(self) -> Json:
-        """{"requests": newest first, "ttft_ms" and "tpot_ms": {"p50": ...}, "tokens_from": sums by source}"""
+        """{"requests": newest first, "refused": the newest of those, "ttft_ms" and "tpot_ms": {"p50": ...},
+        "tokens_from": sums by source}"""
         rows = list(reversed(self._rows))
         return {
             "requests": rows,
+            "refused": self._refused,
             "ttft_ms": percentiles(row["ttft_ms"] for row in rows),
             "tpot_ms": percentiles(row["tpot_ms"] for row in rows),
             "tokens_from": {source: sum(row["tokens_from"][source] for row in rows) for source in SOURCES},

@@ -7,7 +7,6 @@ nothing outside its own variables, and whatever goes wrong while rendering is th
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from engine.model.model_error import ModelError
+from engine.text.spelt_json import spelt_json
 from engine.text.tool_prompt import told
 
 
@@ -39,7 +39,7 @@ class ChatTemplate:
         env = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
-        env.filters["tojson"] = _tojson
+        env.filters["tojson"] = spelt_json  # jinja2's own filter escapes for HTML
         env.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._variables = dict(variables)
         try:
@@ -82,11 +82,6 @@ def _text(content: Any, index: int) -> str | None:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(f"messages[{index}].content holds a part of type {kind!r}; this model reads text only")
     return "\n".join(part["text"] for part in content)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: jinja2's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _raise_exception(message: str) -> NoReturn:

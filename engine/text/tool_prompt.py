@@ -6,9 +6,10 @@ often answers in words; a forced call is held to it by a grammar.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from engine.text.spelt_json import spelt_json
 
 Message = dict[str, Any]
 
@@ -24,7 +25,7 @@ def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _offer(tools: Sequence[Mapping[str, Any]]) -> str:
-    listed = "\n".join(_json(tool) for tool in tools)
+    listed = "\n".join(spelt_json(tool) for tool in tools)
     example = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
     return f"You can call these functions:\n<tools>\n{listed}\n</tools>\nA call is written as\n{example}"
 
@@ -34,7 +35,7 @@ def _plain(message: Message) -> Message:
         return {"role": "user", "content": f"<tool_response>\n{message['content'] or ''}\n</tool_response>"}
     if not message.get("tool_calls"):
         return message
-    calls = [f"<tool_call>\n{_json(_call(call))}\n</tool_call>" for call in message["tool_calls"]]
+    calls = [f"<tool_call>\n{spelt_json(_call(call))}\n</tool_call>" for call in message["tool_calls"]]
     words = [message["content"]] if message["content"] else []
     return {"role": message["role"], "content": "\n".join(words + calls)}
 
@@ -42,7 +43,3 @@ def _plain(message: Message) -> Message:
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {"name": function["name"], "arguments": function.get("arguments", {})}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -21,8 +21,8 @@ MAX_VALUES = 300_000
 """In one body: 30 ms of parsing at worst. A prompt of as many token ids is longer than what models read."""
 
 
-async def read_body(request: web.Request, kind: type[BodyT]) -> BodyT:
-    """The valid body. Raises ApiError 400, 408 or 415, HTTPRequestEntityTooLarge."""
+async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
+    """The valid body and how many bytes it had. Raises ApiError 400, 408 or 415, HTTPRequestEntityTooLarge."""
     kind_sent = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
         raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
@@ -34,7 +34,8 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> BodyT:
         message = f"the request body did not come within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
     _check_values(raw)
-    return _parsed(raw, kind) if len(raw) <= LONG_BODY else await asyncio.to_thread(_parsed, raw, kind)
+    body = _parsed(raw, kind) if len(raw) <= LONG_BODY else await asyncio.to_thread(_parsed, raw, kind)
+    return body, len(raw)
 
 
 def _check_values(raw: bytes) -> None:

@@ -38,7 +38,7 @@ class Drain:
         if "Content-Type" not in request.headers:
             # A page of another site can send that without asking first; `read_body` refuses what else it can send.
             raise ApiError(415, "send the body as 'Content-Type: application/json'")
-        body = await read_body(request, DrainBody)
+        body, _ = await read_body(request, DrainBody)
         try:
             progress = self._frontend.drain(body.timeout_s, body.grace_s, body.force)
         except Refused as error:

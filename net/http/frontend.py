@@ -28,7 +28,9 @@ class Output:
     num_prompt_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was found instead of computed
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
-    prompt_logprobs: list[LogprobItem] | None = None  # on the first Output, when asked for: of prompt tokens 1, 2, ...
+    prompt_logprobs: Sequence[LogprobItem] | None = (
+        None  # of prompt tokens 1, 2, ...: on the first Output, if asked for
+    )
 
 
 class _Retry(Exception):

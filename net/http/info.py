@@ -18,7 +18,7 @@ from net.http.errors import ApiError
 from net.http.frontend import Frontend
 from net.http.joining import IV_BYTES, SEALED_TYPE
 from net.http.middleware import joining
-from net.http.pieces import encoded
+from net.http.pieces import answer, encoded
 from net.http.plan import check_ids, check_model, render_messages, unhurried
 from net.http.schema import DetokenizeBody, TokenizeBody
 
@@ -50,29 +50,30 @@ class Info:
         raise ApiError(400, "the served model generates text; it has no embeddings", code="unsupported_endpoint")
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await read_body(request, TokenizeBody)
+        body, size = await read_body(request, TokenizeBody)
         frontend = self._frontend
         check_model(frontend, body.model)
         if body.messages is None:
             text = body.prompt or ""
             ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
         else:
-            arguments, tools = body.chat_template_kwargs, [tool.model_dump(exclude_unset=True) for tool in body.tools]
-            ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
+            arguments = body.chat_template_kwargs
+            ids = await render_messages(
+                frontend, body.messages, body.add_generation_prompt, arguments, body.tools, size
+            )
 
-        def answer() -> dict[str, Any]:
+        def told() -> dict[str, Any]:
             strings = [frontend.token_text(token_id) for token_id in ids] if body.return_token_strs else None
             return {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids, "token_strs": strings}
 
-        return web.Response(body=await encoded(len(ids), answer), content_type="application/json")
+        return answer(await encoded(len(ids), told))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = await read_body(request, DetokenizeBody)
+        body, _ = await read_body(request, DetokenizeBody)
         check_model(self._frontend, body.model)
         check_ids(self._frontend, body.tokens, "tokens")
         text = await unhurried(len(body.tokens), partial(self._frontend.decode, body.tokens))
-        answer = await encoded(len(body.tokens), lambda: {"prompt": text})
-        return web.Response(body=answer, content_type="application/json")
+        return answer(await encoded(len(body.tokens), lambda: {"prompt": text}))
 
     async def tokenizer_info(self, request: web.Request) -> web.Response:
         return json_response(self._frontend.tokenizer_info())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from net.http.frontend import Frontend, LogprobItem
@@ -60,19 +61,18 @@ def _continues(byte: int) -> bool:
 
 
 def prompt_logprobs(
-    frontend: Frontend, items: list[LogprobItem], wanted: int
-) -> list[dict[str, dict[str, Any]] | None]:
+    frontend: Frontend, items: Sequence[LogprobItem], wanted: int
+) -> Iterator[dict[str, dict[str, Any]] | None]:
     """As vLLM shows them: per token of the prompt {token id: {logprob, rank, decoded_token}} of the token itself and of
     the `wanted` best; None for the first token. `items`: of all but the first."""
 
     def told(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": finite(logprob), "rank": rank, "decoded_token": frontend.token_text(token_id)}
 
-    shown: list[dict[str, dict[str, Any]] | None] = [None]
+    yield None
     for item in items:
         best = {str(one): told(one, logprob, at) for at, (one, logprob) in enumerate(item.top[:wanted], 1)}
-        shown.append({str(item.token_id): told(item.token_id, item.logprob, item.rank)} | best)
-    return shown
+        yield {str(item.token_id): told(item.token_id, item.logprob, item.rank)} | best
 
 
 class CompletionLogprobs:
@@ -85,7 +85,7 @@ class CompletionLogprobs:
         self._prompt = prompt
         self._offsets = TextOffsets(echo)
 
-    def render(self, of_prompt: list[LogprobItem] | None, of_output: list[LogprobItem]) -> dict[str, list[Any]]:
+    def render(self, of_prompt: Sequence[LogprobItem] | None, of_output: list[LogprobItem]) -> dict[str, list[Any]]:
         """of_prompt: of the prompt's tokens but the first, which nothing comes before; None: not shown here."""
         columns: list[tuple[str, float | None, dict[str, float] | None, int]] = []
         if of_prompt is not None:

@@ -19,7 +19,7 @@ from net.http.body import read_body
 from net.http.errors import ApiError, from_exception
 from net.http.frontend import Frontend, Output
 from net.http.middleware import request_id_key
-from net.http.pieces import SMALL, encoded
+from net.http.pieces import SMALL, answer, encoded, in_turns
 from net.http.plan import Plan, plan_chat, plan_completion
 from net.http.render import ChatRenderer, CompletionRenderer, Json, Renderer
 from net.http.schema import SERVICE_CLASSES, ChatBody, CompletionBody, Generation
@@ -47,13 +47,13 @@ class OpenAI:
         self._in_flight: set[str] = set()
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, CompletionBody)
-        plan = await plan_completion(self._frontend, _with_class(request, body))
+        body, size = await read_body(request, CompletionBody)
+        plan = await plan_completion(self._frontend, _with_class(request, body), size)
         return await self._answer(request, body, plan, CompletionRenderer)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, ChatBody)
-        plan = await plan_chat(self._frontend, _with_class(request, body))
+        body, size = await read_body(request, ChatBody)
+        plan = await plan_chat(self._frontend, _with_class(request, body), size)
         return await self._answer(request, body, plan, ChatRenderer)
 
     async def _answer(
@@ -68,8 +68,7 @@ class OpenAI:
                     return await _stream(request, body, renderer, items)
                 async for choice, output in items:
                     renderer.collect(choice, output)
-            body_bytes = await encoded(renderer.size, renderer.whole)
-            return web.Response(body=body_bytes, content_type="application/json")
+            return answer(await encoded(renderer.size, renderer.whole))
 
     @contextmanager
     def _unique_id(self, request_id: str) -> Iterator[str]:
@@ -93,18 +92,18 @@ async def _stream(
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     try:
-        chunk = await _chunk(renderer, choice, output)
+        chunk, size = await _chunk(renderer, choice, output)
         while True:
             if continuous:
                 chunk["usage"] = renderer.usage.json()
             elif with_usage:
                 chunk["usage"] = None
-            await response.write(b"data: " + await encoded(_size(output), partial(dict, chunk)) + b"\n\n")
+            await _write(response, await encoded(size, partial(dict, chunk)))
             try:
                 choice, output = await anext(items)
             except StopAsyncIteration:
                 break
-            chunk = await _chunk(renderer, choice, output)
+            chunk, size = await _chunk(renderer, choice, output)
         tail = _event(renderer.usage_chunk()) + DONE if with_usage else DONE
         await response.write(tail)
     except Exception as error:
@@ -115,14 +114,21 @@ async def _stream(
     return response
 
 
-async def _chunk(renderer: Renderer, choice: int, output: Output) -> Json:
-    """The first one may hold the log probabilities of a long prompt."""
-    small = _size(output) <= SMALL
-    return renderer.chunk(choice, output) if small else await asyncio.to_thread(renderer.chunk, choice, output)
+async def _write(response: web.StreamResponse, data: list[bytes]) -> None:
+    """One event."""
+    if len(data) == 1:
+        await response.write(b"data: " + data[0] + b"\n\n")
+        return
+    async for part in in_turns([b"data: ", *data, b"\n\n"]):
+        await response.write(part)
 
 
-def _size(output: Output) -> int:
-    return sum(1 + len(item.top) for item in output.prompt_logprobs or ())
+async def _chunk(renderer: Renderer, choice: int, output: Output) -> tuple[Json, int]:
+    """And its size. The first one may hold the log probabilities of a long prompt."""
+    size = renderer.size_of(choice, output)
+    if size <= SMALL:
+        return renderer.chunk(choice, output), size
+    return await asyncio.to_thread(renderer.chunk, choice, output), size
 
 
 def _event(data: Json) -> bytes:

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from net.http.errors import ApiError, bad_request, naming
 from net.http.frontend import Frontend
 from net.http.schema import ChatBody, CompletionBody, Generation, Message
-from net.http.tools import schema_of_call
+from net.http.tools import Tool, schema_of_call
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOOL_CALLS = 128
 LONG_TEXT_CHARS = 4_000
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
 
-MESSAGE_CHARS, TOOL_CHARS = 50, 500
-"""What a message costs beside its text, and a tool, in characters of text."""
+MESSAGE_CHARS = 50
+"""What a message costs beside its text, in characters of text."""
 
 T = TypeVar("T")
 
@@ -73,26 +73,27 @@ async def render_messages(
     messages: Sequence[Message],
     add_generation_prompt: bool,
     arguments: dict[str, Any],
-    tools: list[dict[str, Any]] | None,
+    tools: Sequence[Tool],
+    size: int,
 ) -> list[int]:
-    """Token ids of a chat. Raises ApiError 400 when the template refuses messages or arguments."""
-    size = sum(MESSAGE_CHARS + len(message.content or "") for message in messages) + TOOL_CHARS * len(tools or [])
-    kwargs = {"add_generation_prompt": add_generation_prompt, **arguments, **({"tools": tools} if tools else {})}
+    """Token ids of a chat. `size`: bytes of the body. Raises ApiError 400 when the template refuses messages or
+    arguments."""
 
     def rendered() -> list[int]:
+        offered = {"tools": [tool.model_dump(exclude_unset=True) for tool in tools]} if tools else {}
+        kwargs = {"add_generation_prompt": add_generation_prompt, **arguments, **offered}
         return frontend.render_chat([message.model_dump(exclude_unset=True) for message in messages], **kwargs)
 
     try:
-        return await unhurried(size, rendered)
+        return await unhurried(size + MESSAGE_CHARS * len(messages), rendered)
     except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
         raise bad_request(f"messages: {error}", "messages") from error
 
 
-async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
-    """Tokenise and check. Raises ApiError 400 or 404."""
+async def plan_completion(frontend: Frontend, body: CompletionBody, size: int) -> Plan:
+    """Tokenise and check. `size`: bytes of the body. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
     prompts = []
-    size = sum(len(prompt) for prompt in body.prompt)
     for prompt in body.prompt:
         if isinstance(prompt, str):
             text, ids = prompt, await unhurried(size, partial(frontend.encode, prompt, body.add_special_tokens))
@@ -103,21 +104,21 @@ async def plan_completion(frontend: Frontend, body: CompletionBody) -> Plan:
         prompts.append(Prompt(ids, text if body.echo else ""))
     prompt_only = body.max_tokens == 0
     limit = 1 if prompt_only else body.max_tokens
-    plan = await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs)
+    plan = await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs, size)
     if body.echo and body.logprobs is not None:
         plan = replace(_scored(plan, body.logprobs, 1), echo_logprobs=True)
     return replace(plan, prompt_only=prompt_only)
 
 
-async def plan_chat(frontend: Frontend, body: ChatBody) -> Plan:
-    """Render, tokenise and check. Raises ApiError 400 or 404."""
+async def plan_chat(frontend: Frontend, body: ChatBody, size: int) -> Plan:
+    """Render, tokenise and check. `size`: bytes of the body. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
     tools = body.offered
     arguments = body.chat_template_kwargs
-    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools)
+    ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools, size)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = body.top_logprobs if body.logprobs else None
-    plan = await _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs)
+    plan = await _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs, size)
     if tools:
         plan = replace(plan, tool_calls=MAX_TOOL_CALLS if body.parallel_tool_calls else 1)
     return plan
@@ -131,11 +132,12 @@ async def _plan(
     max_tokens: int | None,
     default_tokens: int,
     logprobs: int | None,
+    size: int,
 ) -> Plan:
     check_ids(frontend, body.stop_token_ids, "stop_token_ids")
     bias = {int(key): value for key, value in body.logit_bias.items()}
     check_ids(frontend, bias, "logit_bias")
-    grammar = await _grammar(frontend, body)
+    grammar = await _grammar(frontend, body, size)
     left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []
     for prompt in prompts:
@@ -198,14 +200,10 @@ def _too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
     return bad_request(message, param, "context_length_exceeded")
 
 
-async def _grammar(frontend: Frontend, body: Generation) -> str:
+async def _grammar(frontend: Frontend, body: Generation, size: int) -> str:
     """What the answer must be; "" = anything. Raises ApiError 400."""
     try:
-        structure = body.structure
-        if isinstance(body, ChatBody) and (tools := body.forced) is not None:
-            if structure is not None:
-                raise ValueError(f"{structure[0]}: goes with no tool_choice but auto and none")
-            structure = ("tool_choice", "call", schema_of_call(tools))
+        structure = await unhurried(size, partial(_structure, body))
     except ValueError as error:
         raise naming(str(error)) from None
     if structure is None:
@@ -215,6 +213,16 @@ async def _grammar(frontend: Frontend, body: Generation) -> str:
         return await asyncio.to_thread(frontend.compile_grammar, kind, source)
     except ValueError as error:
         raise bad_request(f"{field}: {error}", field) from error
+
+
+def _structure(body: Generation) -> tuple[str, str, str] | None:
+    """(field, kind, source) of what the answer must be. Raises ValueError when the body asks for two."""
+    structure = body.structure
+    if not isinstance(body, ChatBody) or (tools := body.forced) is None:
+        return structure
+    if structure is not None:
+        raise ValueError(f"{structure[0]}: goes with no tool_choice but auto and none")
+    return "tool_choice", "call", schema_of_call(tools)
 
 
 def _sampling(

@@ -5,11 +5,14 @@ Plain dicts all the way to orjson: this runs once per token and request.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from net.http.frontend import Frontend, LogprobItem, Output
 from net.http.logprobs import CompletionLogprobs, finite, prompt_logprobs
+from net.http.pieces import VALUE_CHARS, Rows
 from net.http.plan import Plan
 from net.http.tools import ToolText
 
@@ -58,14 +61,22 @@ class Renderer:
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
         self._outputs: list[list[Output]] = [[] for _ in plan.choices]
         self._started: set[int] = set()
+        self._shared: dict[tuple[str, int], Rows] = {}
+
+    def size_of(self, choice: int, output: Output) -> int:
+        """Values that `chunk` shows of it, about."""
+        asked = self.plan.choices[choice]
+        size = len(output.token_ids) + (1 + (asked["logprobs"] or 0)) * len(output.logprobs or ())
+        if output.prompt_logprobs is not None:
+            size += (1 + (asked.get("prompt_logprobs") or 0)) * len(output.prompt_logprobs)
+        return size
 
     def collect(self, choice: int, output: Output) -> None:
         """Keep an output for `whole`."""
-        beside = 1 + (self.plan.choices[choice]["logprobs"] or 0)
-        self.size += len(output.token_ids) + beside * len(output.logprobs or ())
-        if output.prompt_logprobs is not None:
-            asked = self.plan.choices[choice].get("prompt_logprobs") or 0
-            self.size += (1 + asked) * len(output.prompt_logprobs) * self.plan.n
+        if not self._outputs[choice]:
+            prompt = self.plan.prompt_of(choice)
+            self.size += len(prompt.echo) // VALUE_CHARS + (len(prompt.token_ids) if self.token_ids else 0)
+        self.size += self.size_of(choice, output)
         self.usage.add(choice, output)
         self._outputs[choice].append(output)
 
@@ -93,13 +104,21 @@ class Renderer:
         rendered["stop_reason"] = output.stop_reason
         if self.token_ids:
             rendered["token_ids"] = output.token_ids
-            rendered["prompt_token_ids"] = self.plan.prompt_of(choice).token_ids
+            ids, first = self.plan.prompt_of(choice).token_ids, choice - choice % self.plan.n
+            rendered["prompt_token_ids"] = self._once(("ids", first), lambda: ids)
         return rendered
 
-    def _prompt_logprobs(self, choice: int) -> Any:
+    def _prompt_logprobs(self, choice: int) -> Rows | None:
         """vLLM's field, of this choice's prompt; None = not asked for. The prompt's first choice has brought them."""
-        wanted, items = self.plan.prompt_logprobs, self._outputs[choice - choice % self.plan.n][0].prompt_logprobs
-        return None if wanted is None else prompt_logprobs(self.frontend, items or [], wanted)
+        wanted, first = self.plan.prompt_logprobs, choice - choice % self.plan.n
+        if wanted is None:
+            return None
+        items = self._outputs[first][0].prompt_logprobs or ()
+        return self._once(("logprobs", first), partial(prompt_logprobs, self.frontend, items, wanted))
+
+    def _once(self, name: tuple[str, int], make: Callable[[], Iterable[Any]]) -> Rows:
+        """What all choices of a prompt show is encoded for the first of them."""
+        return self._shared.setdefault(name, Rows(make))
 
     def _choice(self, choice: int, output: Output) -> Json:
         raise NotImplementedError

@@ -203,11 +203,9 @@ class ChatBody(Generation):
         return named
 
     @property
-    def offered(self) -> list[dict[str, Any]] | None:
-        """The tools as the template gets them; None = none."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+    def offered(self) -> list[Tool]:
+        """The tools that the template gets."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @model_validator(mode="after")
     def _needs_logprobs(self) -> ChatBody:

@@ -74,9 +74,17 @@ async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
         except Exception as error:
             await queue.put(error)
 
-    tasks = [awaited(pump(stream)) for stream in streams]
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        """One in each turn of the event loop: placing a thousand in one would keep everybody else waiting."""
+        for stream in streams:
+            tasks.append(awaited(pump(stream)))
+            await asyncio.sleep(0)
+
+    beginning = awaited(begin())
     try:
-        open_streams = len(tasks)
+        open_streams = len(streams)
         while open_streams:
             item = await queue.get()
             if isinstance(item, Exception):
@@ -86,6 +94,17 @@ async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
             else:
                 yield item
     finally:
-        for task in tasks:
+        await _end([*tasks, beginning])
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel those that run, one in each turn of the event loop: each tells its nodes."""
+    left = [task for task in tasks if not task.done()]
+    try:
+        while left:
+            left.pop().cancel()
+            await asyncio.sleep(0)
+    finally:
+        for task in left:  # cancelled here: there is no other turn
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -135,7 +135,8 @@ class Device:
         return self.memory.at_once(region)
 
     def deregister(self, name: str) -> None:
-        """The fence of withdrawn memory: what peers still send to its key is refused by the card. Idempotent."""
+        """The fence of withdrawn memory: what peers still send to its key is refused by the card; since when, says
+        Registrations.withdraw. Idempotent."""
         self.memory.withdraw(name)
 
     def _pin(self, region: Region) -> tuple[Any, Registered]:

@@ -45,13 +45,16 @@ WORD_BYTES = 8  # what an atomic works on
 class Link:
     """A peer that this node reads from and writes to."""
 
-    def __init__(self, connection: Connection, devices: Sequence[Device], topology: Topology) -> None:
-        """devices: of this node; topology: knows them all."""
+    def __init__(
+        self, connection: Connection, devices: Sequence[Device], topology: Topology, here: Mapping[str, Region]
+    ) -> None:
+        """devices: of this node; topology: knows them all; here: regions that are registered on this node."""
         self.connection = connection
         self.rails: list[Rail] = []
         self.ended = False
         self._all_devices = {device.name: device for device in devices}
         self._topology = topology
+        self._here = here
         self._devices: list[Device] = []  # of the rails
         self._regions: dict[str, RemoteRegion] = {}
         self._questions = Questions(connection)
@@ -121,10 +124,12 @@ class Link:
         check([(offset, length) for _, offset, length in spans], remote, region.nbytes)
         opcode = verbs().lib.IBV_WR_RDMA_READ if op is Op.READ else verbs().lib.IBV_WR_RDMA_WRITE
 
+        self._check_here(local)
         try:
             ours = await registered(self._devices, local)
         except Unusable as error:
             raise TransferError(str(error)) from None
+        self._check_here(local)
 
         def make(index: int, piece: Slice) -> Request:
             here, there, key = ours[index], region.address + piece.remote, region.keys[index]
@@ -138,6 +143,11 @@ class Link:
             if self._regions.get(remote) is region:
                 del self._regions[remote]  # its key may be what was refused: the next one asks again
             raise
+
+    def _check_here(self, local: Region) -> None:
+        """After a wait: its owner may have it back. Raises TransferError."""
+        if self._here.get(local.name) is not local or local.closed:
+            raise TransferError(f"region {local.name!r} is not registered here")
 
     def _distances(self, local: Region, remote: RemoteRegion) -> list[int]:
         """Of each rail from both memories together."""

@@ -1,4 +1,5 @@
-"""Memory that a card may use. Registering pins every page, seconds for a large arena, so that runs in a thread."""
+"""Memory that a card may use. Registering pins every page, and deregistering unpins it, seconds for a large arena: both
+run in a thread."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from net.memory import Region
-from net.tasks import awaited
+from net.tasks import awaited, spawn
 from net.transport import Unusable
 
 AT_ONCE_BYTES = 1 << 20  # pinned in less time than a thread takes to wake
@@ -33,7 +34,7 @@ class Registrations:
         self._unpin = unpin
         self._known: dict[str, tuple[Region, Any, Registered]] = {}
         self._pinning: dict[Region, asyncio.Task[Registered]] = {}
-        self._tasks: set[asyncio.Task[Registered]] = set()  # those of withdrawn regions too
+        self._tasks: set[asyncio.Task[Any]] = set()  # those of withdrawn regions too
 
     def known(self, region: Region) -> Registered | None:
         """None when it is not registered, or not yet."""
@@ -79,20 +80,31 @@ class Registrations:
             task.exception()  # those who waited may have been cancelled
 
     def withdraw(self, name: str) -> None:
-        """What peers still send to its key is refused by the card from now on. Idempotent."""
+        """What peers still send to its key is refused by the card: from now on, or, for a large region, once a thread
+        has unpinned its pages, which are nobody else's until then. Idempotent."""
         for region in [one for one in self._pinning if one.name == name]:
             del self._pinning[region]
-        if (known := self._known.pop(name, None)) is not None:
-            self._unpin(known[1])
+        if (known := self._known.pop(name, None)) is None:
+            return
+        region, handle, _ = known
+        if region.nbytes <= AT_ONCE_BYTES:
+            self._unpin(handle)
+        else:
+            task = spawn(asyncio.to_thread(self._unpin, handle), "unpinning a region")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Withdraw everything, and return when no thread pins any more."""
+        """Withdraw everything, and return when no thread pins or unpins any more."""
         self._pinning.clear()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        self.withdraw_all()
+        while self._known or self._tasks:
+            for name in list(self._known):
+                self.withdraw(name)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     def withdraw_all(self) -> None:
-        """No thread pins."""
-        for name in list(self._known):
-            self.withdraw(name)
+        """At once, and blocking. No thread pins."""
+        for _, handle, _ in self._known.values():
+            self._unpin(handle)
+        self._known.clear()

@@ -78,7 +78,7 @@ class Rdma:
 
     def _accept(self, connection: Connection) -> Receiver:
         if connection.dialed:
-            link = Link(connection, self.devices(), self._topology)
+            link = Link(connection, self.devices(), self._topology, self._regions)
             self._peers[connection.peer_id] = link
             return link
         devices = self.devices()

@@ -83,9 +83,13 @@ def place_few(
     token_bytes = demand.token_bytes
     fetched = view.fetch_each() if pooled else []
 
-    best, able = inf, []
+    best, able, decodable = inf, [], False
     for i, at in enumerate(open_at):
-        if at == inf or total[i] * block_size <= tokens:
+        if total[i] * block_size <= tokens:
+            continue
+        if not closed[i]:
+            decodable = True
+        if at == inf:
             continue
         own = local[i]
         ttft_s = a0[i] + a1[i] * n + a2[i] * nn
@@ -103,7 +107,7 @@ def place_few(
             best, able = ttft_s, [i]
         elif ttft_s == best < inf:
             able.append(i)
-    if not able or not any(not shut and has * block_size > tokens for shut, has in zip(closed, total, strict=True)):
+    if not able or not decodable:
         return None
     source = able[0] if len(able) == 1 else drawn(able)
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import numpy as np
+
 from sched.placements.central import CentralGreedy
 from sched.placements.costs import ranking
 from sched.placements.demand import Demand
@@ -31,9 +33,9 @@ TRIES = 2 * DRAWN
 
 INFINITE = math.inf
 
-Cheapest = Callable[[float, Demand, View, Vector, int], tuple[list[int], int | None] | None]
-"""(now, demand, view, matched, width): at most `width` nodes of finite `ranking`, the cheapest first, and the node with
-the longest prefix if any has one. None: numpy shall do it."""
+Compiled = Callable[[float, Demand, View, Vector, int, float], list[int] | None]
+"""(now, demand, view, matched, width, seed): the shortlist when no pool is counted, drawn with `seed` in [0, 1). None:
+it is left to numpy."""
 
 
 def width_of(view: View) -> int:
@@ -41,19 +43,29 @@ def width_of(view: View) -> int:
     return max(DRAWN, 1 + math.ceil(view.expected_arrivals))
 
 
+def _cheapest(rank: Vector, most: int) -> list[int]:
+    """At most so many nodes of finite rank, the cheapest first and of equals the first."""
+    if most < len(rank):
+        bound = rank.item(int(rank.argpartition(most - 1)[most - 1]))
+        nodes: list[int] = np.flatnonzero(rank <= bound).tolist()
+    else:
+        nodes = list(range(len(rank)))
+    rank_of = rank.item
+    return [i for i in sorted(nodes, key=rank_of) if rank_of(i) < INFINITE][:most]
+
+
 class MooncakePlacement(CentralGreedy):
     """A random shortlist as wide as the state is old; then the paper's choice among those that answered."""
 
     asks_everybody = False
-    cheapest: Cheapest | None = None  # a compiled one, of whoever makes the policy (engine/serving/cheapest.py)
+    compiled: Compiled | None = None  # set by the maker of the policy (engine/serving/cheapest.py)
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
         width = width_of(view)
-        if self.cheapest is not None and not (self.fetches and demand.pool_tokens):
-            most = max(FEW, width) if len(view) <= SMALL else width
-            found = self.cheapest(now, demand, view, matched, most)
+        if self.compiled is not None and not (self.fetches and demand.pool_tokens):
+            found = self.compiled(now, demand, view, matched, width, self.rng.random())
             if found is not None:
-                return self._of_cheapest(demand, view, width, *found)
+                return found
         chosen = self._prefills(ranking(now, demand, view, matched, self.threshold, self.fetches), view, width)
         if not chosen:
             return ()
@@ -62,36 +74,19 @@ class MooncakePlacement(CentralGreedy):
         chosen += self._decodes(demand, view, width)
         return list(dict.fromkeys(chosen))
 
-    def _of_cheapest(
-        self, demand: Demand, view: View, width: int, cheapest: list[int], holder: int | None
-    ) -> Sequence[int]:
-        """`shortlist` when the cheapest nodes are known."""
-        if not cheapest:
-            return ()
-        chosen = cheapest
-        if len(view) > SMALL:
-            chosen = self._some(cheapest)
-            able = view.takers or cheapest
-            other = able[int(self.rng.random() * len(able))]
-            if view.open_at.item(other) < INFINITE and not view.obstacle(other, demand.num_tokens, demand.block_size):
-                chosen.append(other)
-        if holder is not None and view.prefills[holder]:
-            chosen.append(holder)
-        chosen += self._decodes(demand, view, width)
-        return list(dict.fromkeys(chosen))
-
     def _prefills(self, rank: Vector, view: View, width: int) -> list[int]:
         """The cheapest first when there are few; nodes that cannot take it never."""
         if len(rank) <= SMALL:
-            drawn = rank.argsort(kind="stable")[: max(FEW, width)].tolist()
-        elif not (able := view.takers):
+            return _cheapest(rank, max(FEW, width))
+        cheapest = _cheapest(rank, width)
+        if not cheapest:
             return []
-        else:
-            cheapest = rank.argpartition(width)[:width].tolist() if width < len(able) else able
-            drawn = self._some(cheapest)
-            drawn.append(able[int(self.rng.random() * len(able))])
-        rank_of = rank.item
-        return [i for i in drawn if rank_of(i) < INFINITE]
+        drawn = self._some(cheapest)
+        able = view.takers or cheapest
+        other = able[int(self.rng.random() * len(able))]
+        if rank.item(other) < INFINITE:
+            drawn.append(other)
+        return drawn
 
     def _decodes(self, demand: Demand, view: View, width: int) -> list[int]:
         """Of the fastest with room for this request; hand-over times count when they have answered."""

@@ -31,6 +31,9 @@ COLUMNS = (
 )  # fmt: skip
 """Rows of a view's table, each an attribute of the view too."""
 
+CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order")
+"""What a view works out once of its table."""
+
 Flags = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.float64]
 
@@ -170,7 +173,10 @@ class View:
         self.table, self.prefill = table, table[:3]
         vars(self).update(zip(COLUMNS, table, strict=True))
         self.none = np.zeros(len(self.ids))
-        for cached in ("decode_order", "takers", "least_blocks", "address"):
+        self._forget()
+
+    def _forget(self) -> None:
+        for cached in CACHED:
             vars(self).pop(cached, None)
 
     def __len__(self) -> int:
@@ -185,9 +191,14 @@ class View:
 
     @cached_property
     def address(self) -> int:
-        """Of the table in memory, row after row, for compiled code."""
+        """For compiled code, of eight words: the table and the number of nodes; a byte for each that says whether it
+        prefills; `decode_order` as two columns and its length; `takers` and their number."""
         assert self.table.flags.c_contiguous
-        return int(self.table.ctypes.data)
+        prefills, (order, free), takers = np.ascontiguousarray(self.prefills), self._decode_columns, self._takers
+        table, flags, fastest, room, able = (one.ctypes.data for one in (self.table, prefills, order, free, takers))
+        words = np.array([table, len(self.ids), flags, fastest, room, len(order), able, len(takers)], dtype=np.int64)
+        self._described = words, prefills  # they live as long as the address is known
+        return int(words.ctypes.data)
 
     @cached_property
     def least_blocks(self) -> float:
@@ -195,17 +206,26 @@ class View:
         return float(self.total_blocks.min(initial=np.inf))
 
     @cached_property
+    def _takers(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self.open_at < np.inf).astype(np.int64)
+
+    @cached_property
     def takers(self) -> list[int]:
         """Nodes that prefill and had room in the queue when this was first asked."""
-        found: list[int] = np.flatnonzero(self.open_at < np.inf).tolist()
+        found: list[int] = self._takers.tolist()
         return found
+
+    @cached_property
+    def _decode_columns(self) -> tuple[npt.NDArray[np.int64], Vector]:
+        order = np.argsort(self.step_s + self.closed_decode, kind="stable")
+        order = order[self.closed_decode[order] == 0].astype(np.int64)
+        return order, self.free_blocks[order]
 
     @cached_property
     def decode_order(self) -> list[tuple[int, float]]:
         """(node, free blocks) of those that decode and have room in the queue, the fastest first."""
-        order = np.argsort(self.step_s + self.closed_decode, kind="stable")
-        order = order[self.closed_decode[order] == 0]
-        return list(zip(order.tolist(), self.free_blocks[order].tolist(), strict=True))
+        order, free = self._decode_columns
+        return list(zip(order.tolist(), free.tolist(), strict=True))
 
     def handover(self, source: str) -> Lines:
         if source not in self._handover:
@@ -266,6 +286,7 @@ class View:
             flags = getattr(self, name).copy()  # copies of a view share them
             flags[indices] = getattr(old, name)[places]
             setattr(self, name, flags)
+        self._forget()
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
         """What node `i` has to prefill now; for a view that is kept, as a simulator's."""

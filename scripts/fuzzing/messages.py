@@ -22,11 +22,11 @@ from engine.serving.messages import (
     Probe,
     Probed,
     Promise,
-    PromptLogprobs,
     Pull,
     Pulled,
     Rates,
     Reserve,
+    ScoredPrompt,
     WireRequest,
 )
 from engine.serving.updates import (
@@ -75,7 +75,7 @@ BODIES: tuple[Any, ...] = (
     Probed(LoadNow(b"\x00\x01", 1, 2, 0.1, 0.2, 0.3, 1.5e9, "boot"), Rates(1e9, {"d": 2e9}), 32),
     Intend("p", 0.5),
     Intended({"p": Coming(2, 0.5)}),
-    PromptLogprobs("a/r#0", 3, 1),
+    ScoredPrompt("a/r#0", 3, 1),
     Amount(1000),
     Previous(0),
     IsDevice("kv"),

@@ -29,6 +29,7 @@ from sched.digest import CuckooDigest, Delta, DigestError, Page
 from sched.load_word import Load, LoadWord
 from scripts.fuzzing.claims import ClaimsTarget, IntentsTarget
 from scripts.fuzzing.gossip import GossipTarget
+from scripts.fuzzing.leases import LeasesTarget
 from scripts.fuzzing.messages import bodies_corpus, read_body, read_updates, updates_corpus
 from sim.trace import TraceRow, read_trace, write_trace
 
@@ -55,6 +56,7 @@ def targets(folder: Path) -> list[Target]:
         Target("bodies of messages", read_body, UNREADABLE, bodies_corpus()),
         Target("claims on blocks", IntentsTarget().feed, (ValueError, RemoteError), [*IntentsTarget.corpus]),
         Target("claims on work", ClaimsTarget().feed, (ValueError, RemoteError), [*ClaimsTarget.corpus]),
+        Target("leases", LeasesTarget().feed, (ValueError,), [*LeasesTarget.corpus]),
         Target("sealed datagrams", _sealed, (SealError,), _sealed_corpus()),
         Target("cluster key files", _key_file, (ValueError,), [b"ab" * 32]),
         Target("spans", lambda data: unpack(memoryview(data)), (TransferError,), [pack([(0, 10), (20, 30)])]),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 import urllib.request
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from sched.classes import STANDARD
+from sched.classes import STANDARD, ServiceClass, with_objectives
+from scripts import rest
 from scripts.benchlib.client import Outcome
 from scripts.benchlib.latency import tpot_s
 from scripts.benchlib.results import Row
@@ -36,6 +38,7 @@ class Seen:
     outcomes: Sequence[Outcome]
     seconds: float
     computed: float
+    wanted: ServiceClass  # as the nodes had it, scaled
 
 
 def measure(args: Namespace, variants: Sequence[str], folder: Path) -> tuple[dict[str, object], list[Row]]:
@@ -46,7 +49,7 @@ def measure(args: Namespace, variants: Sequence[str], folder: Path) -> tuple[dic
     rows: list[Row] = []
     for variant in variants:
         seen = _overloaded(args, variant, rate, folder / variant)
-        rows += rows_of(f"--rejection {variant}", seen, capacity, args.slo_scale)
+        rows += rows_of(f"--rejection {variant}", seen, capacity)
         print(f"{variant}: {len(seen.outcomes)} requests", file=sys.stderr)
     shape = {"prompt": SHAPE.prompt, "answer": SHAPE.answer}
     return {"nodes": NODES, "capacity_per_s": capacity, "seconds": args.seconds, **shape}, rows
@@ -70,11 +73,12 @@ def _capacity(args: Namespace, folder: Path) -> float:
 
 def _overloaded(args: Namespace, variant: str, rate: float, folder: Path) -> Seen:
     with pinned(NODES, _flags(args, variant), folder) as cluster:
+        config = rest.get(f"{cluster.nodes[0].url}/debug/state")["config"]
         warmed(doors(cluster))
         before = _computed(cluster)
         offered = specs(requests(replace(SHAPE, rate=rate), args.seed, args.seconds), args.seed)
         outcomes = play(doors(cluster), offered).outcomes
-        return Seen(outcomes, args.seconds, _computed(cluster) - before)
+        return Seen(outcomes, args.seconds, _computed(cluster) - before, objectives(config))
 
 
 def _computed(cluster: LocalCluster) -> float:
@@ -85,10 +89,16 @@ def _computed(cluster: LocalCluster) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
-def rows_of(case: str, seen: Seen, capacity: float, slo_scale: float) -> list[Row]:
+def objectives(config: Mapping[str, Any]) -> ServiceClass:
+    """By which a node with this configuration judges the requests that are sent."""
+    of_class, scale = with_objectives(config["slo"])[STANDARD.name], float(config["slo_scale"])
+    return replace(of_class, ttft_s=of_class.ttft_s * scale, tbt_s=of_class.tbt_s * scale)
+
+
+def rows_of(case: str, seen: Seen, capacity: float) -> list[Row]:
     """Shares are of the requests, those of prefill of the tokens computed for prompts. Whoever failed in another way
     than by a refusal is told apart: there should be nobody."""
-    ttft_s, tbt_s = STANDARD.ttft_s * slo_scale, STANDARD.tbt_s * slo_scale
+    ttft_s, tbt_s = seen.wanted.ttft_s, seen.wanted.tbt_s
     done = [one for one in seen.outcomes if one.error is None]
     after = [one for one in seen.outcomes if (one.error or "").startswith(REFUSED_IN_STREAM)]
     refused = [one for one in seen.outcomes if (one.error or "").startswith(REFUSED)] + after

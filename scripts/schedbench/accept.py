@@ -19,7 +19,7 @@ from cache.block import BlockGeometry
 from engine.cluster import Cluster
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.serving.cheapest import cheapest
+from engine.serving.cheapest import shortlist
 from engine.serving.messages import PROBE, Intended, LoadNow, Probed, Rates, pack_request
 from engine.serving.placing import PlacementRules, Placer
 from net.bodies import encode
@@ -84,7 +84,7 @@ def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) ->
     rng = random.Random(seed)
     world = cast(Any, Answers(nodes, rng))
     policy = MooncakePlacement(Limits(), rng)
-    policy.cheapest = cheapest  # as engine/serving/placement_policy.py does
+    policy.compiled = shortlist  # as engine/serving/placement_policy.py does
     rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
     placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
     prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.serving.cheapest import cheapest
+from engine.serving.cheapest import shortlist
 from sched.admission import Limits
 from sched.cost import TransferModel
 from sched.digest import CuckooDigest, assemble, key64
@@ -108,7 +108,7 @@ def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float
     decision (all three)."""
     chosen: PlacementPolicy = placements[policy](Limits(), cluster.rng)
     if isinstance(chosen, MooncakePlacement):
-        chosen.cheapest = cheapest  # as engine/serving/placement_policy.py does
+        chosen.compiled = shortlist  # as engine/serving/placement_policy.py does
     found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decision": []}
     gc.disable()
     for number in range(decisions + 50):

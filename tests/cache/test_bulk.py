@@ -213,7 +213,8 @@ async def test_a_put_or_get_that_is_given_up_leaves_nothing():
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    async with pool(600_000) as made:
+    # A home may have had all of a put that was given up: there is room for that, or the blocks read would make room.
+    async with pool(600_000, slots=6 + 12 * 6) as made:
         await put(made, range(6))
         for round_ in range(24):
             numbers = [100 * round_ + i for i in range(6)] if round_ % 2 else list(range(6))
@@ -223,7 +224,6 @@ async def test_a_put_or_get_that_is_given_up_leaves_nothing():
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             made.kv.memory[:] = bytes(len(made.kv.memory))  # it is ours again
-            await made.client.remove_many([key_of(i) for i in numbers if i >= 100])
         assert (await get(made, range(6))).blocks == 6
         assert made.client.stats()["corrupt"] == 0
 

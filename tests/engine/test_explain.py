@@ -157,9 +157,10 @@ class Node(BaseHTTPRequestHandler):
     """Knows one request, as any node of its cluster does; `recent` is what /live says of it."""
 
     recent: ClassVar[list[dict]] = []
+    refused: ClassVar[dict | None] = None
 
     def do_GET(self) -> None:
-        nodes = [{"error": "no answer in 1 s"}, {"recent": {"requests": self.recent}}]
+        nodes = [{"error": "no answer in 1 s"}, {"recent": {"requests": self.recent, "refused": self.refused}}]
         body = {"/live/requests/r-1": record(), "/live": {"nodes": nodes}}.get(self.path)
         data = json.dumps(body or {}).encode()
         self.send_response(200 if body else 404)
@@ -197,7 +198,11 @@ def test_a_node_that_is_not_there_is_named(capsys):
 
 def test_without_an_id_it_is_the_request_that_ended_last(url, capsys, monkeypatch):
     assert main(["--url", url]) == 1
-    assert "no request has ended yet" in capsys.readouterr().err
+    assert "no request has ended or was refused yet" in capsys.readouterr().err
     monkeypatch.setattr(Node, "recent", [{"id": "r-0", "ended": 4.0}, {"id": "r-1", "ended": 5.0}])
     assert main(["--url", url]) == 0
+    assert "request r-1:" in capsys.readouterr().out
+    monkeypatch.setattr(Node, "recent", [{"id": "r-0", "ended": 4.0}])
+    monkeypatch.setattr(Node, "refused", {"id": "r-1", "ended": 5.0})
+    assert main(["--url", url]) == 0, "one that was refused is asked for more than any other"
     assert "request r-1:" in capsys.readouterr().out

@@ -16,7 +16,8 @@ from engine.model.graphs import Bucket, GraphedModel, StaticStep, buckets, decod
 from engine.runner import Runner
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.logprobs import PromptScores
-from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.params import SamplingParams
+from engine.sampling.token_logprobs import PromptLogprobs
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
 
 CPU = torch.device("cpu")
@@ -126,7 +127,7 @@ def test_a_runner_replays_small_steps_and_computes_the_others() -> None:
         ours, theirs = graphed.step(rows), plain.step(rows)
         assert [[t.token_id for t in row] for row in ours] == [[t.token_id for t in row] for row in theirs]
         assert recorder.replays - before == replayed
-    found: list[TokenLogprobs] = []
+    found = PromptLogprobs()
     scored = [Row([7, 8, 9], 0, [6], scores=PromptScores(0, [8, 9], 1, found))]
     before = recorder.replays
     for runner in (graphed, plain):
@@ -147,3 +148,12 @@ def test_all_buckets_leave_their_logits_in_the_same_rows() -> None:
     assert len(recorded) > 10
     storages = {one.logits.untyped_storage().data_ptr(): one.logits.untyped_storage().nbytes() for one in recorded}
     assert sum(storages.values()) == max(one.logits.nbytes for one in recorded)
+
+
+def test_recording_writes_to_no_block() -> None:
+    """A decode node takes reservations while it starts: what has landed for them stays as it is."""
+    model = model_over("torch", layers=1)
+    pool = torch.randn(8, 1, 2, model.config.num_kv_heads, BLOCK_SIZE, model.config.head_size)
+    before = pool.clone()
+    GraphedModel(model, pool, BLOCK_SIZE, CpuRecorder(), max_num_seqs=16, max_model_len=8 * BLOCK_SIZE)
+    assert torch.equal(pool, before)

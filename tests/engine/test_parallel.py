@@ -26,7 +26,7 @@ from engine.model.parallel import ProcessRanks, Shard
 from engine.model.rank_processes import RankProcesses, RanksLost, bare_row
 from engine.runner import Row, Runner
 from engine.sampling.logprobs import PromptScores
-from engine.sampling.params import TokenLogprobs
+from engine.sampling.token_logprobs import PromptLogprobs
 from tests.engine.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_families import FAMILIES, empty_pool, ours, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
@@ -116,9 +116,9 @@ def test_prompts_are_scored_by_all_ranks_together(tmp_path):
     save("llama-bias", tmp_path)
     source, whole = ours(tmp_path)
     pool = empty_pool(source, torch.float32)
-    ids, found, expected = tokens(150), [], []
+    ids, found, expected = tokens(150), PromptLogprobs(), PromptLogprobs()
 
-    def asking(into: list[TokenLogprobs]) -> Row:
+    def asking(into: PromptLogprobs) -> Row:
         return Row(ids, 0, blocks_for(150), scores=PromptScores(0, ids[1:], 3, into))
 
     def compute(rank: int) -> None:
@@ -126,7 +126,7 @@ def test_prompts_are_scored_by_all_ranks_together(tmp_path):
         if rank == 0:
             runner.step([asking(found)])
         else:
-            runner.follow([bare_row(asking([]))])
+            runner.follow([bare_row(asking(PromptLogprobs()))])
 
     side_by_side(2, compute)
     whole.step([asking(expected)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,11 @@ from engine.model.rank_processes import bare_row
 from engine.request import Request
 from engine.rows import row_of
 from engine.runner import Row, Runner
+from engine.sampling import token_logprobs
 from engine.sampling.logprobs import PromptScores
 from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.token_logprobs import PromptLogprobs
+from engine.serving.flight import PromptItems
 from engine.serving.messages import pack_prompt_logprobs, unpack_prompt_logprobs
 from engine.step import ScheduledRow
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
@@ -60,7 +64,7 @@ def run(ours: Runner, requests: Batcher, most: int = 100) -> list[int]:
     return sizes
 
 
-def check(found: list[TokenLogprobs], prompt: list[int], expected: torch.Tensor, top: int) -> None:
+def check(found: PromptLogprobs, prompt: list[int], expected: torch.Tensor, top: int) -> None:
     assert len(found) == len(prompt) - 1
     for i, one in enumerate(found):
         assert one.logprob == pytest.approx(expected[i, prompt[i + 1]].item(), abs=1e-4)
@@ -81,7 +85,7 @@ def test_equal_to_transformers_in_one_step_and_in_chunks(theirs, expected, budge
     run(ours, requests)
     check(long.prompt_logprobs, PROMPT, expected, 5)
     check(short.prompt_logprobs, PROMPT[:9], expected, 0)
-    assert plain.prompt_logprobs == []
+    assert not plain.prompt_logprobs
 
 
 def test_a_cached_prefix_is_computed_again_for_its_logits_and_reused_by_others(theirs, expected):
@@ -126,7 +130,7 @@ def test_a_prompt_of_one_token_has_none(theirs):
     one = asking("one", [7], 3)
     requests.add(0.0, one)
     run(ours, requests)
-    assert one.num_output_tokens == 1 and one.prompt_logprobs == []
+    assert one.num_output_tokens == 1 and not one.prompt_logprobs
 
 
 def test_decodes_beside_a_scored_prompt_get_their_own_logits(theirs):
@@ -136,7 +140,7 @@ def test_decodes_beside_a_scored_prompt_get_their_own_logits(theirs):
         ours.step([Row([3, 4, 5], 0, [0])])
     sample = row_of(ScheduledRow(decoding(), 3, 1, samples=True), (-1,))
     expected = alone.step([sample])
-    found: list[TokenLogprobs] = []
+    found = PromptLogprobs()
     prompt = Row(PROMPT[:40], 0, [1, 2, 3], scores=PromptScores(0, PROMPT[1:41], 1, found))
     assert together.step([prompt, sample]) == [[], *expected]
     assert len(found) == 40
@@ -150,9 +154,9 @@ def decoding() -> Request:
 
 
 def test_other_ranks_are_sent_the_question_and_no_answers():
-    scores = PromptScores(0, [2, 3], 1, [TokenLogprobs(-1.0)])
+    scores = PromptScores(0, [2, 3], 1, PromptLogprobs([TokenLogprobs(-1.0)]))
     row = Row([1, 2, 3], 0, [0], scores=scores)
-    assert bare_row(row).scores == replace(scores, found=[])
+    assert bare_row(row).scores == replace(scores, found=PromptLogprobs())
     assert len(scores.found) == 1
 
 
@@ -166,16 +170,46 @@ def test_they_travel_as_they_are(top, count, data):
     rank = st.integers(1, 2**32 - 1)
     found = [TokenLogprobs(data.draw(logprob), data.draw(others), data.draw(rank)) for _ in range(count)]
     request = asking("r", [1] * (count + 1), top)
-    request.prompt_logprobs = found
+    request.prompt_logprobs = PromptLogprobs(found)
     body, parts = pack_prompt_logprobs(request)
     assert (body.id, body.count) == ("r", count)
-    assert unpack_prompt_logprobs(body, memoryview(b"".join(parts))) == found
+    assert list(unpack_prompt_logprobs(body, memoryview(b"".join(parts)))) == found
     with pytest.raises(ValueError):
         unpack_prompt_logprobs(body, memoryview(b"".join(parts)[:-1]))
 
 
 def test_impossible_tokens_are_minus_infinity_on_the_wire():
     request = asking("r", [1, 2], 1)
-    request.prompt_logprobs = [TokenLogprobs(-math.inf, [(3, -0.5)])]
+    request.prompt_logprobs = PromptLogprobs([TokenLogprobs(-math.inf, [(3, -0.5)])])
     body, parts = pack_prompt_logprobs(request)
     assert unpack_prompt_logprobs(body, memoryview(b"".join(parts))) == request.prompt_logprobs
+
+
+def test_nothing_is_made_of_them_on_their_way_but_what_is_read(monkeypatch):
+    """That way is the event loop's, on three nodes."""
+    made = []
+
+    class Counted(TokenLogprobs):
+        def __init__(self, *fields: Any) -> None:
+            super().__init__(*fields)
+            made.append(self)
+
+    request = asking("r", list(range(2000)), 20)
+    request.prompt_logprobs = PromptLogprobs(
+        TokenLogprobs(-1.0, [(i, -2.0) for i in range(20)], 1) for _ in range(1999)
+    )
+    monkeypatch.setattr(token_logprobs, "TokenLogprobs", Counted)
+    body, parts = pack_prompt_logprobs(request)
+    items = PromptItems(request.token_ids[1:], unpack_prompt_logprobs(body, memoryview(b"".join(parts))))
+    assert (len(items), len(made)) == (1999, 0)
+    assert (items[7].token_id, items[7].top[19]) == (8, (19, -2.0)) and len(made) == 2
+    assert [item.token_id for item in items[-2:]] == [1998, 1999]
+    with pytest.raises(RuntimeError, match="1999 log probabilities came for 1998"):
+        PromptItems(request.token_ids[2:], request.prompt_logprobs)
+
+
+def test_a_token_has_as_many_others_as_those_before_it():
+    found = PromptLogprobs([TokenLogprobs(-1.0, [(1, -0.5)])])
+    with pytest.raises(ValueError, match="2 others"):
+        found.append(TokenLogprobs(-1.0, [(1, -0.5), (2, -0.7)]))
+    assert len(found) == 1 and found == PromptLogprobs(list(found)) != PromptLogprobs()

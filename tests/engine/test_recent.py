@@ -60,3 +60,13 @@ def test_a_client_that_left_has_an_end_too():
     recent.add(timeline, "batch", None, 2.0)
     (row,) = recent.as_dict()["requests"]
     assert (row["reason"], row["tpot_ms"], row["class"]) == ("abort", None, "batch")
+
+
+def test_the_newest_refusal_is_kept_beside_the_figures():
+    recent = Recent(16)
+    assert recent.as_dict()["refused"] is None
+    recent.add(ended(32), "standard", "stop", 1.0)
+    for at in (2.0, 3.0):
+        recent.refuse(f"r-{at:g}", at)
+    told = recent.as_dict()
+    assert told["refused"] == {"id": "r-3", "ended": 3.0} and len(told["requests"]) == 1

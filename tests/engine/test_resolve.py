@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from dataclasses import fields, replace
 
 import pytest
 
 from engine.config import Config
 from engine.flags import UsageError, parse
-from engine.machine import Gpu, Machine, survey
+from engine.machine import MOST_FILES, Gpu, Machine, survey
 from engine.model.model_config import ModelConfig
-from engine.resolve import GiB, disagreement, geometry, resolve
+from engine.resolve import OTHER_FILES, GiB, disagreement, geometry, resolve
 
 MODEL = ModelConfig(
     num_layers=30,
@@ -285,3 +287,33 @@ def test_quantized_arenas_that_cannot_be():
         settle("--kv-cache-dtype", "int8", "--pool-dtype", "fp8")
     with pytest.raises(UsageError, match=r"--kv-cache-dtype int8: .* give --block-size 4 or a multiple"):
         settle("--kv-cache-dtype", "int8", "--block-size", "1", model=replace(MODEL, head_size=66))
+
+
+def test_the_step_time_follows_the_objectives():
+    assert settle().tbt_budget_ms == 50.0, "of interactive"
+    assert settle("--slo", "interactive:tbt=0.2;standard:tbt=0.03").tbt_budget_ms == pytest.approx(30.0)
+    assert settle("--slo", "standard:tbt=0.03", "--tbt-budget-ms", "70").tbt_budget_ms == 70.0
+
+
+def test_an_ssd_tier_larger_than_its_disk_is_refused():
+    small = replace(LAPTOP, disk_bytes=10 * GiB)
+    assert settle("--ssd-path", "x", "--ssd-bytes", "10G", machine=small).ssd_bytes == 10 * GiB
+    assert settle("--ssd-bytes", "11G", machine=small).ssd_path is None, "there is no tier"
+    with pytest.raises(UsageError, match=r"--ssd-bytes .* --ssd-path x has 10240 MiB"):
+        settle("--ssd-path", "x", "--ssd-bytes", "11G", machine=small)
+
+
+def test_connections_are_as_many_as_files_may_be_open():
+    assert settle(machine=replace(LAPTOP, max_files=1 << 20)).max_connections == Config().max_connections
+    assert settle(machine=replace(LAPTOP, max_files=1024)).max_connections == 1024 - OTHER_FILES
+    assert settle("--max-connections", "5", machine=replace(LAPTOP, max_files=1024)).max_connections == 5
+    with pytest.raises(UsageError, match=r"--max-connections 5: .*ulimit -n"):
+        settle("--max-connections", "5", machine=replace(LAPTOP, max_files=OTHER_FILES))
+
+
+def test_the_disk_and_the_open_files_are_read(tmp_path):
+    machine = survey(False, ssd_path=str(tmp_path / "not" / "yet" / "there"))
+    stat = os.statvfs(tmp_path)
+    assert machine.disk_bytes == stat.f_blocks * stat.f_frsize
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert machine.max_files == soft and (soft == hard or soft >= MOST_FILES)

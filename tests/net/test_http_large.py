@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
 import aiohttp
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from net.http import Output, pieces
 from net.http import body as bodies
-from net.http.pieces import PIECE, SMALL, packed
+from net.http.pieces import PIECE, SENT_BYTES, SMALL, Rows, parts
 from net.http.plan import LONG_TEXT_CHARS
 from net.http.schema import MAX_BIASES
 from tests.net.fake_frontend import FakeFrontend, serving
@@ -142,6 +147,112 @@ async def test_long_bodies_are_parsed_in_a_thread(monkeypatch):
     assert threads[0] == threading.get_ident() != threads[1]
 
 
+async def test_a_chat_is_rendered_in_a_thread_whatever_makes_it_long():
+    threads = []
+
+    class Rendering(FakeFrontend):
+        def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().render_chat(messages, **kwargs)
+
+    long, short = "a" * (2 * LONG_TEXT_CHARS), {"role": "user", "content": "a"}
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    bodies = [
+        {"messages": [short]},
+        {"messages": [short | {"name": long}]},
+        {"messages": [short], "tools": [tool]},
+        {"messages": [short], "chat_template_kwargs": {"documents": long}},
+    ]
+    async with serving(Rendering()) as url, aiohttp.ClientSession(url) as session:
+        for body in bodies:
+            for path in ("/v1/chat/completions", "/tokenize"):
+                async with session.post(path, json=body) as response:
+                    assert response.status == 200, await response.text()
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True] * 2 + [False] * 6
+
+
+@pytest.mark.parametrize("more", [{"return_token_ids": True, "n": 3}, {"echo": True, "prompt": [IDS] * 4, "n": 128}])
+async def test_ids_and_echoes_of_many_choices_are_encoded_in_a_thread(monkeypatch, more):
+    """Neither the answer's tokens nor their log probabilities say how long these are."""
+    threads, parts_of = [], pieces.parts
+    monkeypatch.setattr(pieces, "parts", lambda value: (threads.append(threading.get_ident()), parts_of(value))[1])
+    body = {"prompt": IDS, "max_tokens": 1} | more
+    async with (
+        serving(CountingFrontend()) as url,
+        aiohttp.ClientSession(url) as session,
+        session.post("/v1/completions", json=body) as response,
+    ):
+        choices = (await response.json())["choices"]
+    for choice in choices:
+        assert choice.get("prompt_token_ids", IDS) == IDS
+        assert choice["text"] == ("A" * 2001 if "echo" in more else "A")
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+
+
+class Turns(FakeFrontend):
+    """Notes in which turn of the event loop each generation begins and ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = 0
+        self.begun: Counter[int] = Counter()
+        self.ended: Counter[int] = Counter()
+
+    async def count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.turn += 1
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Output, None]:
+        self.begun[self.turn] += 1
+        try:
+            async with aclosing(super().generate(*args, **kwargs)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self.ended[self.turn] += 1
+
+
+@pytest.mark.parametrize("prompt", ["!hang", "!overloaded"])
+async def test_the_choices_of_a_request_begin_and_end_one_after_the_other(prompt):
+    """Each is a request to the nodes: a thousand in one turn of the loop kept everybody waiting for half a second."""
+    frontend = Turns()
+    counting = asyncio.create_task(frontend.count())
+    body = {"prompt": [prompt] * 8, "n": 128}
+    async with serving(frontend) as url, aiohttp.ClientSession(url) as session:
+        if prompt == "!hang":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2):
+                    await session.post("/v1/completions", json=body)
+            await frontend.idle.wait()
+            assert frontend.begun.total() == 1024
+        else:
+            async with session.post("/v1/completions", json=body) as response:
+                assert response.status == 429
+    counting.cancel()
+    assert frontend.begun.total() == frontend.ended.total() and not frontend.open
+    assert max(frontend.begun.values()) <= 2 and max(frontend.ended.values()) <= 2
+
+
+async def test_a_long_answer_leaves_in_turns():
+    """A client that reads quickly would take all of it in one."""
+    sent, turn = [], 0
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    async for _ in pieces.in_turns([b"a"] * 5):
+        sent.append(turn)
+    counting.cancel()
+    assert sent == sorted(set(sent))
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -149,7 +260,28 @@ json_values = st.recursive(
 )
 
 
-@given(json_values, st.integers(0, 3))
-def test_packed_is_the_same_json(value, scale):
-    value = [value] * (scale * PIECE + scale)
-    assert orjson.loads(orjson.dumps(packed({"a": value}))) == {"a": value}
+@settings(deadline=None)
+@given(json_values, st.integers(0, 3), st.booleans())
+def test_parts_are_the_same_json_and_bounded(value, scale, in_rows):
+    many = [value] * (scale * PIECE // 3 + scale)
+    shown = Rows(lambda: iter(many)) if in_rows else many
+    encoded: list[int] = []
+    dumps = pieces._dumps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "_dumps", lambda value: (encoded.append(pieces._size(value)), dumps(value))[1])
+        found = parts({"a": shown, "b": {"c": [shown, 1]}, "d": []})
+    assert orjson.loads(b"".join(found)) == {"a": many, "b": {"c": [many, 1]}, "d": []}
+    assert max(encoded) <= PIECE + 1, "no piece is larger: what is in it is small"
+    assert all(len(part) <= 2 * SENT_BYTES for part in found)
+
+
+def test_a_list_that_stands_in_many_places_is_made_once():
+    made = []
+    rows = Rows(lambda: (made.append(i) or i for i in range(10)))
+    assert orjson.loads(b"".join(parts({str(i): [rows] for i in range(50)}))) == {
+        str(i): [list(range(10))] for i in range(50)
+    }
+    assert made == list(range(10))
+    assert orjson.loads(pieces._dumps({"a": Rows(list)})) == {"a": []}
+    with pytest.raises(TypeError):
+        pieces._dumps(object())

@@ -119,7 +119,9 @@ async def test_a_region_withdrawn_while_it_is_pinned_is_not_told_to_anybody(larg
     [keys] = await again
     assert card.pinned == {keys.lkey}
     card.memory.withdraw("arena")
-    assert not card.pinned and card.memory.known(large) is None
+    assert card.memory.known(large) is None
+    await card.memory.settled()
+    assert not card.pinned
 
 
 async def test_closing_waits_for_the_thread_that_pins(large):
@@ -134,6 +136,53 @@ async def test_closing_waits_for_the_thread_that_pins(large):
     assert card.pins == 1 and not card.pinned
     with pytest.raises(Unusable):
         await waiting
+
+
+async def test_a_large_region_is_unpinned_off_the_loop(large):
+    card, may, unpinning = Card(), threading.Event(), threading.get_ident()
+    card.may.set()
+    threads = []
+
+    def unpin(handle):
+        threads.append(threading.get_ident())
+        assert may.wait(20)
+        card.pinned.remove(handle)
+
+    card.memory = Registrations(card._pin, unpin)
+    await registered([card], large)
+    card.memory.withdraw("arena")  # returns while the thread is at it
+    assert card.memory.known(large) is None and card.pinned
+    closing = asyncio.create_task(card.memory.settled())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    may.set()
+    await closing
+    assert not card.pinned and unpinning not in threads
+
+
+async def test_memory_that_is_given_back_while_a_transfer_asks_its_peer_is_not_pinned_again(monkeypatch):
+    """Its owner has unregistered it meanwhile; registered again, it would stay so for ever."""
+    lib = SimpleNamespace(IBV_WR_RDMA_READ=1, IBV_WR_RDMA_WRITE=2)
+    monkeypatch.setattr("net.rdma.link.verbs", lambda: SimpleNamespace(lib=lib))
+    card = Card()
+    card.may.set()
+    for closes in (False, True):
+        with Region.private("ours", 4096) as region:
+            here = {"ours": region}
+            link = Link(Wire(), [], Topology(()), here)
+            link._devices.append(card)
+            asking = asyncio.create_task(link.submit(Op.WRITE, region, "kv", [(0, 0, 8)]))
+            await asyncio.sleep(0)
+            if closes:
+                region.close()
+            else:
+                del here["ours"]
+            hear(link, op="region", name="kv", address=4096, nbytes=64, keys=[1], distances=[0])
+            with pytest.raises(TransferError, match="'ours' is not registered here"):
+                await asyncio.wait_for(asking, 5)
+            assert not card.pins
+            link._devices.clear()
+            link.end("the test is over")
 
 
 class Wire:
@@ -154,7 +203,7 @@ def hear(link, **header):
 
 async def test_a_region_that_is_withdrawn_right_behind_its_answer_is_asked_for_again():
     """Both frames may come in one turn of the loop, before whoever asked has run: an old key would stay for ever."""
-    link = Link(Wire(), [], Topology(()))
+    link = Link(Wire(), [], Topology(()), {})
     told = {"op": "region", "name": "kv", "address": 4096, "nbytes": 64, "distances": []}
     asking = asyncio.create_task(link._region("kv"))
     await asyncio.sleep(0)
@@ -173,7 +222,7 @@ async def test_a_region_that_is_withdrawn_right_behind_its_answer_is_asked_for_a
 async def test_a_link_that_ends_right_behind_the_answer_is_a_lost_peer(monkeypatch, large):
     lib = SimpleNamespace(IBV_WR_RDMA_READ=1, IBV_WR_RDMA_WRITE=2)
     monkeypatch.setattr("net.rdma.link.verbs", lambda: SimpleNamespace(lib=lib))
-    link = Link(Wire(), [], Topology(()))
+    link = Link(Wire(), [], Topology(()), {"arena": large})
     asking = asyncio.create_task(link.submit(Op.WRITE, large, "kv", [(0, 0, 8)]))
     await asyncio.sleep(0)
     hear(link, op="region", name="kv", address=4096, nbytes=64, keys=[], distances=[])

@@ -9,7 +9,9 @@ import zlib
 import pytest
 
 from net.channel import Channel, PeerLost
+from net.clock import Clock
 from net.memory import Region
+from net.traffic import RailLimit
 from net.transfer import Op, TransferEngine, TransferError
 from tests.net.pairs import MIB, SIZE, both, crc, neighbours, pair
 from tests.net.peers import child, open_fds, settled_fds, until
@@ -260,3 +262,23 @@ async def test_who_does_not_know_of_its_loss_gets_no_way_in_before_it_has_heard_
         assert theirs.memory[0] == 0
         await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=b.epoch_of("a"))
         assert theirs.memory[0] == 255
+
+
+@both
+async def test_a_submission_that_waits_past_a_loss_of_its_peer_moves_nothing(order):
+    """The peer has fenced this node and given the memory to others; that both have found each other again makes the
+    old spans no better."""
+    async with neighbours(order) as [(a, _), (b, _)]:
+        await a.open("b")
+        a._limit = RailLimit(1e12)
+
+        class Meanwhile(Clock):
+            async def until(self, moment):
+                a._limit = None
+                a._channel.drop("b", "the test says so")
+                await until(lambda: a.path_of("b") is None and b.path_of("a") is None)
+                await a.submit("b", Op.READ, "of-a", "of-b", [(0, 0, 8)])
+
+        a._clock = Meanwhile()
+        with pytest.raises(PeerLost, match="before a transfer began"):
+            await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, MIB)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts import bench_overload
 from scripts.benchlib.client import Outcome
-from scripts.overloadbench.live import Seen, rows_of
+from scripts.overloadbench.live import Seen, objectives, rows_of
 
 
 def test_without_live_it_is_the_simulated_ablation(monkeypatch, tmp_path):
@@ -15,13 +15,14 @@ def test_without_live_it_is_the_simulated_ablation(monkeypatch, tmp_path):
 
 
 def test_what_clients_of_real_nodes_saw():
-    """Objectives of standard are 5 s and 100 ms, here a tenth."""
+    """Their objectives are those of the nodes, here a tenth of 5 s and 100 ms."""
     good, late = Outcome(ttft_s=0.4, prompt_tokens=100, error=None), Outcome(ttft_s=0.6, prompt_tokens=300, error=None)
     slow = Outcome(ttft_s=0.4, e2e_s=0.44, output_tokens=3, prompt_tokens=200, error=None)
     refused, lost = Outcome(error="status 429: no"), Outcome(error="status 503: no")
     after = Outcome(error="in the stream: estimated time per token 0.2 s, the objective of standard is 0.1 s")
-    seen = Seen([good, good, late, slow, refused, after, lost, lost], seconds=4.0, computed=1000.0)
-    rows = {row.metric: row.ours for row in rows_of("x", seen, 2.0, 0.1)}
+    wanted = objectives({"slo": "standard:ttft=5,tbt=0.1;batch:ttft=1", "slo_scale": 0.1})
+    seen = Seen([good, good, late, slow, refused, after, lost, lost], seconds=4.0, computed=1000.0, wanted=wanted)
+    rows = {row.metric: row.ours for row in rows_of("x", seen, 2.0)}
     assert rows == {
         "goodput": 0.5,
         "refused": 2 / 8,
