@@ -67,7 +67,7 @@ async def pair(order=("tcp",), geometry=None, staging_blocks: int = 16):
 
         async def pull(peer, body, data):
             done = await writes.read(body["region"], unpack_spans(data), body["timeout_s"])
-            return {"bytes": done.nbytes, "seconds": done.seconds, "transport": done.transport}
+            return {"nbytes": done.nbytes, "seconds": done.seconds, "transport": done.transport}
 
         async def decode(peer, body, data):
             await writes.decode(unpack_spans(data))
