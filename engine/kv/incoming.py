@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
 from engine.kv.kv_ready import KV_REGION, KvTarget
 from engine.kv.pull import Decoder, KvPull
@@ -38,6 +37,14 @@ WORD_S = 60.0  # for a prefill node that lives to say that it writes no more
 FENCE_S = 10.0  # between two warnings about one that was cut off and may still be writing
 
 
+@dataclass(frozen=True, slots=True)
+class KvForm:
+    """The form in which KV arrives."""
+
+    block_bytes: int  # of a block of the arena
+    decoder: Decoder | None = None  # None: it arrives as it lies in the arena
+
+
 @dataclass(slots=True)
 class Reservation:
     """A request whose KV is on its way."""
@@ -56,22 +63,19 @@ class Incoming:
         channel: Channel,
         transfer: TransferEngine,
         worker: Worker,
-        geometry: BlockGeometry,
+        form: KvForm,
         max_waiting: int,
         metrics: Metrics,
         cancelled: Callable[[str], bool],
-        decoder: Decoder | None = None,
     ) -> None:
-        """cancelled(request id): it ended while it waited for blocks; decoder: of KV that arrives, None = it comes as
-        it is to be."""
+        """cancelled(request id): it ended while it waited for blocks."""
         self._channel = channel
         self._transfer = transfer
         self._worker = worker
-        self._geometry = geometry
+        self._form = form
         self._max_waiting = max_waiting
         self._metrics = metrics
         self._cancelled = cancelled
-        self._decoder = decoder
         self._reservations: dict[str, Reservation] = {}
         self._ending: dict[int, Reservation] = {}  # given up, not yet safe to reuse
         self._num_waiting = 0
@@ -106,8 +110,8 @@ class Incoming:
             self._num_waiting -= 1
         held = request.block_ids[first_missing:]
         self._worker.batcher.pool.hold(held)
-        size = self._geometry.block_bytes
-        pull = KvPull(self._transfer, KV_REGION, size, prefill_node, held, self._decoder)
+        form = self._form
+        pull = KvPull(self._transfer, KV_REGION, form.block_bytes, prefill_node, held, form.decoder)
         self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
         epoch = self._transfer.epoch_of(prefill_node)
         return KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epoch)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.block import BlockGeometry
 from engine.kv.arenas import Arenas
-from engine.kv.incoming import Incoming, Reservation
+from engine.kv.incoming import Incoming, KvForm, Reservation
 from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
 from engine.kv.lending import Lending
@@ -103,11 +103,10 @@ class EngineService:
             channel,
             transfer,
             worker,
-            moves.geometry,
+            KvForm(moves.geometry.block_bytes, moves.wire),
             max_waiting,
             metrics,
             lambda request_id: request_id in self._fenced,
-            moves.wire,
         )
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
