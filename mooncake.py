@@ -62,12 +62,12 @@ from net.tasks import awaited
 GIL_SWITCH_S = 0.001
 SPIN_COUNT = "3000"
 """How often libgomp's threads look for work before they sleep, some 0.1 ms; read when torch is first imported. Its own
-300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms became 560 ms beside one busy
+300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms took 560 ms next to one busy
 process. They take 42 ms there with this, 63 with 10,000, which gains nothing alone; with 1,000 they take 38, but steps
 of 32 requests alone 2 ms more."""
 
 COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
-"""Beside running a node: `mooncake.py NAME ...`."""
+"""Commands other than running a node: `mooncake.py NAME ...`."""
 
 SUMMARIES = {
     "doctor": "what this machine offers, what is missing, the path to a peer",

@@ -80,10 +80,10 @@ def choose(
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
             raise ValueError(
-                f"attention backend {backend.name!r} reads no quantized KV: give --attention-backend auto with "
+                f"attention backend {backend.name!r} cannot read quantized KV: give --attention-backend auto with "
                 f"--kv-cache-dtype {kv_dtype}, or another --kv-cache-dtype"
             )
-        log.warning("The %s backend reads no KV in %s. Going on with torch, which is slower.", backend.name, kv_dtype)
+        log.warning("The %s backend cannot read KV in %s. Using torch, which is slower.", backend.name, kv_dtype)
         return TorchBackend()
     return backend
 
@@ -126,7 +126,7 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
     except ValueError as error:
         if cpu_level != "auto":
             raise
-        log.warning("%s. Going on with torch, which is slower.", str(error).partition("; choose")[0])
+        log.warning("%s. Using torch, which is slower.", str(error).partition("; choose")[0])
         return TorchBackend()
     return fastest_of([(f"our kernels of level {ours.level}", ours), ("torch", TorchBackend())], heads)
 

@@ -1,9 +1,9 @@
-"""Compiling kernels ahead of time, for a GPU that is not there.
+"""Compiles kernels ahead of time, without the GPU.
 
-`record` runs the ordinary launch code on tensors without memory (device "meta") and notes every launch instead of
-making it; `build` compiles one for a compute capability exactly as the first launch on such a GPU would (the same
-constants, the same promises of alignment), and `resources` reads from ptxas what it costs. So what is checked is what
-is shipped: there is no second list of signatures to keep up to date.
+`record` runs the ordinary launch code on tensors without memory (device "meta"), and records every launch instead of
+running it. `build` compiles one launch for a compute capability exactly as the first launch on such a GPU would (the
+same constants, the same promises of alignment). `resources` reads the cost from ptxas. So the tests check the shipped
+kernels, and no second list of signatures can become stale.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPTIONS = ("num_warps", "num_stages")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch that was asked for."""
+    """One recorded kernel launch."""
 
     kernel: JITFunction[Any]
     grid: tuple[int, ...]
@@ -50,7 +50,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one compiled kernel takes per thread (registers, spills) and per program (shared memory), and uses."""
+    """The resources of one compiled kernel per thread (registers, spills) and per program (shared memory), and the
+    instructions that it uses."""
 
     registers: int
     spill_bytes: int
@@ -64,7 +65,7 @@ class Resources:
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Launches inside the block are noted in the list that it yields, and not made."""
+    """Records the launches inside the block in the list that it yields, and does not run them."""
     launches: list[Launch] = []
 
     def run(self: JITFunction[Any], *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
@@ -80,7 +81,7 @@ def recording() -> Iterator[list[Launch]]:
 
 
 def record(launch: Callable[[], object]) -> list[Launch]:
-    """The launches that `launch` makes."""
+    """The launches of `launch`."""
     with recording() as launches:
         launch()
     return launches
@@ -119,7 +120,7 @@ def describe(value: Any) -> tuple[str, bool]:
 
 
 def resources(launch: Launch, capability: int) -> Resources:
-    """What `launch` takes, compiled as by `build`."""
+    """The resources of `launch`, compiled by `build`."""
     kernel, said = build(launch, capability)
     ptx = kernel.asm["ptx"]
     log = said or assemble(ptx, capability)

@@ -1,7 +1,7 @@
-"""KV in one byte per element: values to codes and back, and how codes and scales lie in the arena.
+"""KV with one byte per element: conversion between values and codes, and the layout of codes and scales in the arena.
 
-The key or the value of one token and head is a *row*. Each row has a scale of its own, because blocks fill token by
-token and a later token must not change what earlier ones are stored as:
+A *row* is the key or the value of one token and head. Each row has its own scale, because blocks fill token by token
+and a later token must not change the codes of earlier tokens:
 
     scale = max(max |x| / LARGEST, TINY)      code = round_to_nearest_even(x / scale)      x' = scale code
 
@@ -12,11 +12,12 @@ In a block the scales of a head lie right behind its codes:
 
     [num_layers, 2, num_kv_heads, (codes [block_size, head_size] one byte each | scales [block_size] float32)]
 
-A layer's part is one span, and so is a head's of it: what a transfer moves, a store keeps or a rank owns has its scales
-with it. To all others a quantized pool is the tensor of its codes, of the usual shape, int8 or float8_e4m3fn; its
-strides leave room for the scales, and `scales_of` finds them from any view of layers, heads or blocks.
+The part of a layer is one span, and so is the part of a head. So the bytes that a transfer moves, a store keeps or a
+rank owns always include their scales. All other code sees a quantized pool as a tensor of codes with the usual shape,
+int8 or float8_e4m3fn. Its strides leave room for the scales, and `scales_of` finds them from any view of layers, heads
+or blocks.
 
-Backends read and write through `rows_of` and `planes`, in which floats are the case without scales.
+Backends read and write through `rows_of` and `planes`; for these functions, floats are the case without scales.
 """
 
 from __future__ import annotations

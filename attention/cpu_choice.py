@@ -1,8 +1,8 @@
-"""Which backend computes attention on this CPU: measured with the model's heads, never assumed.
+"""Chooses the attention backend for this CPU by a measurement with the model's heads.
 
-A prompt of PROMPT tokens, and DECODES decodes over CONTEXT tokens each, are computed by every candidate in turns; the
-best of ROUNDS counts, because other processes only ever make a round longer. The product of the two times decides. It
-takes some tenths of a second, and is not kept: a busy moment would be remembered.
+The candidates take turns. Each computes a prompt of PROMPT tokens, and DECODES decodes over CONTEXT tokens each. The
+best of ROUNDS counts, because other processes only make a round longer. The product of the two times decides. The
+measurement takes some tenths of a second. The result is not stored, because it may come from a busy moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention of one layer."""
+    """The attention parameters of one layer."""
 
     num_heads: int
     num_kv_heads: int

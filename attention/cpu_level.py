@@ -42,7 +42,7 @@ def best(offers: Callable[[str], object], level: str = "auto") -> str:
             here = ", ".join(levels_here()) or "none"
             raise Unavailable(f"--cpu-level {level}: {reason}; this CPU has: {here}") from reason
         return level
-    last = Unavailable("this CPU lacks AVX2 with FMA and F16C, and is no aarch64")
+    last = Unavailable("this CPU is not aarch64 and lacks AVX2 with FMA and F16C")
     for each in levels_here():
         try:
             offers(each)

@@ -12,7 +12,7 @@ split's normalised part and log-sum-exp, and `merge_kernel` weighs the parts of 
 
 A request of one split is written straight to the output; an empty one (a padding row of a CUDA graph) becomes zeros.
 
-Figures on a GPU are still to be measured: scripts/bench_attention.py prints GB/s and the share of the ceiling.
+We have not measured this kernel on a GPU yet: scripts/bench_attention.py prints GB/s and the share of the ceiling.
 """
 
 from __future__ import annotations

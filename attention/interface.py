@@ -1,12 +1,12 @@
 """The attention backend protocol and the ragged batch it works on.
 
-A step's queries of all requests are concatenated: request s owns rows cu_q[s] .. cu_q[s+1]. Row i of request s stands
-at position ctx_lens[s] - q_len[s] + i and sees keys 0 .. that position. Decode is q_len = 1, a prefill chunk is
-q_len > 1, a prefix hit is ctx_len > q_len: one contract for all of them.
+A step concatenates the queries of all requests: request s owns rows cu_q[s] .. cu_q[s+1]. Row i of request s has
+position ctx_lens[s] - q_len[s] + i and sees the keys 0 .. that position. Decode is q_len = 1, a prefill chunk is
+q_len > 1, and a prefix hit is ctx_len > q_len. One contract covers all of them.
 
-KV lives in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; block_tables name the
-blocks of each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py has its layout and
-what reads and writes it in torch. It is given to backends that have `reads_codes = True` only.
+KV lives in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]. block_tables lists the blocks
+of each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py has its layout, and reads and
+writes it in torch. Only backends with `reads_codes = True` get such a pool.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class RaggedBatch:
     slot_mapping: Tensor  # [T] int64: block * block_size + offset; -1 = padding row, skip
     positions: Tensor  # [T] int64
     num_decodes: int
-    block_size: int  # tokens per block: what slot_mapping and block_tables count in
-    # The same as host numbers, so that no backend has to synchronise with the device.
+    block_size: int  # tokens per block: the unit of slot_mapping and block_tables
+    # The lengths again as host numbers, so that no backend has to synchronise with the device.
     q_lens: list[int]  # [S]
     kv_lens: list[int]  # [S]
 
@@ -43,7 +43,7 @@ class AttentionBackend(Protocol):
     name: str
 
     def plan(self, batch: RaggedBatch) -> Any:
-        """Whatever the backend wants to prepare once per step; handed back to `attend`."""
+        """Prepare the step once. The result goes to every `attend` of the step."""
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any) -> None:
         """Scatter rotated k and v [T, num_kv_heads, head_size] into one layer's
@@ -53,7 +53,7 @@ class AttentionBackend(Protocol):
     def rotate_and_write_kv(
         self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any
     ) -> Tensor:
-        """Rotary embedding (attention/rotary.py) of q and k, then write_kv: one kernel where a backend has one.
+        """Rotary embedding (attention/rotary.py) of q and k, then write_kv; a backend may use one kernel for both.
 
         qkv [T, num_heads + 2 num_kv_heads, head_size]: heads of q, then of k, then of v; its memory may be reused.
         cos, sin [T, head_size / 2] float32, of the rows' positions. Returns q, rotated [T, num_heads, head_size]."""
@@ -71,14 +71,14 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """softmax(scale q k^T) v with the causal rule above. q [T, num_heads, head_size] -> same shape and dtype.
 
-        window: keys that a row sees, itself included; 0 = all. soft_cap: scores become
-        soft_cap * tanh(score / soft_cap) before the causal rule; 0.0 = as they are.
-        Reads no slot that holds no token of the request: whatever lies there, NaN too, stays without effect."""
+        window: number of keys that a row sees, including its own; 0 = all. soft_cap: scores become
+        soft_cap * tanh(score / soft_cap) before the causal rule; 0.0 = unchanged.
+        Slots without a token of the request have no effect, even if they contain NaN."""
 
 
 def reads_codes(backend: AttentionBackend) -> bool:
-    """Whether it says `reads_codes = True`, and says it itself where it writes or attends in a way of its own: what a
-    class inherits was said of the kernels it has replaced."""
+    """Whether the backend declares `reads_codes = True`. A class that overrides how to write or attend must declare it
+    again, because an inherited value refers to the kernels that it has replaced."""
     if not getattr(backend, "reads_codes", False):
         return False
     classes = type(backend).__mro__

@@ -1,15 +1,15 @@
-"""What a decoder layer does between its matrix products: RMS norm (alone, or with the residual addition before it) and
-the gate of its MLP. Each reads its inputs once and writes its results once: memory traffic is all there is to save.
+"""The operations of a decoder layer between its matrix products: RMS norm (alone or after a residual addition) and the
+gate of the MLP. Each kernel reads its inputs once and writes its results once, because memory traffic is the only cost.
 
     rms_norm       out = w round(x / sqrt(mean(x^2) + eps))          mean in float32
     add_rms_norm   x' = round(x + delta)    out = rms_norm(x')
     silu_mul       out = round(g / (1 + e^-g)) u                     [g | u] one row of gate_up
     gelu_tanh_mul  out = round(g/2 (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3)))) u
 
-round() is to the tensor's own type, at the places where transformers' Llama rounds. A float32 weight for a narrower x
-is multiplied before the only rounding (Gemma).
+round() rounds to the tensor's own type, at the same places as transformers' Llama. A float32 weight for a narrower x is
+multiplied before the only rounding (Gemma).
 
-Figures on a GPU are still to be measured.
+We have not measured these kernels on a GPU yet.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> None:
     """x becomes x + delta, delta becomes the norm of that; both [T, SIZE] of one dtype, dense."""
     if x.shape != delta.shape or not x.is_contiguous() or not delta.is_contiguous() or x.dtype != delta.dtype:
-        raise ValueError(f"x {tuple(x.shape)} and delta {tuple(delta.shape)} must be dense and alike")
+        raise ValueError(f"x {tuple(x.shape)} and delta {tuple(delta.shape)} must be dense and have the same shape")
     launch_norm(x, delta, weight, eps, delta)
 
 

@@ -13,7 +13,7 @@ are started first: the short ones fill the gaps at the end of the launch.
 
 The keys of the chunk itself must be in the pool already (write_kv comes first).
 
-Figures on a GPU are still to be measured: scripts/bench_attention.py prints TFLOP/s and the share of the ceiling.
+We have not measured this kernel on a GPU yet: scripts/bench_attention.py prints TFLOP/s and the share of the ceiling.
 """
 
 from __future__ import annotations

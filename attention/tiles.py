@@ -1,12 +1,12 @@
-"""The tile table: how much one program holds, for every head size, element type and shared-memory size.
+"""The tile table: the tile of one program, for every head size, element type and shared-memory size.
 
-One table, no search at run time: the same shapes give the same code on every run and every node, and a CUDA graph
-captures what the tests compiled. tests/attention/test_triton_aot.py compiles every row ahead of time and holds it to
-no spilled registers and to the row's shared memory.
+A fixed table replaces a search at run time. The same shapes give the same code in every run and on every node, and a
+CUDA graph captures the code that the tests compiled. tests/attention/test_triton_aot.py compiles every row ahead of
+time, and checks that it spills no registers and stays within the row's shared memory.
 
-The rows were chosen by what the compiler says, not yet by a clock; which are fastest is still to be measured on a GPU.
-Decode tiles keep about 64 KiB of keys and values in flight per program and, at 16 query rows, leave room for two
-programs on a multiprocessor; prefill tiles are the largest that neither spill nor exceed the shared memory.
+The compiler's report chose the rows. Nobody has measured yet which rows are fastest on a GPU. Decode tiles keep about
+64 KiB of keys and values in flight per program and, at 16 query rows, leave room for two programs on a multiprocessor.
+Prefill tiles are the largest that neither spill nor exceed the shared memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tile:
     keys: int  # KV tokens per turn of the loop. A power of two, >= 16
     warps: int
     stages: int  # depth of the software pipeline: turns whose loads are in flight
-    min_chunk: int = 256  # decode: a split shorter than this costs more in merging than it wins
+    min_chunk: int = 256  # decode: merging a split shorter than this costs more time than it saves
     # Of float32 products. One pass of TF32 has 10 bits; three are float32 on tensor cores, but take more registers
     # than plain float32 ("ieee"). Half types ignore it.
     precision: str = "tf32x3"
@@ -77,7 +77,7 @@ OVER_CODES: dict[tuple[int, int, int], Tiles] = {
         prefill=Tile(16, 16, 8, 1, precision="ieee"),
     ),
 }
-"""Instead of the rows of TABLE over quantized pools: widening codes takes registers, and with those tiles too many."""
+"""Rows for quantized pools: widening the codes takes registers, and the tiles of TABLE would need too many."""
 
 
 def find_tiles(head_size: int, element_bytes: int, shared_bytes: int, quantized: bool = False) -> Tiles:
@@ -112,7 +112,7 @@ class Geometry:
         _, num_heads, head_size = q.shape
         _, two, num_kv_heads, block_size, kv_head_size = kv.shape
         if two != 2 or kv_head_size != head_size or num_heads % num_kv_heads:
-            raise ValueError(f"q {tuple(q.shape)} does not go with kv {tuple(kv.shape)}")
+            raise ValueError(f"q {tuple(q.shape)} does not fit kv {tuple(kv.shape)}")
         if q.stride(2) != 1 or not is_dense_within_block(kv):
             raise ValueError("the last axis of q and each layer's part of a block must be contiguous")
         return cls(num_heads, num_kv_heads, head_size, block_size, q.dtype, head_stride(kv), CODES.get(kv.dtype, 0))

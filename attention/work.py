@@ -1,18 +1,18 @@
-"""Cutting a ragged batch into equal pieces of work, on the device.
+"""Cuts a ragged batch into equal pieces of work, on the device.
 
-A launch needs its grid on the host, before the lengths that decide it are known there (in a CUDA graph they change
-from replay to replay, and reading them back would stall the pipeline). So lengths are cut into pieces of one common
-size and the grid is a bound that holds whatever the lengths are:
+The host needs the grid before it knows the lengths that decide it. (In a CUDA graph the lengths change from replay to
+replay, and reading them back would stall the pipeline.) So all lengths are cut into pieces of one common size, and the
+grid is an upper bound for any lengths:
 
     chunk     = max(ceil(total length / wanted pieces), min_chunk), rounded up to `align`
     pieces_s  = max(1, ceil(length_s / chunk))
     sum_s pieces_s <= requests + total / chunk <= requests + wanted pieces
 
-Every piece is as long as any other, so a batch of one long and many short requests fills the device as evenly as
-equal ones do. Programs beyond the last piece find request -1 and leave.
+All pieces have the same length, so a batch of one long and many short requests fills the device as evenly as a batch of
+equal requests. Programs beyond the last piece find request -1 and exit.
 
-Decode cuts contexts into splits (wanted pieces from the number of processors); prefill cuts chunks of queries into
-tiles (a fixed chunk: as many pieces wanted as there can be).
+Decode cuts contexts into splits (the number of processors gives the wanted pieces). Prefill cuts chunks of queries into
+tiles (with a fixed chunk, so it wants as many pieces as possible).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from attention.paging import first_key
 
 METADATA = ["tables", "ctx_lens", "cu_q", "first_piece", "request", "chunk", "chunk_out"]
 """int32 arguments whose addresses shift with the number of decodes in the step: a kernel compiled for their alignment
-would be compiled anew in the middle of serving."""
+would be compiled again in the middle of serving."""
 
 UNBOUNDED = 1 << 30
-"""As many pieces as there can be: the chunk is min_chunk."""
+"""As many pieces as possible: the chunk is min_chunk."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Work:
 
     @property
     def num_pieces(self) -> int:
-        """The grid: a bound on the pieces that there are."""
+        """The grid: an upper bound on the number of pieces."""
         return self.request.shape[0]
 
 

@@ -1,12 +1,12 @@
-"""Writing new keys and values into the paged pool, plain or with rotary embedding on the way.
+"""Writes new keys and values into the paged pool, as they are or with rotary embedding.
 
-Token t goes to slot_mapping[t] = block * BLOCK_SIZE + offset; -1 marks a padding row, which is skipped. The rotary
-form (half-split, as Llama's checkpoints have it) turns the two halves of a head by the angles of the token's position:
+Token t goes to slot_mapping[t] = block * BLOCK_SIZE + offset. The kernel skips padding rows, which have slot -1. The
+rotary form (half-split, as in Llama's checkpoints) turns the two halves of a head by the angles of the position:
 
     a' = a cos - b sin        b' = b cos + a sin        cos, sin [T, HEAD_SIZE / 2]
 
-for k on its way into the pool and for q in place, so that rotated keys are never written twice. A quantized pool gets
-codes, and the scale of each row.
+The kernel rotates k on its way into the pool and q in place, so it writes rotated keys only once. A quantized pool gets
+codes and the scale of each row.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Protocol
 from cache.policy import Facts
 from net.user_file import is_file, load
 
-REMEMBERED = 1 << 16
+REMEMBERED_KEYS = 1 << 16
 """Keys that a history looks back on: those of a pool of about that many blocks."""
 
 
@@ -35,7 +35,7 @@ class Always:
 class History:
     """Which keys were wanted lately: two sets that take turns, so the last `size` to `2 * size` different ones."""
 
-    def __init__(self, size: int = REMEMBERED) -> None:
+    def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._size = size
         self._young: set[Hashable] = set()
         self._old: set[Hashable] = set()
@@ -52,7 +52,7 @@ class History:
 class SecondHit:
     """A block comes in when it is offered for the second time: most are never used again."""
 
-    def __init__(self, size: int = REMEMBERED) -> None:
+    def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._history = History(size)
         self._again = False  # the key wanted last was known before
 
@@ -67,7 +67,7 @@ class SecondHit:
 class ClassAware:
     """Blocks of batch work come in at their second use only; those of people who wait come in at once."""
 
-    def __init__(self, size: int = REMEMBERED) -> None:
+    def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._second_hit = SecondHit(size)
 
     def wanted(self, key: Hashable) -> None:
@@ -87,7 +87,7 @@ class TinyLFU:
     ROWS = 4
     MOST = 15
 
-    def __init__(self, size: int = REMEMBERED) -> None:
+    def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._width = max(16, 1 << (size - 1).bit_length())
         self._rows = [bytearray(self._width) for _ in range(self.ROWS)]
         self._sample = 10 * size

@@ -20,7 +20,7 @@ from net.errors import RemoteError
 from net.spans import Cursor
 
 KIND = "store.get"
-PIECE = 256 << 10  # bytes of a larger block that are hashed as soon as they are there
+HASH_PIECE_BYTES = 256 << 10  # bytes of a larger block that are hashed as soon as they are there
 
 
 class BulkGet(BulkCall):
@@ -50,9 +50,11 @@ class BulkGet(BulkCall):
         )
         lengths = body.get("lengths") or [job.block_bytes] * len(found)
         if not len(found) == len(sums) == len(lengths) or sum(lengths) != nbytes:
-            raise RemoteError(f"{nbytes} bytes are not {len(found)} blocks with {len(sums)} checksums", "bad_answer")
+            raise RemoteError(
+                f"{nbytes} bytes do not match {len(found)} blocks with {len(sums)} checksums", "bad_answer"
+            )
         if max(lengths) > job.block_bytes or min(lengths) < 1:
-            raise RemoteError(f"the home has blocks of {max(lengths)} bytes, ours have {job.block_bytes}", "layout")
+            raise RemoteError(f"the home has blocks of {max(lengths)} bytes, this node of {job.block_bytes}", "layout")
         self.found, self._lengths, self._sums = list(found), lengths, sums
         self._total = nbytes
         self.moved = self._done = self._begun = 0  # bytes; blocks and bytes before the one that is arriving
@@ -71,7 +73,7 @@ class BulkGet(BulkCall):
             length = self._lengths[self._done]
             here = moved - self._begun
             if here < length:
-                if here - self._partial_bytes >= PIECE:
+                if here - self._partial_bytes >= HASH_PIECE_BYTES:
                     self._hash_until(here)
                 return
             self._check(length)

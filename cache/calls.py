@@ -22,7 +22,7 @@ from net.bulk_call import BulkCall
 from net.bulk_calls import BulkCalls
 from net.channel import Channel
 from net.errors import RemoteError, TransferError
-from net.pushing import SMALL
+from net.pushing import SMALL_FRAME_BYTES
 from net.transport import BULK, URGENT
 
 
@@ -66,7 +66,7 @@ class Calls:
     def check(self, home: str) -> None:
         """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
         if self._shunned and asyncio.get_running_loop().time() < self._shunned.get(home, NEVER)[0]:
-            raise Shunned(f"{home} did not answer in time a moment ago")
+            raise Shunned(f"{home} recently failed to answer in time")
 
     async def has(
         self,
@@ -202,7 +202,7 @@ class Calls:
         most_s = self._deadlines.control_s
         impatient = patience_s is not None and patience_s < most_s
         wait_s = patience_s if patience_s is not None and impatient else most_s
-        priority = URGENT if call.expected <= SMALL else BULK
+        priority = URGENT if call.expected <= SMALL_FRAME_BYTES else BULK
         try:
             sent_s = call.sends / self._deadlines.slowest_bytes_per_s
             await self._bulk.ask(home, call, wait_s, wait_s + sent_s, priority)

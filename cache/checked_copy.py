@@ -1,8 +1,8 @@
-"""Copying blocks out of memory that others may change, and taking the checksum of what arrived.
+"""Copies blocks out of memory that others may change, and computes the checksum of the copy.
 
-A piece is hashed while it is still in the core's cache, so the checksum costs little beside the copy. Small calls are
-done on the event loop, larger ones in turns of it, the largest in threads: the blocks are split among them; one block
-alone is copied by one and hashed, piece by piece, by another.
+It hashes a piece while the piece is still in the core's cache, so the checksum costs little compared with the copy.
+Small calls run on the event loop, larger calls in several turns of it, and the largest in threads. The threads share
+the blocks. For a single block, one thread copies and another hashes, piece by piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from cache.copy_threads import CopyThreads
 
-PIECE = 256 << 10  # bytes: copied, then hashed
+PIECE_BYTES = 256 << 10  # bytes: copied, then hashed
 TURN_BYTES = 512 << 10  # on the event loop between two turns, some 0.15 ms
 TURNS_BYTES = 2 << 20  # in turns: a hop to a thread and back costs 0.1 to 0.2 ms
 SPLIT_BYTES = 4 << 20  # of one block that a second thread hashes
@@ -35,7 +35,7 @@ class Copy(NamedTuple):
 
 
 class CheckedCopier:
-    """Beside `threads`, which are its owner's, it has those that hash."""
+    """The owner passes the copy `threads`; this object owns the hash threads."""
 
     def __init__(self, threads: CopyThreads) -> None:
         self._threads = threads
@@ -76,14 +76,14 @@ def _steps(copies: Sequence[Copy], totals: list[int]) -> Iterator[int]:
     """Copy and hash; the bytes of every step, after it."""
     for source, target, memory in copies:
         nbytes = len(memory)
-        if nbytes <= PIECE:
+        if nbytes <= PIECE_BYTES:
             memmove(target, source, nbytes)
             totals.append(xxh3_64_intdigest(memory))
             yield nbytes
             continue
         total = xxh3_64()
-        for start in range(0, nbytes, PIECE):
-            count = min(PIECE, nbytes - start)
+        for start in range(0, nbytes, PIECE_BYTES):
+            count = min(PIECE_BYTES, nbytes - start)
             memmove(target + start, source + start, count)
             total.update(memory[start : start + count])
             yield count

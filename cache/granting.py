@@ -107,5 +107,5 @@ def facts_in(body: Mapping[str, Any], count: int) -> list[Facts | None]:
     if not rows:
         return [None] * count
     if len(rows) not in (1, count):
-        raise RemoteError(f"facts of {len(rows)} blocks for {count}", "bad_request")
+        raise RemoteError(f"got facts of {len(rows)} blocks, expected {count}", "bad_request")
     return [Facts(*row) for row in (rows if len(rows) == count else rows * count)]

@@ -72,7 +72,7 @@ class Job:
     def span(self, position: int, slot: int, slot_bytes: int) -> tuple[int, int, int]:
         """(local offset, remote offset, bytes) of a block at a home. Raises RemoteError when the layouts differ."""
         if slot_bytes != self.block_bytes:
-            raise RemoteError(f"the home has blocks of {slot_bytes} bytes, ours have {self.block_bytes}", "layout")
+            raise RemoteError(f"the home has blocks of {slot_bytes} bytes, this node of {self.block_bytes}", "layout")
         return self.offsets[position], slot * slot_bytes, self.length(position)
 
     def sums_of(self, positions: Sequence[int]) -> list[int]:

@@ -78,7 +78,7 @@ class Keeper:
                 while await self._pay():
                     pass  # and no second try with a home that failed: it may be leaving, too
         except TimeoutError:
-            log.info("leaving with %d blocks not handed over", sum(map(len, self._debts.values())))
+            log.info("leaving without handing over %d blocks", sum(map(len, self._debts.values())))
 
     async def close(self) -> None:
         """Stop. Idempotent."""

@@ -122,7 +122,7 @@ class Leases:
                 await self._transfer.fence(peer)
                 break
             except TimeoutError as error:
-                log.warning("%d reserved slots stay held: %s", len(lease.slots), error)
+                log.warning("%d reserved slots are still held: %s", len(lease.slots), error)
         self.give_back(lease.slots, writes=True)
 
     async def close(self) -> None:

@@ -63,7 +63,7 @@ class Manifest:
 def manifest_key(name: str) -> BlockKey:
     """Raises ValueError for a name that is not in the key space."""
     if not name.startswith(PREFIX) or len(name) == len(PREFIX):
-        raise ValueError(f"{name!r} is no name of an object: they are {PREFIX}SOMETHING")
+        raise ValueError(f"{name!r} is not the name of an object: names start with {PREFIX}")
     return blake2b(name.encode(), digest_size=KEY_BYTES, person=b"mooncake-object").digest()
 
 
@@ -109,7 +109,7 @@ class Objects:
         manifest = Manifest(len(view), self._store.block_bytes, content)
         known = await self.info(name)
         if known is not None and known.digest != content and not replace:
-            raise Exists(f"{name} has other bytes ({known.nbytes} of them): remove it first, or replace it")
+            raise Exists(f"{name} exists with different content ({known.nbytes} bytes): remove it first, or replace it")
         new = known is None or known.digest != content
         await self._check_room(name, manifest)
         try:
@@ -121,7 +121,7 @@ class Objects:
                 if new and not first:  # somebody else was quicker
                     there = await self.info(name)
                     if there is not None and there.digest != content:
-                        raise Exists(f"{name} was put with other bytes ({there.nbytes} of them) meanwhile")
+                        raise Exists(f"{name} was put with different content ({there.nbytes} bytes) at the same time")
                     return False
         except (StoreError, Exists):
             if new:
@@ -211,7 +211,7 @@ class Objects:
         async for _, parts in self._parts(name, manifest):
             for part in parts:
                 if part is None:
-                    raise LookupError(f"a part of {name} is not in the store any more")
+                    raise LookupError(f"a part of {name} is no longer in the store")
                 yield part
 
     async def info(self, name: str) -> Manifest | None:

@@ -1,8 +1,8 @@
-"""BlockPool: who uses which slot of an arena, and which content the unused ones still hold. Pure.
+"""BlockPool: which slots of an arena are in use, and which content the unused slots still have. Pure.
 
-A block has two lifetimes: references by requests and references by transfers in flight. It is out of the pool's
-hands while either is above zero. At zero it is free, or, when its content has a key, cached: it can be found by key
-and is evicted when room is needed.
+A block has two reference counts: one for requests and one for transfers in flight. The block is held while either
+count is above zero. When both are zero, a block without a key is free. A block with a key is cached: `match` finds it
+by its key, and the pool evicts it when it needs room.
 
     free ──allocate──> held ──name──> held and named
       ^                 │                │       ^
@@ -24,7 +24,7 @@ from cache.prefix import PrefixIndex
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free or evictable; nothing was allocated."""
+    """A caller requested more blocks than are free or evictable. Nothing was allocated."""
 
 
 class IntegrityError(Exception):
@@ -33,8 +33,8 @@ class IntegrityError(Exception):
 
 @dataclass(slots=True)
 class Newcomer:
-    """A named block in its first use. The policy hears of it at the end of that, when it becomes evictable: then the
-    last block of a prompt comes first, and no policy takes a prefix from under its continuation."""
+    """A named block in its first use. The policy learns of it at the end of this use, when it becomes evictable. At
+    that time the last block of a prompt comes first, so no policy evicts a prefix before its continuation."""
 
     facts: Facts
     hits: int = 0
@@ -43,7 +43,7 @@ class Newcomer:
 class BlockPool:
     """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block, or as fast as the policy.
 
-    `on_evict(key, block_id)` is called while the content is still whole, before the block is handed out again.
+    The pool calls `on_evict(key, block_id)` while the content is still intact, before it hands the block out again.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class BlockPool:
         self._on_evict = on_evict
 
     def watch(self, told: Callable[[BlockKey, bool], None]) -> None:
-        """Call `told(key, held)` for every key held now, and from now on whenever one comes (True) or goes."""
+        """Call `told(key, True)` for every key held now, and `told(key, held)` for each later change."""
         for key, _ in self._index.pairs():
             told(key, True)
         self._index.watch = told
@@ -74,14 +74,14 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now: free ones and cached ones that nobody references."""
+        """Blocks that `allocate` can hand out now: free blocks, and cached blocks without references."""
         return len(self._free) + len(self._policy)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one request reference each and undefined content; evicts by policy where needed.
-        Raises OutOfBlocks, and then nothing has changed."""
+        """`count` blocks with one request reference each and undefined content. Evicts by policy if needed. Raises
+        OutOfBlocks and then changes nothing."""
         if count > self.num_free:
-            raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} of {self.num_blocks} can be had")
+            raise OutOfBlocks(f"{count} blocks requested, but only {self.num_free} of {self.num_blocks} are available")
         for _ in range(count - len(self._free)):
             self._evict(cast(BlockKey, self._policy.victim()))
         block_ids = [self._free.pop() for _ in range(count)]
@@ -90,8 +90,8 @@ class BlockPool:
         return block_ids
 
     def allocate_for(self, facts: Facts) -> int:
-        """The same for one block whose content will have these facts. Where classes have shares, its class takes none
-        from another that is within its share."""
+        """Like `allocate`, for one block whose content will have these facts. If classes have shares, its class takes
+        no block from a class that is within its share."""
         if not self.has_room_for(facts):
             raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
         if not self._free and (key := self.next_victim(facts)) is not None:
@@ -116,7 +116,7 @@ class BlockPool:
         self.forget(key)
 
     def next_victim(self, facts: Facts) -> BlockKey | None:
-        """The key that `allocate_for` would evict; None when it would evict none, or fail."""
+        """The key that `allocate_for` would evict; None when it would evict nothing, or fail."""
         if self._free or not len(self._policy):
             return None
         if self._sharing is not None:
@@ -131,7 +131,7 @@ class BlockPool:
     # --- references
 
     def acquire(self, block_ids: Sequence[int]) -> None:
-        """A hit: one more request reference on each; they must be held already or cached (found by `match`)."""
+        """A hit: add one request reference to each block. The blocks must be held or cached (found by `match`)."""
         self._take(self._request_refs, block_ids)
         self.touch(block_ids)
 
@@ -145,16 +145,16 @@ class BlockPool:
                 self._policy.touched(key)
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """One request reference less on each. The last block of a prefix becomes evictable first, so that what is
-        left of it is still a prefix."""
+        """Remove one request reference from each block. The last block of a prefix becomes evictable first, so the
+        remaining blocks are still a prefix."""
         self._give(self._request_refs, reversed(block_ids))
 
     def hold(self, block_ids: Iterable[int]) -> None:
-        """One more transfer reference on each: their memory stays theirs until `unhold`."""
+        """Add one transfer reference to each block: the pool does not reuse their memory until `unhold`."""
         self._take(self._transfer_refs, block_ids)
 
     def unhold(self, block_ids: Sequence[int]) -> None:
-        """One transfer reference less on each."""
+        """Remove one transfer reference from each block."""
         self._give(self._transfer_refs, reversed(block_ids))
 
     def _take(self, refs: list[int], block_ids: Iterable[int]) -> None:
@@ -169,7 +169,7 @@ class BlockPool:
     def _give(self, refs: list[int], block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             if refs[block_id] == 0:
-                raise ValueError(f"block {block_id} has no such reference to give back")
+                raise ValueError(f"block {block_id} has no such reference to release")
             refs[block_id] -= 1
             if self._held(block_id):
                 continue
@@ -189,10 +189,10 @@ class BlockPool:
     # --- content
 
     def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN) -> bool:
-        """The content of the held block is complete and known as `key` from now on. False when another block
-        already has that key: this one stays unnamed and goes free at its last reference. `facts` are for the policy."""
+        """Declare the content of the held block complete and known as `key`. Returns False when another block already
+        has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`."""
         if not self._held(block_id):
-            raise ValueError(f"block {block_id} is not held: its content is nobody's to name")
+            raise ValueError(f"block {block_id} is not held, so no key may name its content")
         known = self._index.block_of(key)
         if known is not None:
             return known == block_id
@@ -201,7 +201,7 @@ class BlockPool:
         return True
 
     def forget(self, key: BlockKey) -> bool:
-        """Nobody finds `key` here from now on; its block goes free when unreferenced. False when unknown."""
+        """Remove `key` from the index; its block becomes free once it has no references. False for an unknown key."""
         block_id = self._index.block_of(key)
         if block_id is None:
             return False
@@ -220,7 +220,7 @@ class BlockPool:
         return self._index.block_of(key)
 
     def keys(self) -> list[BlockKey]:
-        """Of all content that has one, in use or not."""
+        """The keys of all named blocks, held or cached."""
         return [key for key, _ in self._index.pairs()]
 
     def key_of(self, block_id: int) -> BlockKey | None:
@@ -241,22 +241,22 @@ class BlockPool:
         }
 
     def references(self) -> dict[str, int]:
-        """Sums of both counts, for leak checks: a node without work has zero and zero."""
+        """Sums of both counts, for leak checks: both are zero on a node without work."""
         return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
 
     def check_owners(self, owned: Iterable[int]) -> None:
-        """`owned` has each block once for every transfer reference that somebody answers for. Raises IntegrityError
-        when those are not the references there are."""
+        """`owned` lists each block once per transfer reference that a component claims to hold. Raises IntegrityError
+        when the claims differ from the counts."""
         refs, counts = Counter(owned), self._transfer_refs
         lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
         false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
         if lost:
-            raise IntegrityError(f"{len(lost)} blocks are held for transfers that nobody knows: {lost[:16]}")
+            raise IntegrityError(f"{len(lost)} blocks are held for unknown transfers: {lost[:16]}")
         if false:
-            raise IntegrityError(f"{len(false)} blocks are not held for transfers that go on: {false[:16]}")
+            raise IntegrityError(f"{len(false)} blocks of running transfers are not held: {false[:16]}")
 
     def check_integrity(self) -> None:
-        """Counts every block anew. Raises IntegrityError unless free + cached + held = total and all maps agree."""
+        """Recounts every block. Raises IntegrityError unless free + cached + held = total and all maps agree."""
         free = set(self._free)
         held = {b for b in range(self.num_blocks) if self._held(b)}
         cached = {b for _, b in self._index.pairs() if b not in held}

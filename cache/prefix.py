@@ -1,7 +1,7 @@
-"""PrefixIndex: which block holds the content of which key, and the longest match of a prompt. Pure.
+"""PrefixIndex: maps keys to blocks and finds the longest cached prefix of a prompt. Pure.
 
-Keys are chained (cache/block.py), so a key stands for the whole prompt up to its block: the longest match is the
-leading run of a prompt's keys that are known, and no tree is needed to find it.
+Keys are chained (cache/block.py), so a key identifies the whole prompt up to the end of its block. The longest cached
+prefix is therefore the leading run of known keys, and the index needs no tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cache.block import BlockKey
 
 
 class PrefixIndex:
-    """A one-to-one map of block keys and block ids. `watch(key, held)` is called for keys that come and go."""
+    """A one-to-one map of block keys and block ids. It calls `watch(key, held)` for each added or removed key."""
 
     def __init__(self) -> None:
         self.watch: Callable[[BlockKey, bool], None] | None = None
@@ -20,7 +20,7 @@ class PrefixIndex:
         self._keys: dict[int, BlockKey] = {}
 
     def add(self, key: BlockKey, block_id: int) -> None:
-        """`block_id` holds `key` from now on. Raises ValueError when either is taken."""
+        """Record that `block_id` holds `key`. Raises ValueError when either is already mapped."""
         if key in self._blocks or block_id in self._keys:
             raise ValueError(f"key {key.hex()} or block {block_id} already has its pair")
         self._blocks[key] = block_id
@@ -56,7 +56,7 @@ class PrefixIndex:
         return iter(self._blocks.items())
 
     def consistent(self) -> bool:
-        """Both directions say the same."""
+        """Whether both directions of the map agree."""
         return len(self._blocks) == len(self._keys) and all(self._keys.get(b) == k for k, b in self._blocks.items())
 
     def __len__(self) -> int:

@@ -76,7 +76,7 @@ class Promotions:
             self._pool.release([slot])
 
     def drop(self, key: BlockKey) -> None:
-        """The block is removed: whoever waits for it gets none."""
+        """The block is removed: callers that wait for it get none."""
         self._underway.pop(key, None)
 
     def tasks(self) -> list[asyncio.Task[bool]]:

@@ -141,7 +141,7 @@ class Reader:
     def _give_up(self, walk: ReadWalk, home: str, positions: Sequence[int], error: TooSlow) -> None:
         self._router.paces.given_up(_now(), home, error.waited_s)
         self._counts["given_up"] += 1
-        log.info("%s: another replica is asked", error)
+        log.info("%s: asking another replica", error)
         for position in positions:
             walk.too_slow(position, home)
 

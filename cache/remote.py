@@ -105,4 +105,4 @@ class Remote:
                     await self._refresh()
                     break
             else:
-                log.warning("no member of the pool answers")
+                log.warning("no node of the pool answers")

@@ -91,7 +91,7 @@ class Reservations:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
         length = self._arena.slot_bytes if nbytes == -1 else nbytes
         if not 0 < length <= self._arena.slot_bytes:
-            raise ValueError(f"a block of {length} bytes in a slot of {self._arena.slot_bytes}")
+            raise ValueError(f"a block of {length} bytes does not fit a slot of {self._arena.slot_bytes}")
         if over:
             keep = self._displace(key) or keep
         self._slots.fill(slot, block_checksum, length, facts)

@@ -101,7 +101,7 @@ class SameHost:
         try:
             self._code = await asyncio.to_thread(BlockRead)
         except Unavailable as error:
-            log.info("copies from homes of this host take a fifth longer: %s", error)
+            log.info("copies from homes on this host take 20 %% longer: %s", error)
 
     def have(self, view: View, keys: Sequence[BlockKey]) -> list[bool]:
         """Per key whether it is in the home's DRAM; False says nothing."""

@@ -78,7 +78,7 @@ class IndexView:
     def __init__(self, region: Region) -> None:
         magic, version, slot_bytes, buckets, name = HEADER.unpack_from(region.memory)
         if (magic, version) != (MAGIC, VERSION) or not 0 < buckets <= (region.nbytes - HEADER_BYTES) // BUCKET:
-            raise ValueError(f"region {region.name!r} is no index of version {VERSION}")
+            raise ValueError(f"region {region.name!r} is not an index of version {VERSION}")
         self.slot_bytes: int = slot_bytes
         self.arena = name.rstrip(b"\0").decode()
         self.address = region.address + HEADER_BYTES  # of the buckets

@@ -36,7 +36,7 @@ class Staging:
     async def slots(self, count: int) -> AsyncIterator[list[int]]:
         """Offsets of `count` slots, at most num_slots, in the order of asking."""
         if count > self.num_slots:
-            raise ValueError(f"{count} slots of {self.num_slots}")
+            raise ValueError(f"{count} slots requested of {self.num_slots}")
         if self._waiters or count > len(self._free):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((count, waiter))

@@ -60,7 +60,7 @@ class LocalStore:
         read_model: ReadModel | None = None,
     ) -> None:
         if ssd is not None and (arena is None or arena.slot_bytes != ssd.slot_bytes):
-            raise ValueError("an SSD tier is read through DRAM slots of its block size: give --dram-bytes")
+            raise ValueError("reads from an SSD tier need DRAM slots of its block size: give --dram-bytes")
         self.arena = arena
         self.ssd = ssd
         self._pool = BlockPool(arena.num_slots if arena is not None else 0, policy)

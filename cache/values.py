@@ -59,7 +59,9 @@ class Values:
         """Per item whether it is new. `named`: the keys name their content. Raises ValueError for an impossible length,
         NoRoom, NotDurable, Unreachable."""
         if wrong := [len(value) for _, value in items if not 0 < len(value) <= self._block_bytes]:
-            raise ValueError(f"a value has 1 to {self._block_bytes} bytes, not {wrong[0]}: larger ones go to objects/")
+            raise ValueError(
+                f"a value needs 1 to {self._block_bytes} bytes, not {wrong[0]}: store larger ones under objects/"
+            )
         out: list[bool] = []
         for first in range(0, len(items), self.at_once):
             batch = items[first : first + self.at_once]
@@ -98,8 +100,8 @@ def all_taken(job: Job) -> None:
         return
     if lost & job.refused:
         why = _why(job) or "raise --dram-bytes, or the share of objects in --cache-shares"
-        raise NoRoom(f"{len(lost)} of {len(job.keys)} values found no room in the pool: {why}")
-    raise Unreachable(f"no home of {len(lost)} of {len(job.keys)} values answers")
+        raise NoRoom(f"the pool has no room for {len(lost)} of {len(job.keys)} values: {why}")
+    raise Unreachable(f"no home answered for {len(lost)} of {len(job.keys)} values")
 
 
 def all_lasting(job: Job) -> None:

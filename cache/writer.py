@@ -259,7 +259,7 @@ class Writer:
 
 
 def _options(job: Job, target: Target, positions: Sequence[int]) -> dict[str, Any]:
-    """What the target is told beside the keys."""
+    """The data that the target gets in addition to the keys."""
     options: dict[str, Any] = {
         "divert": not target.wait,
         "owner": target.owner,

@@ -1,9 +1,10 @@
-"""Token-budget batching: which requests compute how many tokens in the next step. Pure.
+"""Token-budget batching: decides which requests compute how many tokens in the next step. Pure.
 
-One idea serves every role: a step has a budget of `max_num_batched_tokens`; decodes take one token each, a policy
-(sched/batching.py) says how much of the rest prefill may have, an order (sched/queueing.py) says whose prompts get it.
-A prefill node simply has no decodes, a decode node no prompts. The same order says who gets a seat, and who gives his
-blocks back when they run out (engine/seats.py): his named blocks stay in the prefix cache, so little is lost.
+One rule serves every role. A step has a budget of `max_num_batched_tokens`. Each decode takes one token. A policy
+(sched/batching.py) decides how much of the rest prefill may use, and an order (sched/queueing.py) decides which prompts
+get it. A prefill node has no decodes, and a decode node has no prompts. The same order decides which request gets a
+seat, and which request gives its blocks back when blocks run out (engine/seats.py). The named blocks of that request
+stay in the prefix cache, so it loses little.
 """
 
 from __future__ import annotations
@@ -79,19 +80,19 @@ class Batcher:
     # --- arrivals
 
     def add(self, now: float, request: Request) -> None:
-        """Queue a request whose KV is to be computed here."""
+        """Queue a request whose KV this node will compute."""
         self.seats.check_new(request)
         self.seats.wait(now, request)
 
     def reserve(self, now: float, request: Request) -> int:
         """Take blocks for a prompt that another node computes and pushes here.
 
-        The first n of `request.block_ids` are already here from the prefix cache; returns n. Raises OutOfBlocks, also
-        when the free ones are those that requests before it in the order wait for.
+        Returns n: the prefix cache already holds the first n of `request.block_ids`. Raises OutOfBlocks, also when
+        requests ahead of it in the order wait for the free blocks.
         """
         self.seats.check_new(request)
         if self.seats.queue_before(now, request) and not self._has_room(now, request):
-            raise OutOfBlocks(f"{request.request_id} comes behind requests that wait for blocks")
+            raise OutOfBlocks(f"{request.request_id} is queued behind requests that wait for blocks")
         cached = self.blocks.take_all(request)
         self.seats.requests[request.request_id] = request
         request.looked_up = True
@@ -100,26 +101,26 @@ class Batcher:
         return cached
 
     def _has_room(self, now: float, request: Request) -> bool:
-        """Blocks for it and for what waits for blocks before it, cached ones included."""
+        """Whether free and cached blocks suffice for it and for all requests that wait for blocks ahead of it."""
         ahead = self.seats.queue_before(now, request)
         return sum(map(self.blocks.lacks, [request, *ahead])) <= self.pool.num_free
 
     def claim(self, request: Request) -> None:
-        """It could not `reserve`: until `unclaim` nothing behind it in the order starts with the blocks it needs, and
-        requests of lower classes behind it give theirs back."""
+        """Call it when `reserve` failed. Until `unclaim`, no request behind this one in the order starts with the
+        blocks that it needs, and requests of lower classes behind it give their blocks back."""
         self.seats.claims.append(request)
 
     def claims(self, now: float) -> list[Request]:
-        """Next first: what cannot be reserved for one is not tried for those behind it."""
+        """The claims in order. If one claim cannot reserve its blocks, the later ones are not tried."""
         return self._order.order(now, self.seats.claims)
 
     def unclaim(self, request: Request) -> None:
-        """It has its blocks, or has ended. Idempotent."""
+        """Call it when the request has its blocks or has ended. Idempotent."""
         if request in self.seats.claims:
             self.seats.claims.remove(request)
 
     def arrived(self, now: float, request: Request, first_token: int) -> None:
-        """The KV of a reserved prompt is here and its first token is known: decode from the next step on."""
+        """The KV and the first token of a reserved prompt have arrived: decode from the next step on."""
         request.num_computed = request.num_tokens
         self.blocks.name_full(request)
         request.token_ids.append(first_token)
@@ -133,9 +134,9 @@ class Batcher:
     # --- prefix loads from lower tiers and other nodes
 
     def loads(self, now: float, limit: int) -> list[Request]:
-        """The next waiting requests whose prefix should be looked up beyond this pool, `limit` in flight at most.
+        """The next waiting requests whose prefix the node should look up outside this pool, at most `limit` in flight.
 
-        They leave the queue until `loaded` puts them back where they were.
+        They leave the queue until `loaded` puts them back in their place.
         """
         if not self.blocks.prefix_caching:
             return []
@@ -149,7 +150,7 @@ class Batcher:
         return chosen
 
     def loaded(self, now: float, request: Request) -> None:
-        """The load has ended, with or without blocks: the request may be scheduled."""
+        """The load has ended, with or without blocks: `schedule` may choose the request."""
         if not request.finished:
             request.count_cached()
             request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
@@ -161,21 +162,21 @@ class Batcher:
         first = next(iter(self.claims(now)), None)
         if first is not None:
             need = self.blocks.lacks(first) - len(self.blocks.match(first))
-            self.seats.make_room(now, first, need + len(self.running))  # those may grow by a block each
+            self.seats.make_room(now, first, need + len(self.running))  # each running request may grow by a block
         rows = self._choose(now)
         if (
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
-        ):  # nobody can go by turns: whoever can goes, and frees what the others wait for
+        ):  # no request can start in turn: start any that can, which frees what the others wait for
             rows = self._choose(now, in_turn=False)
         self._in_step = {row.request.request_id for row in rows}
         return Step(rows) if rows else None
 
     def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
-        """in_turn: who comes first in the order keeps those behind from starting with what it lacks."""
+        """in_turn: a request that lacks seats or blocks keeps later requests in the order from taking them."""
         alone = self._policy.decodes_wait
         prefills = self._prefill(now, [], in_turn) if alone else []
         decodes = [] if prefills else self._decode(now, in_turn)
-        if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and be a prompt now
+        if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and become a prompt
             prefills = self._prefill(now, decodes, in_turn)
         prefills = _still_running(prefills)
         for row in prefills:
@@ -187,22 +188,22 @@ class Batcher:
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
-        """One token for each running request whose prompt is done, then for those that only need a seat for that."""
+        """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
         for request in [r for r in self.running if r.num_uncomputed == 1]:
             if len(rows) >= self.max_num_batched_tokens:
                 break
-            if request.state is RequestState.RUNNING and request.num_uncomputed == 1:  # not preempted for one before it
+            if request.state is RequestState.RUNNING and request.num_uncomputed == 1:  # not preempted in this loop
                 self._decode_one(now, request, rows)
         ready = set(self.seats.ready())
-        seats = blocks = 0  # that what comes before waits for
+        seats = blocks = 0  # which earlier requests in the order wait for
         for request in self.seats.queue(now) if ready else []:
             if len(rows) >= self.max_num_batched_tokens:
                 break
             if request not in ready:
-                seats += request.request_id in self.requests  # a claim wants no seat yet
+                seats += request.request_id in self.requests  # a claim needs no seat yet
                 blocks += max(0, self.blocks.lacks(request))
-            elif request.num_uncomputed != 1:  # it lost its blocks to one before it
+            elif request.num_uncomputed != 1:  # it lost its blocks to an earlier request
                 continue
             elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
                 self.seats.start(now, request, seats if in_turn else 0)
@@ -217,10 +218,10 @@ class Batcher:
             rows.append(self._row(request, 1))
 
     def _prefill(self, now: float, decodes: Sequence[ScheduledRow], in_turn: bool) -> list[ScheduledRow]:
-        """Chunks of the next prompts beside `decodes`. A waiting one that cannot start keeps those behind it from
-        starting, and so do hand-overs and claims: they would take the blocks or the seat that it waits for. One whose
-        next block another prompt has yet to compute gives that one its place in the step: a burst of one prefix is
-        computed once."""
+        """Chunks of the next prompts, in the same step as `decodes`. A waiting prompt that cannot start keeps later
+        prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
+        do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
+        place in the step, so the node computes a shared prefix once."""
         queue = self._order.order(now, self.seats.prompts())
         budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
         rows: list[ScheduledRow] = []
@@ -256,7 +257,7 @@ class Batcher:
             request.num_served = num_tokens
 
     def _computing_for(self, request: Request) -> Request | None:
-        """The begun prompt that is to compute the block which `request` needs next."""
+        """The running prompt that will compute the next block of `request`."""
         begun = (other for other in self.running if other.num_uncomputed > 1)
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
@@ -266,8 +267,8 @@ class Batcher:
         return min(left, self._policy.prefill_tokens(StepLoad(left, len(decodes), context, prefill_context)))
 
     def _chunk(self, request: Request, budget: int, whole: bool) -> int:
-        """Tokens of `request` for a step with `budget` left. An unfinished chunk ends at a block border, if need be at
-        the cost of the rest of the budget when `whole`; the first of a step always gets on."""
+        """Tokens of `request` for a step with `budget` left. A chunk that does not finish the prompt ends at a block
+        border; with `whole`, even if that wastes the rest of the budget. The first chunk of a step always advances."""
         need = request.num_uncomputed
         if need <= budget:
             return need
@@ -279,9 +280,9 @@ class Batcher:
         return ScheduledRow(request, request.num_computed, count, samples=end == request.num_tokens)
 
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
-        """Account for a step that ran. `tokens[i]` are the tokens that row i yielded, in order: None where it does
-        not sample, one for a plain row, several when drafts were accepted. What follows the end of a request is
-        dropped. KV counts as computed only for known tokens, so that rejected drafts roll back by themselves."""
+        """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
+        one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
+        known tokens count as computed, so rejected drafts need no rollback."""
         done = Committed()
         self._in_step = set()
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
@@ -310,7 +311,7 @@ class Batcher:
         return None, len(tokens)
 
     def fail(self, now: float, step: Step) -> list[Request]:
-        """A step that raised computed nothing: its requests end here. Returns those that were still alive."""
+        """Handle a step that raised: it computed nothing, and its requests end. Returns those that were alive."""
         self._in_step = set()
         alive = [row.request for row in step.rows if not row.request.finished]
         for row in step.rows:
@@ -323,7 +324,7 @@ class Batcher:
     # --- ends
 
     def abort(self, now: float, request_id: str) -> Request | None:
-        """End a request at any moment; its blocks are free at once, or when the running step is over."""
+        """End a request at any moment. Its blocks become free at once, or after the running step if it is in it."""
         request = self.requests.get(request_id)
         if request is not None:
             self._finish(now, request, "abort")
@@ -342,5 +343,5 @@ class Batcher:
 
 
 def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
-    """Without those that lost their blocks to a later row."""
+    """Without rows whose request lost its blocks to a later row."""
     return [row for row in rows if row.request.state is RequestState.RUNNING]

@@ -1,4 +1,4 @@
-"""BlockTable: a request's block ids as an array, extended by what is new instead of converted anew every step."""
+"""BlockTable: a request's block ids as an array, extended by the new ids instead of converted again every step."""
 
 from __future__ import annotations
 

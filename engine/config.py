@@ -20,7 +20,7 @@ from sched.rejection import rejections
 __all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
 NO_MODEL = "none"
-"""Instead of a model: a store node that keeps values of --value-bytes for whoever asks."""
+"""Instead of a model: a store node that keeps values of --value-bytes for any client."""
 
 ROLES = ("prefill", "decode", "store")
 
@@ -34,62 +34,63 @@ class Config(CacheConfig):
     placement: str = flag(
         "mooncake",
         "scheduling",
-        "how prefill and decode nodes are chosen: mooncake = Algorithm 1 over a shortlist that is asked; "
-        "mooncake-central-greedy = over all nodes, as the paper's Conductor; mooncake-learned = mooncake corrected by "
-        "measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
+        "how to choose prefill and decode nodes: mooncake = Algorithm 1 over a shortlist of nodes that it asks; "
+        "mooncake-central-greedy = over all nodes, like the paper's Conductor; mooncake-learned = mooncake "
+        "corrected by measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
         tuple(placements),
         file=True,
     )
     kvcache_balancing_threshold: float = flag(
         1.5,
         "scheduling",
-        "how many times longer than the node's own prefix the pool's must be before placement considers to fetch it",
+        "placement considers a fetch only if the pool's prefix is longer than the node's own prefix by this factor",
         unit="ratio",
         least=1.0,
     )
     prefix_intents: bool = flag(
-        True,
-        "scheduling",
-        "announce a new prefix that is about to be computed, so that a burst of it is computed once",
+        True, "scheduling", "announce a new prefix before computing it, so that a burst of requests computes it once"
     )
     rejection: str = flag(
         "none",
         "scheduling",
-        "who gets 429 beside full queues: nobody, by each stage's own load, early by both, or by both as predicted",
+        "which requests get 429 before queues are full: none; stage-load = each stage rejects by its own load; "
+        "early = by the load of both stages at arrival; predicted = at arrival, by the predicted decode load",
         tuple(rejections),
     )
     slo: str = flag(
         spell(CLASSES),
         "scheduling",
-        "seconds to the first token (ttft) and between tokens (tbt) that each class wants: --rejection and "
-        "--queue-order go by it; what is not named keeps its default; give all nodes the same",
+        "target time to first token (ttft) and between tokens (tbt) of each class, in seconds, for --rejection and "
+        "--queue-order; values that you leave out keep their defaults; give all nodes the same targets",
         unit="CLASS:ttft=S,tbt=S;...",
     )
-    slo_scale: float = flag(1.0, "scheduling", "multiplies what --slo says for --rejection", least=0.001)
+    slo_scale: float = flag(1.0, "scheduling", "factor on the targets of --slo for --rejection", least=0.001)
     calibration_ms: int = flag(
         500,
         "scheduling",
-        "time at start for steps that teach the estimates this machine's speed; 0 = learn from requests",
+        "time at start for test steps that measure the speed of this machine for the estimates; 0 = learn from "
+        "requests",
         least=0,
     )
     first_role: str = flag(
         "both",
         "scheduling",
-        "what a node that prefills and decodes takes: both; or it begins with one and changes over when the other "
-        "stage is short of nodes",
+        "what a node with roles prefill and decode accepts: both, or one of them at first; it switches when the "
+        "other stage needs more nodes",
         ("both", "prefill", "decode"),
     )
     role_change_hold_ms: int = flag(
         15_000,
         "scheduling",
-        "how long a stage must be short before a node of --first-role changes over; two of these between two changes, "
-        "eight per node",
+        "time for which a stage must need nodes before a node of --first-role switches; the cluster waits twice "
+        "this time between two switches, and each node waits eight times as long between its own",
         least=1,
     )
     queue_order: str = flag(
         "edf",
         "scheduling",
-        "whose prompt is next: first come, earliest deadline of its class, shortest (aged), or shares by class",
+        "order of waiting prompts: fcfs = first come, first served; edf = earliest deadline of the class; srpt = "
+        "shortest first, with aging; weighted-fair = shares by class",
         tuple(queue_orders),
     )
 
@@ -97,27 +98,27 @@ class Config(CacheConfig):
     transport: str = flag(
         "auto",
         "transfer",
-        "how KV moves between nodes; auto = the first that works of shm (one host), rdma, tcp",
+        "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp",
         ("auto", *transports),
     )
     rail_limit: int = flag(
         0,
         "transfer",
-        "hold transfers that this node submits back to so many bytes per second, to study overlap; 0 = no limit",
+        "maximum bytes per second of the transfers that this node submits, to study overlap; 0 = no limit",
         unit="bytes/s",
         least=0,
     )
     tcp_connections: int = flag(
         2,
         "transfer",
-        "connections to each peer over which TCP transfers are striped, and as many for urgent ones",
+        "number of connections to each peer for TCP transfers, and as many again for urgent transfers",
         least=1,
     )
     tcp_busy_poll_us: int = flag(
         100,
         "transfer",
-        "how long the event loop may stay awake for the next bytes of a TCP transfer instead of sleeping, as long as "
-        "that pays; 0 = it sleeps",
+        "maximum time for which the event loop polls for the next bytes of a TCP transfer instead of sleeping; it "
+        "polls only while that saves time; 0 = always sleep",
         unit="us",
         least=0,
         most=10_000,
@@ -125,32 +126,35 @@ class Config(CacheConfig):
     tcp_congestion: str = flag(
         "auto",
         "transfer",
-        "congestion control of the TCP connections on which KV moves; auto = reno within a host, the kernel's default "
+        "congestion control of the TCP connections that carry KV; auto = reno within a host, the kernel's default "
         "between hosts",
     )
     kv_transfer: str = flag(
         "push",
         "transfer",
-        "who moves a prompt's KV: the prefill node writes it to the decode node, or the decode node reads it",
+        "which side moves a prompt's KV: push = the prefill node writes it to the decode node; pull = the decode "
+        "node reads it",
         ("push", "pull"),
     )
     kv_overlap: str = flag(
         "layer",
         "transfer",
-        "when a prompt's KV moves: each layer while the next is computed, each chunk of the prompt, or all at its end; "
-        "with layer a found prefix also arrives while it is used, where nobody else has to wait for it",
+        "when to move a prompt's KV: layer = each layer while the node computes the next; chunk = after each chunk "
+        "of the prompt; none = at its end. With layer, a cached prefix also loads while the node uses it, if no "
+        "other request has to wait for that",
         ("layer", "chunk", "none"),
     )
     rdma_devices: str = flag(
         "auto",
         "transfer",
-        "RDMA devices in the order of the rails, joined by commas: the first of each node are one rail; auto = all",
+        "RDMA devices in the order of the rails, joined by commas; the first devices of all nodes form one rail; "
+        "auto = all devices",
         unit="names",
     )
     rdma_gid_index: int = flag(
         -1,
         "transfer",
-        "GID of the RDMA devices (show_gids lists them); auto = RoCE v2 over IPv4 where there is one",
+        "GID index of the RDMA devices (show_gids lists them); auto = RoCE v2 over IPv4 if available",
         unit="index",
         least=0,
         most=255,
@@ -159,78 +163,87 @@ class Config(CacheConfig):
     rdma_plaintext: bool = flag(
         False,
         "transfer",
-        "with --cluster-key-file: let KV go by RDMA all the same, which neither encrypts nor authenticates it; off = "
-        "TCP, which does",
+        "allow KV over RDMA, which neither encrypts nor authenticates it, although --cluster-key-file is set; off = "
+        "use TCP, which does both",
     )
     topology_file: str | None = flag(
         None,
         "transfer",
-        "file on which RDMA devices are near which memory and which are one rail (net/topology.py); none = read sysfs",
+        "file that says which RDMA devices are close to which memory and which form one rail (net/topology.py); "
+        "none = read sysfs",
     )
 
     # --- api
-    api_key: str | None = flag(None, "api", "clients must send it as 'Authorization: Bearer KEY'; none = open")
+    api_key: str | None = flag(None, "api", "key that clients must send as 'Authorization: Bearer KEY'; none = open")
     record_trace: str | None = flag(
         None,
         "api",
-        "append every request this node accepted to this file when it ends, as a line of a trace in Mooncake's format: "
-        "times, lengths, and numbers for blocks of 512 tokens; no text",
+        "append each request that this node accepted to this file when it ends, as one line in Mooncake's trace "
+        "format: times, lengths, and numbers for blocks of 512 tokens; no text",
         unit="file",
     )
     otlp_traces_endpoint: str | None = flag(
         None,
         "api",
-        "send the timeline of every request this node accepted to this OpenTelemetry collector (OTLP over HTTP, "
-        "http://HOST:4318) as one trace over its nodes, the client's if it sends traceparent; needs the extra otlp",
+        "OpenTelemetry collector (OTLP over HTTP, http://HOST:4318) that gets the timeline of each request this "
+        "node accepted, as one trace over all its nodes; a client's traceparent continues that client's trace; "
+        "needs the extra otlp",
         unit="url",
     )
     api_key_file: str | None = flag(
         None,
         "api",
-        "more keys of clients, one a line; read again when it changes; a node that joins sends --api-key, or without "
-        "it the first of these; none = only that",
+        "file with more keys of clients, one per line, reread when it changes; a joining node sends --api-key, or "
+        "if that is not set the first of these; none = only --api-key",
         unit="file",
     )
     allowed_origins: str | None = flag(
         None,
         "api",
-        "web pages of other origins that may call from a browser (CORS), joined by commas, * = all; none = no page",
+        "other web origins whose pages may call this node from a browser (CORS), joined by commas, * = all; none = "
+        "no other origin",
         unit="origins",
     )
     rate_limit: float = flag(
-        0.0, "api", "POST requests per second and key (without keys: and address) before 429; 0 = no limit", least=0
+        0.0,
+        "api",
+        "maximum POST requests per second and key (without keys: per address); further requests get 429; 0 = no limit",
+        least=0,
     )
     max_connections: int = flag(
         4096,
         "api",
-        "open HTTP connections; a new one takes the place of one that waits, and gets 503 when all are at work, but to "
-        "/health",
+        "maximum number of open HTTP connections; a new connection replaces an idle one, or gets 503 if all are "
+        "busy, except for /health",
         least=1,
     )
-    read_timeout_ms: int = flag(30_000, "api", "longest wait for the head of a request, and for its body", least=100)
+    read_timeout_ms: int = flag(30_000, "api", "maximum wait for the head of a request, and for its body", least=100)
     max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
     max_answer_logprobs: int = flag(
         250_000,
         "api",
-        "log probabilities in one whole answer: tokens x choices x (1 + others beside each); more get 400",
+        "maximum number of log probabilities in one answer that is not streamed: tokens x choices x (1 + "
+        "alternatives); requests for more get 400",
         unit="values",
         least=1000,
     )
     max_header_bytes: int = flag(
         16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
     )
-    request_timeout_ms: int = flag(600_000, "api", "longest life of a request before it is aborted", least=1)
+    request_timeout_ms: int = flag(
+        600_000, "api", "maximum lifetime of a request; the node aborts it after that", least=1
+    )
     role_wait_ms: int = flag(
         30_000,
         "api",
-        "how long a new request waits while no node of a role that it needs is there, before 503; one that has begun "
+        "how long a new request waits for a node of a missing role before it gets 503; a request that has begun "
         "waits until --request-timeout-ms",
         least=0,
     )
     drain_timeout_ms: int = flag(
         5000,
         "api",
-        "how long requests in progress may go on after SIGTERM or Ctrl-C; a second signal ends them",
+        "how long requests in progress may continue after SIGTERM or Ctrl-C; a second signal ends them",
         least=0,
     )
 

@@ -15,7 +15,8 @@ class CacheConfig(ModelConfig):
     block_size: int = flag(
         16,
         "cache",
-        "tokens per KV block: unit of allocation, hashing, transfer and storage; equal in a cluster",
+        "tokens per KV block, the unit of allocation, hashing, transfer and storage; all nodes of a cluster use the "
+        "same size",
         unit="tokens",
         least=1,
         most=4096,
@@ -23,22 +24,24 @@ class CacheConfig(ModelConfig):
     kv_cache_dtype: str = flag(
         "auto",
         "cache",
-        "KV element type in the arena, and so between nodes and in the pool; auto = that of a quantized cluster, else "
-        "--dtype; fp8 (e4m3) and int8 have a scale per token and head, hold nearly twice the tokens of bfloat16, and "
-        "lose precision",
+        "KV element type in the arena, in transfers between nodes and in the pool; auto = the cluster's type if it "
+        "is quantized, otherwise --dtype; fp8 (e4m3) and int8 have one scale per token and head, hold nearly twice "
+        "the tokens of bfloat16, and lose precision",
         ("auto", "float32", "bfloat16", "float16", "fp8", "int8"),
     )
     kv_cache_bytes: int = flag(
         -1,
         "cache",
-        "engine KV arena; auto = on a CPU 1/8 of free memory, 2G at most, else by --gpu-memory-utilization",
+        "size of the engine's KV arena; auto = on a CPU 1/8 of free memory, at most 2G; on a GPU as "
+        "--gpu-memory-utilization says",
         least=1,
         auto=-1,
     )
     prefault: bool = flag(
         True,
         "cache",
-        "while idle, give the arenas their pages before requests need them; a quarter of the RAM is left free",
+        "touch all pages of the arenas while the node is idle, so that requests do not have to; leaves a quarter of "
+        "the RAM free",
     )
     gpu_memory_utilization: float = flag(
         0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
@@ -47,43 +50,45 @@ class CacheConfig(ModelConfig):
     prefix_fetch: str = flag(
         "auto",
         "cache",
-        "load prefixes from lower tiers and other nodes: auto = when moving them beats computing them",
+        "load prefixes from lower tiers and other nodes: auto = when a fetch is faster than computing them",
         ("auto", "always", "never"),
     )
     dram_bytes: int = flag(
         -1,
         "cache",
-        "DRAM share of the pooled store; auto = 1G (1/4 of free memory at most) with role store or --ssd-path, else 0",
+        "DRAM share of the pooled store; auto = 1G (at most 1/4 of free memory) with role store or --ssd-path, "
+        "otherwise 0",
         least=0,
         auto=-1,
     )
     eviction: str = flag(
         "lru",
         "cache",
-        "which unused block goes first, in the KV arena, in DRAM and on SSD, or your own policy: FILE.py:NAME",
+        "order in which the KV arena, DRAM and SSD evict unused blocks, or your own policy: FILE.py:NAME",
         tuple(policies),
         file=True,
     )
     cache_admission: str = flag(
         "always",
         "cache",
-        "which blocks a full DRAM share takes in exchange for others, or your own policy: FILE.py:NAME; what an engine "
-        "uses in its own arena is offered again where this is not always",
+        "which new blocks may replace others in a full DRAM share, or your own policy: FILE.py:NAME; unless this is "
+        "always, an engine also offers the blocks again that it reuses from its own arena",
         tuple(admissions),
         file=True,
     )
     cache_shares: str = flag(
         "none",
         "cache",
-        "parts of the KV arena, of DRAM and of the SSD tier that belong to a class and are lent while it does not use "
-        "them; values and objects that programs store are of class objects: interactive=0.6,objects=0.1",
+        "parts of the KV arena, DRAM and SSD tier that belong to a class, which lends what it does not use; values "
+        "and objects that programs store have class objects: interactive=0.6,objects=0.1",
         unit="CLASS=SHARE,...",
     )
     pool_dtype: str = flag(
         "auto",
         "cache",
-        "KV element type in the pooled store and on the way to and from it: auto = the cluster's, else as in the KV "
-        "arena; fp8 (e4m3) and int8 have a scale per head, move half of the bytes of bfloat16, and lose precision",
+        "KV element type in the pooled store and in transfers to and from it; auto = the cluster's type, otherwise "
+        "as in the KV arena; fp8 (e4m3) and int8 have one scale per head, move half the bytes of bfloat16, and lose "
+        "precision",
         ("auto", "fp8", "int8"),
     )
     wire_dtype: str = flag(
@@ -106,37 +111,40 @@ class CacheConfig(ModelConfig):
     block_checksums: bool = flag(
         True,
         "cache",
-        "a checksum per pooled block, taken where it is put and compared at every get; without it only reads from SSD "
-        "are compared",
+        "compute a checksum when a pooled block is put, and compare it at every get; off = compare only reads from SSD",
     )
     prefetch: str = flag(
         "wait",
         "cache",
-        "how long a request waits for a prefix that is being loaded: until it is here, until a time has passed, or "
-        "while others keep the node busy",
+        "how long a request waits for a prefix that is loading: wait = until it arrives; timeout = for "
+        "--prefetch-timeout-ms; best-effort = while other requests keep the node busy",
         ("wait", "timeout", "best-effort"),
     )
-    prefetch_timeout_ms: int = flag(200, "cache", "longest wait with --prefetch timeout", least=1)
-    ssd_path: str | None = flag(None, "cache", "directory of the SSD tier, one per node; none = no SSD tier")
+    prefetch_timeout_ms: int = flag(200, "cache", "maximum wait with --prefetch timeout", least=1)
+    ssd_path: str | None = flag(
+        None, "cache", "directory of the SSD tier, a separate one for each node; none = no SSD tier"
+    )
     ssd_bytes: int = flag(4 << 30, "cache", "size of the SSD tier on disk", least=1 << 20)
     ssd_backend: str = flag(
         "lmdb",
         "cache",
-        "what the SSD tier is kept in: an LMDB file, or one preallocated file past the page cache",
+        "storage of the SSD tier: lmdb = an LMDB file; file = one preallocated file that bypasses the page cache",
         ("lmdb", "file"),
     )
-    value_bytes: int = flag(1 << 20, "cache", "with --model none: the largest value, and a slot of the store", least=64)
+    value_bytes: int = flag(
+        1 << 20, "cache", "size of the largest value, and of a slot of the store, with --model none", least=64
+    )
     ssd_sync_ms: int = flag(
         1000,
         "cache",
-        "the SSD tier is synced so often, which bounds what a power failure loses; 0 = at each write",
+        "interval between syncs of the SSD tier, which bounds what a power failure loses; 0 = sync at each write",
         least=0,
     )
     pin_share: float = flag(
         0.25,
         "cache",
-        "part of this node's share (of its SSD tier where it has one, else of its DRAM) that values stored with "
-        "pin=True may take; 0 = none",
+        "part of this node's share (of its SSD tier if it has one, otherwise of its DRAM) that values stored with "
+        "pin=True may use; 0 = none",
         least=0.0,
         most=0.9,
     )
@@ -144,15 +152,16 @@ class CacheConfig(ModelConfig):
     store_timeout_ms: int = flag(
         3000,
         "cache",
-        "longest wait for the home of pooled blocks to answer; then they are asked of another replica, or a miss",
+        "maximum wait for an answer from the home of pooled blocks; after that the node asks another replica, or "
+        "counts a miss",
         least=100,
     )
     repair_limit_bytes: int = flag(
         256 << 20,
         "cache",
-        "bytes per second that this node moves to where they belong after joins and losses; 0 = no limit",
+        "maximum bytes per second that this node moves to their right homes after joins and losses; 0 = no limit",
         least=0,
     )
     leave_ms: int = flag(
-        2000, "cache", "a node that stops hands its pooled blocks to the others for so long at most", least=0
+        2000, "cache", "maximum time in which a stopping node hands its pooled blocks to other nodes", least=0
     )

@@ -22,7 +22,7 @@ def flag(
 
     `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
     `auto` is the number that means "let engine.resolve choose"; on the command line it is spelt 'auto'.
-    `file`: beside its choices the flag takes FILE.py or FILE.py:NAME.
+    `file`: the flag also takes FILE.py or FILE.py:NAME.
     """
     metadata = {
         "group": group,

@@ -37,7 +37,7 @@ class StepCosts:
             self._log_ratio += (math.log(seconds / predicted) - self._log_ratio) / RESIDUAL_STEPS
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Drafts beside a prefill count as so many decodes; other steps with drafts teach only what drafts cost."""
+        """A draft in a step with prefill counts as a decode; other steps with drafts teach only the cost of drafts."""
         chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens - row.num_drafts > 1]
         contexts = [row.start + 1 for row in step.rows if row.num_tokens - row.num_drafts == 1]
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)

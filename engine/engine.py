@@ -188,7 +188,7 @@ class Engine:
         return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
     def state(self) -> dict[str, Any]:
-        """For /debug/state. Counts every block anew: `integrity` is None when the books agree."""
+        """For /debug/state. Recounts every block: `integrity` is None when the books agree."""
         return {
             "blocks": self.pool.usage(),
             "references": self.pool.references(),

@@ -141,7 +141,7 @@ def _validated(config: Config) -> Config:
         raise UsageError(f"--cache-shares: {error}") from None
     known = (*CLASSES, OBJECTS.service_class)
     if strange := set(named) - set(known):
-        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; there are {', '.join(known)}")
+        raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; the classes are {', '.join(known)}")
     try:
         with_objectives(config.slo)
     except ValueError as error:

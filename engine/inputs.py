@@ -157,4 +157,4 @@ def _check(
         raise ValueError(f"row {order[s]} of the step needs {num_blocks[s]} blocks, has {have[s]}")
     if (wanted > q_lens).any():
         s = int(np.argmax(wanted > q_lens))
-        raise ValueError(f"row {order[s]} of the step wants {wanted[s]} tokens after {q_lens[s]}")
+        raise ValueError(f"row {order[s]} of the step requests {wanted[s]} tokens after {q_lens[s]}")

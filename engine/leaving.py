@@ -65,7 +65,7 @@ class Leaving:
         await self._finish_own(self._left_s())
         await self._until_idle(0.0)
         if owed := self._serving.computing:
-            log.warning("%d requests of other nodes are not finished and will be placed again", owed)
+            log.warning("%d requests of other nodes are unfinished; their acceptors will place them again", owed)
 
     def progress(self) -> dict[str, Any]:
         """GET /drain: what is still to do; left_s is None while the node does not leave."""

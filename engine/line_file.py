@@ -31,7 +31,7 @@ class LineFile:
             while written < len(lines):
                 written += os.write(self._file, memoryview(lines)[written:])
         except OSError as error:
-            log.error("%s: %s; the record ends here, the node serves on", self._name, error.strerror)
+            log.error("%s: %s; the recording ends here, the node continues to serve", self._name, error.strerror)
             self._cut(written)
             self.close()
 
@@ -41,7 +41,7 @@ class LineFile:
         try:
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
         except OSError as error:  # a pipe, or a device
-            log.info("%s: its last line may be a part of one: %s", self._name, error.strerror)
+            log.info("%s: its last line may be incomplete: %s", self._name, error.strerror)
 
     def close(self) -> None:
         """Idempotent."""

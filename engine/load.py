@@ -22,8 +22,8 @@ SOON_S = 1.0
 """How far ahead the record's predictions look."""
 
 
-COMPARED = 64
-"""Prompts of the queue that are looked at for prefixes that they share."""
+COMPARED_PROMPTS = 64
+"""Number of queued prompts that are compared for shared prefixes."""
 
 
 def first_role(config: Config) -> frozenset[str]:
@@ -150,7 +150,7 @@ class EngineLoad:
         found, seen, size = [], set[BlockKey](), self._config.block_size
         for number, request in enumerate(queued):
             known = 0
-            if number < COMPARED and self._batcher.blocks.prefix_caching:
+            if number < COMPARED_PROMPTS and self._batcher.blocks.prefix_caching:
                 keys = request.block_keys(size)
                 depths = claimed_depths(request.num_computed // size, (request.num_tokens - 1) // size)
                 known = next((depth * size for depth in reversed(depths) if keys[depth - 1] in seen), 0)

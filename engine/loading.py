@@ -67,13 +67,13 @@ def load_model(
     region, kv = arena(config, geometry)
     opened = None if find_pooled is None else find_pooled()
     if opened is not None:
-        log.info("the weights come from the pooled store")
+        log.info("loading the weights from the pooled store")
     try:
         runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
     except ModelError as error:
         if opened is None or source.format == "pooled":
             raise
-        log.warning("%s. Loading from disk, as this node can.", error)
+        log.warning("%s. Loading the weights from disk instead.", error)
         runner = load_rank(config, geometry, source, kv, progress=progress)
     record_graphs(config, runner)
     return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
@@ -86,7 +86,7 @@ def _load_ranks(
     drafts: DraftModel | None,
     progress: Callable[[int, int], None],
 ) -> LoadedModel:
-    """As rank 0, with the others beside it."""
+    """As rank 0, together with the other ranks."""
     size = config.tensor_parallel_size
     shards = [Shard(source.config, rank, size) for rank in range(size)]
     region: Region | DeviceRegion | None = None

@@ -1,4 +1,4 @@
-"""How the commands beside a node's own (`top`, `drain`, `explain`) ask one: URL, key, errors in one line. Blocking."""
+"""The client of the commands `top`, `drain` and `explain`: URL, key, errors in one line. Blocking."""
 
 from __future__ import annotations
 

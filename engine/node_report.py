@@ -1,4 +1,4 @@
-"""What a node says of itself: to whoever started it, to a joiner, to whoever debugs it."""
+"""The reports of a node about itself: for the user who started it, for a joining node, for debugging."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORD_FIELDS = ("age_s", "work_s", "running", "dram_fill", "ssd_fill", "nic_in"
 
 
 def ready_line(me: Member) -> dict[str, Any]:
-    """Printed on stdout for whoever started this process."""
+    """Printed on stdout for the user who started this process."""
     return {
         "event": "ready",
         "node_id": me.node_id,

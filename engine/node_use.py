@@ -1,4 +1,4 @@
-"""How full the tiers of this node are and how busy its network is: what its record tells beside the engine's load."""
+"""How full the tiers of this node are and how busy its network is: the part of its record beyond the engine's load."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ class PrefixLoads:
             if load is not None:
                 self._arriving.add(request, load)
         except HOME_ERRORS as error:
-            log.info("prefix load of %s failed; it will be computed: %r", request.request_id, error)
+            log.info("the prefix load of %s failed; the node will compute it: %r", request.request_id, error)
         except Exception:
-            log.exception("prefix load of %s failed; it will be computed", request.request_id)
+            log.exception("the prefix load of %s failed; the node will compute it", request.request_id)
         self._batcher.loaded(time.monotonic(), request)
         self._wake()
 

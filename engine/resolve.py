@@ -205,7 +205,7 @@ def _check_ranks(ranks: int, model: ModelSizes, gpu: Gpu | None) -> None:
         raise UsageError(f"--tensor-parallel-size {ranks}: {reason}")
     if gpu is not None and ranks > gpu.count:
         raise UsageError(
-            f"--tensor-parallel-size {ranks}: every rank needs a GPU of its own, and torch sees {gpu.count} here; "
+            f"--tensor-parallel-size {ranks}: every rank needs its own GPU, and torch sees {gpu.count} here; "
             "give as many or fewer, or --device cpu"
         )
 

@@ -48,7 +48,10 @@ class RoleChanges:
             ]
             does = self._controller.step(asyncio.get_running_loop().time(), nodes)
             if does is not None:
-                log.info("from now on: %s", " and ".join(sorted(does)) or "nothing new, what is here is finished first")
+                log.info(
+                    "this node now accepts: %s",
+                    " and ".join(sorted(does)) or "no new requests until the current ones finish",
+                )
                 self._load.does = does
 
 

@@ -1,7 +1,8 @@
 """The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat.
 
-The batcher decides and the runner computes; this shell owns the clock, the executor thread and the background
-movement of blocks: prefix loads before a request starts, KV to the decode node while it computes, publishing after.
+The batcher decides and the runner computes. This shell owns the clock, the executor thread and the background
+transfers of blocks: it loads prefixes before a request starts, sends KV to the decode node while the request computes,
+and publishes blocks afterwards.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Emission:
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
-    num_behind: int = 0  # tokens of the same step that follow in later emissions: 0 = the request's newest
+    num_behind: int = 0  # tokens of the same step in later emissions; 0 = this is the newest token of the request
 
 
 @dataclass(frozen=True, slots=True)
 class _Produced:
-    """What is left to do for a step that was committed."""
+    """The results of a committed step that still have to be handed out."""
 
     emissions: Sequence[Emission]
     num_tokens: int
@@ -126,19 +127,19 @@ class Worker:
         self._transfers: dict[str, KvTransfer] = {}
         self._eos_token_ids = tuple(batcher.eos_token_ids)
         self._preemptions_seen = 0
-        self._ran = (0.0, 0.0)  # when the last step began and ended in the engine thread, monotonic
-        self._waited = False  # it had to wait for a prefix
+        self._ran = (0.0, 0.0)  # begin and end of the last step in the engine thread, monotonic
+        self._waited = False  # the last step had to wait for a prefix
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (thread.nice,))
         self._loop_task: asyncio.Task[None] | None = None
         self._in_flight: tuple[Step, asyncio.Future[list[list[Sampled]]]] | None = None
-        self.lost: str | None = None  # why no step runs any more
+        self.lost: str | None = None  # why the loop ended
 
     # --- requests
 
     def add(self, request: Request, transfer: KvTransfer | None = None) -> None:
-        """Queue a request; its KV leaves through `transfer` while it is computed. Raises RemoteError when no step runs
-        any more."""
+        """Queue a request; `transfer` sends its KV while the steps compute it. Raises RemoteError when the loop has
+        ended."""
         self.check()
         self.batcher.add(time.monotonic(), request)
         if transfer is not None:
@@ -146,16 +147,16 @@ class Worker:
         self.wake()
 
     def check(self) -> None:
-        """Raises RemoteError when no step runs any more."""
+        """Raises RemoteError when the loop has ended."""
         if self.lost is not None:
             raise RemoteError(self._farewell, "lost")
 
     def wake(self) -> None:
-        """Something changed that may make a request runnable."""
+        """Tell the loop that a request may have become runnable."""
         self._wake.set()
 
     def abort(self, request_id: str) -> Request | None:
-        """End a request; its transfer, if any, is left to the caller of `take_transfer`."""
+        """End a request. The caller takes its transfer, if any, with `take_transfer`."""
         request = self.batcher.abort(time.monotonic(), request_id)
         self._loads.drop(request_id)
         if request is not None:
@@ -167,7 +168,7 @@ class Worker:
         return self._transfers.pop(request_id, None)
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference that is held for what this worker moves."""
+        """The block ids of all transfer references that this worker holds, one item per reference."""
         yield from self._loads.held_blocks()
         yield from self._publisher.held_blocks()
         for transfer in self._transfers.values():
@@ -199,15 +200,15 @@ class Worker:
             self.batcher.abort(time.monotonic(), request_id)
 
     async def _run(self) -> None:
-        """A step that raises ends its requests. What raises outside of it, a policy or the books of the pool, leaves
-        nobody knows what: this node computes nothing any more, and its requests are placed again by their acceptors."""
+        """A step that raises ends its requests. An exception outside a step, in a policy or in the books of the pool,
+        leaves an unknown state: the node stops computing, and the acceptors place its requests again."""
         try:
             await self._steps()
         except Exception as error:
             self.lost = f"{type(error).__name__}: {error}"
             if self._in_flight is not None:
                 step, running = self._in_flight
-                await asyncio.wait([running])  # it writes into the blocks of its requests
+                await asyncio.wait([running])  # the step writes into the blocks of its requests
                 self._try(partial(self._fail, step, self._farewell))
             for request in list(self.batcher.requests.values()):
                 self._try(partial(self._end, request))
@@ -222,15 +223,15 @@ class Worker:
         self._emit([Emission(request, None, error=self._farewell)])
 
     def _try(self, end: Callable[[], None]) -> None:
-        """As far as that is possible with the books as they are."""
+        """Call `end`; the broken books may make it raise."""
         try:
             end()
         except Exception:
-            log.exception("a request could not be ended")
+            log.exception("could not end a request")
 
     async def _steps(self) -> None:
-        """What the engine thread waits for comes first: commit, schedule, submit. What a step produced is handed out
-        while the next one computes."""
+        """The loop first does what the engine thread waits for: commit, schedule, submit. It hands out the results of
+        a step while the next step computes."""
         loop = asyncio.get_running_loop()
         produced: _Produced | None = None
         while True:
@@ -242,7 +243,7 @@ class Worker:
                 self._hand_out(produced)
                 produced = None
                 if step is None:
-                    continue  # handing out may have woken us for something new
+                    continue  # handing out may have made a request runnable
             self._gauge()
             if step is None or running is None:
                 await self._sleep()
@@ -258,7 +259,7 @@ class Worker:
             produced = self._commit(step, sampled, await self._settle(step))
 
     async def _sleep(self) -> None:
-        """Until something happens. Transfers free blocks without telling, so a blocked queue looks again soon."""
+        """Sleep until `wake`. Transfers free blocks silently, so a blocked queue retries every BLOCKED_RETRY_S."""
         self._idle = True
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
@@ -266,14 +267,14 @@ class Worker:
                 await self._wake.wait()
 
     def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
-        """Runs in the engine thread. While a step runs, nobody changes the tokens and blocks of its requests: only
-        commit, fail and schedule do, and an abort leaves both until then."""
+        """Runs in the engine thread. The tokens and blocks of the step's requests do not change while it runs: only
+        commit, fail and schedule change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin = time.monotonic()
         rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
         gates = self._loads.gates(row.request for row in step.rows)
         transfers = [
-            # What is still arriving leaves layer by layer like what is computed.
+            # A prefix that is still arriving leaves layer by layer, like the layers that the step computes.
             (
                 transfer,
                 list(row.request.block_ids),
@@ -296,16 +297,16 @@ class Worker:
         return sampled
 
     async def _settle(self, step: Step) -> list[Emission]:
-        """Wait for the loads that the step waited for; the end of requests whose prefix did not arrive whole."""
+        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix."""
         return [
-            Emission(request, None, error="its prefix did not arrive whole")
+            Emission(request, None, error="its prefix arrived incomplete")
             for request in await self._loads.settle(row.request for row in step.rows)
         ]
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
-        """failed: the end of requests that cannot go on."""
+        """failed: error emissions of requests that cannot continue."""
         begin, end = self._ran
-        # Steps that waited for a prefix, or had the logits of a prompt to compute, teach nothing about others.
+        # The times of steps that waited for a prefix, or computed the logits of a prompt, do not predict other steps.
         if not self._waited and not any(row.request.scores_prompt for row in step.rows):
             self.costs.observe(step, end - begin)
         if self._recorder is not None:
@@ -319,12 +320,12 @@ class Worker:
         for request, index, kept in done.emitted:
             for i, token in enumerate(sampled[index][:kept], 1):
                 emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
-        # Held before the next schedule, which may preempt their request and reuse them.
+        # This holds the blocks before the next schedule, which may preempt their request and reuse them.
         self._publisher.publish(done.named)
         return _Produced(emissions, step.num_tokens)
 
     def _kept(self, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
-        """The tokens of a row that count: those that agree with its draft and the one behind them."""
+        """The valid tokens of a row: those that match its draft, and the token after them."""
         if not chosen:
             return None
         tokens = [token.token_id for token in chosen]
@@ -343,7 +344,7 @@ class Worker:
             self._recorder.write()
 
     def _fail(self, step: Step, error: str) -> None:
-        """A step raised: its requests end here, the node lives on."""
+        """Handle a step that raised: its requests end, and the node continues."""
         ended = self.batcher.fail(time.monotonic(), step)
         for request in ended:
             self._loads.drop(request.request_id)

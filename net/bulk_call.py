@@ -43,7 +43,7 @@ class Views:
     def take(self, nbytes: int) -> list[memoryview]:
         """See Source."""
         if nbytes > self.left:
-            raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
+            raise ValueError(f"{nbytes} bytes requested, but only {self.left} remain")
         if nbytes == self.left and not self._used:
             self.left = 0
             return list(self._views[self._index :])
@@ -62,12 +62,12 @@ class Views:
 
 NOTHING = Views(())
 
-SMALL = 16 << 10  # bytes: a buffer of its own costs the sender more than the copy of so many
+COPIED_BYTES = 16 << 10  # bytes: a buffer of its own costs the sender more than the copy of so many
 
 
 def joined(views: Sequence[memoryview]) -> Sequence[memoryview]:
     """The same bytes in one buffer where they are many small ones."""
-    if len(views) > 1 and max(map(len, views)) <= SMALL:
+    if len(views) > 1 and max(map(len, views)) <= COPIED_BYTES:
         return [memoryview(b"".join(views))]
     return views
 
@@ -101,7 +101,7 @@ class BulkCall:
 
     def place(self, body: Body, nbytes: int) -> Source:
         """The answer begins with `body`: where its bytes go. Raises RemoteError when they are not what was asked."""
-        raise RemoteError(f"{nbytes} bytes where none were asked for", "bad_answer")
+        raise RemoteError(f"{nbytes} unexpected bytes: none were requested", "bad_answer")
 
     def came(self, moved: int) -> None:
         """The first `moved` bytes of the answer are where they belong."""

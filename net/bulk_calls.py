@@ -73,7 +73,7 @@ class BulkCalls:
     def _opened(self, peer_id: str, done: asyncio.Task[str]) -> None:
         self._opening.pop(peer_id, None)
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.debug("no connection to %s beside its shared memory: %r", peer_id, error)
+            log.debug("no data connection to %s in addition to its shared memory: %r", peer_id, error)
 
     async def ask(self, peer_id: str, call: BulkCall, silence_s: float, timeout_s: float, priority: int = BULK) -> None:
         """Ask, and wait for the answer, which is in `call` then. `timeout_s`: until the answer begins; `silence_s`:

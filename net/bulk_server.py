@@ -48,7 +48,7 @@ class BulkServer:
         if arriving is None:
             return nowhere(nbytes)
         if nbytes > arriving.target.left:
-            raise FrameError(f"{nbytes} bytes arrive where {arriving.target.left} were announced")
+            raise FrameError(f"{nbytes} bytes arrived, but {arriving.target.left} were announced")
         return arriving.target.take(nbytes)
 
     def knows(self, number: int) -> bool:
@@ -91,7 +91,7 @@ class BulkServer:
         try:
             if arriving.target.left:
                 arriving.drop()
-                raise RemoteError(f"{arriving.target.left} bytes did not come", "bad_request")
+                raise RemoteError(f"{arriving.target.left} bytes are missing", "bad_request")
             tail = header.get("b")
             answer = arriving.finish(tail if isinstance(tail, dict) else {})
             self._connection.send({"op": "answer", "id": number, "b": answer.body, "n": 0})
@@ -125,7 +125,7 @@ class BulkServer:
         try:
             receiver = self._services.receives.get(kind)
             if receiver is None:
-                raise RemoteError(f"this node does not take {kind!r}", "unknown kind")
+                raise RemoteError(f"this node does not accept {kind!r}", "unknown kind")
             arriving = receiver(self._connection.peer_id, header["b"], header["n"])
         except Exception as error:
             self._fail(number, kind, error)
@@ -134,7 +134,9 @@ class BulkServer:
         self._arriving[number] = arriving, timer
 
     def _too_late(self, kind: str) -> None:
-        log.warning("%s has not ended a %r within %g s: its connection is cut", self._connection.peer_id, kind, ASKED_S)
+        log.warning(
+            "%s did not finish a %r within %g s: cutting its connection", self._connection.peer_id, kind, ASKED_S
+        )
         self._cut_short()
 
     # --- answers
@@ -176,7 +178,7 @@ class BulkServer:
         if isinstance(error, RemoteError):
             reason, code = error.reason, error.code
         else:
-            log.error("%r asked by %s failed", kind, self._connection.peer_id, exc_info=error)
+            log.error("%r requested by %s failed", kind, self._connection.peer_id, exc_info=error)
         with suppress(PeerLost):
             self._connection.send({"op": "error", "id": number, "reason": reason, "code": code})
 

@@ -126,7 +126,7 @@ class Channel:
         """Send without an answer, in order with everything else to this peer. A peer that cannot be reached shows up
         through `on_lost`, never here. Raises TypeError when the body has no JSON form."""
         if self._closed:
-            log.debug("closing: a %r to %s is not sent", kind, peer_id)
+            log.debug("closing: dropping a %r to %s", kind, peer_id)
             return
         header = {"t": "post", "k": kind, "b": body}
         line = self._loopback if peer_id == self.node_id else self.links.control_now(peer_id)
@@ -137,7 +137,7 @@ class Channel:
         orjson.dumps(body)  # the caller's mistake is the caller's exception, not the delivery's
         backlog = self._backlog.setdefault(peer_id, [])
         if len(backlog) >= BACKLOG_MAX:
-            log.warning("%d messages wait for %s already: it counts as lost", BACKLOG_MAX, peer_id)
+            log.warning("%d messages are waiting for %s: treating it as lost", BACKLOG_MAX, peer_id)
             backlog.clear()
             asyncio.get_running_loop().call_soon(self.links.report_lost, peer_id)
             return
@@ -232,7 +232,7 @@ class Channel:
             told = {"t": "error", "i": call_id, "reason": reason, "code": code}
             _reply(line, told | {"f": facts} if facts else told)
         else:
-            log.warning("a %r posted by %s was refused: %s", kind, line.peer_id, reason)
+            log.warning("refused a %r posted by %s: %s", kind, line.peer_id, reason)
 
 
 def _reply(line: Connection | _Loopback, answer: Header, payload: Sequence[Buffer] = ()) -> None:

@@ -31,7 +31,7 @@ class ClusterKey:
         self._ring = _load(path)
         self._look_at = time.monotonic() + LOOK_S
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-            log.warning("--cluster-key-file %s can be read by other users: chmod 600 it", path)
+            log.warning("other users can read --cluster-key-file %s: run chmod 600 on it", path)
 
     def ring(self) -> Keyring:
         """The keys now; the file is looked at again once a second at most."""
@@ -49,10 +49,10 @@ class ClusterKey:
             self._stamp = stamp
             self._ring = _load(self._path)
             log.info(
-                "cluster keys read again: %d, the primary is %s", len(self._ring.keys), self._ring.primary.id.hex()
+                "reread the cluster keys: %d keys, the primary is %s", len(self._ring.keys), self._ring.primary.id.hex()
             )
         except KeyFileError as error:
-            log.error("the cluster keys stay as they were: %s", error)
+            log.error("keeping the old cluster keys: %s", error)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -67,7 +67,7 @@ def _load(path: Path) -> Keyring:
     try:
         return parse(path.read_text())
     except UnicodeDecodeError:
-        raise KeyFileError(f"--cluster-key-file {path}: it is not text") from None
+        raise KeyFileError(f"--cluster-key-file {path}: the file is not text") from None
     except OSError as error:
         raise KeyFileError(f"--cluster-key-file {path}: {error.strerror}") from None
     except ValueError as error:

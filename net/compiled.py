@@ -95,4 +95,4 @@ def opened(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise Unavailable(f"the compiled code cannot be loaded: {error}") from error
+        raise Unavailable(f"cannot load the compiled code: {error}") from error

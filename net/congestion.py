@@ -30,7 +30,7 @@ def check(wanted: str) -> None:
         except OSError as error:
             reason = "the kernel does not have it" if isinstance(error, FileNotFoundError) else error.strerror
             there = AVAILABLE.read_text().strip() if AVAILABLE.exists() else "unknown"
-            raise ValueError(f"--tcp-congestion {wanted}: {reason}; there are: {there}") from None
+            raise ValueError(f"--tcp-congestion {wanted}: {reason}; available: {there}") from None
 
 
 def use(sock: socket.socket, name: str) -> None:

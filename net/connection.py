@@ -5,8 +5,8 @@
     judge: refused, close  <─────
        or  welcome  ────────────>  open on both sides
 
-Whoever refuses sends its reason first, so the other side can say why. Frames go to a Receiver. A connection ends with
-a `bye` (closed in good order) or without one (broken).
+The side that refuses sends its reason first, so the other side can log it. Frames go to a Receiver. A connection ends
+with a `bye` (closed in good order) or without one (broken).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 INLINE_MAX = 512 << 10  # bytes copied on the event loop: about 0.1 ms
 TURNS_MAX = 4 << 20  # bytes copied in turns of the loop
-PIECE = 2 << 20  # bytes between two looks at whether to stop
+PIECE_BYTES = 2 << 20  # bytes between two looks at whether to stop
 SPLIT_MIN = 8 << 20  # bytes a batch needs before a second thread pays
 
 Move = tuple[int, int, int]
@@ -65,17 +65,17 @@ class Copy:
     def run(self, moves: Sequence[Move] | None = None) -> None:
         """Copy everything, in any thread."""
         for target, source, length in self._moves if moves is None else moves:
-            if length <= PIECE:
+            if length <= PIECE_BYTES:
                 if self.stopped:
                     return
                 memmove(target, source, length)
                 if self._landed is not None:
                     self._tell(target, source, length)
                 continue
-            for start in range(0, length, PIECE):
+            for start in range(0, length, PIECE_BYTES):
                 if self.stopped:
                     return
-                count = min(PIECE, length - start)
+                count = min(PIECE_BYTES, length - start)
                 memmove(target + start, source + start, count)
                 if self._landed is not None:
                     self._tell(target + start, source + start, count)
@@ -106,9 +106,9 @@ class Copy:
     def parts(self, count: int) -> list[list[Move]]:
         """The moves in `count` lists of about equal bytes."""
         pieces = [
-            (target + start, source + start, min(PIECE, length - start))
+            (target + start, source + start, min(PIECE_BYTES, length - start))
             for target, source, length in self._moves
-            for start in range(0, length, PIECE)
+            for start in range(0, length, PIECE_BYTES)
         ]
         share = -(-sum(length for _, _, length in pieces) // count)
         out: list[list[Move]] = [[]]

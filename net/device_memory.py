@@ -23,7 +23,7 @@ class Copying(Protocol):
 
 
 class Device(Protocol):
-    """Memory the CPU cannot address. Copies run beside the device's computing, in the order they were queued."""
+    """Memory the CPU cannot address. Copies run parallel to the device's computation, in queue order."""
 
     location: str  # "cuda:0@0000:3b:00.0", as net.memory.Region.place
     nbytes: int

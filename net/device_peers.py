@@ -156,9 +156,11 @@ class DevicePeers:
 
     async def _on_move(self, peer: str, body: MoveThere, data: memoryview) -> Moved:
         if not self._is_device(body.region):
-            raise RemoteError(f"region {body.region!r} is not on a device here", "transfer")
+            raise RemoteError(f"region {body.region!r} is not on a device of this node", "transfer")
         if body.epoch is not None and body.epoch != self._epoch_of(peer):
-            raise RemoteError(f"{self._channel.node_id!r} has lost this node since it gave the memory", "transfer")
+            raise RemoteError(
+                f"{self._channel.node_id!r} lost this node after it granted access to the memory", "transfer"
+            )
         op = Op.READ if Op(body.op) is Op.WRITE else Op.WRITE
         spans = [(here, there, length) for there, here, length in unpack_spans(data)]
         task = awaited(self._move(peer, op, body.region, body.other, spans, body.timeout_s))

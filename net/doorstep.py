@@ -1,7 +1,7 @@
-"""Who has connected and not yet said who it is: few at a time, in all and of one address. Pure.
+"""Limits connections that have not sent their hello yet, in total and per address. Pure.
 
-Whoever comes when there is no room takes the place of the one that has waited longest: a node says its hello within
-milliseconds, so those that wait are not nodes.
+A new connection beyond a limit replaces the one that has waited longest. A node sends its hello within milliseconds, so
+connections that wait longer are not nodes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-MOST = 256
-MOST_OF_ADDRESS = 64
+MAX_WAITING = 256
+MAX_WAITING_PER_ADDRESS = 64
 
 Guest = TypeVar("Guest", bound=Hashable)
 
 
 class Doorstep(Generic[Guest]):
-    def __init__(self, most: int = MOST, most_of_address: int = MOST_OF_ADDRESS) -> None:
+    def __init__(self, most: int = MAX_WAITING, most_of_address: int = MAX_WAITING_PER_ADDRESS) -> None:
         self._most, self._most_of_address = most, most_of_address
         self._waiting: dict[Guest, str] = {}  # in the order in which they came
         self._of: Counter[str] = Counter()  # address -> how many wait
@@ -26,7 +26,7 @@ class Doorstep(Generic[Guest]):
         return len(self._waiting)
 
     def come(self, guest: Guest, address: str) -> Guest | None:
-        """`guest` waits from now on; who has to go for it, if anybody."""
+        """Add `guest`. Returns the connection that has to go for it, or None."""
         goes: Guest | None = None
         if self._of[address] >= self._most_of_address:
             goes = next(one for one, its in self._waiting.items() if its == address)

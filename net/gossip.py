@@ -183,7 +183,7 @@ class Gossip:
     def core(self) -> GossipCore:
         """Raises RuntimeError before `start`."""
         if self._core is None:
-            raise RuntimeError("gossip was not started: await start(host, port) first")
+            raise RuntimeError("gossip is not running: await start(host, port) first")
         return self._core
 
     # --- what others tell it, and what it tells them
@@ -240,7 +240,7 @@ class Gossip:
             return
         try:
             self._handle(Datagram(source, packet))
-        except Exception as error:  # whoever sent it must neither end the gossip nor fill the log
+        except Exception as error:  # the sender must neither end the gossip nor fill the log
             self._guard.dropped["failed"] += 1
             if self._complaints.failed(asyncio.get_running_loop().time()) is not None:
                 tell("gossip packet", error, 0.0)

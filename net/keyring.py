@@ -36,7 +36,7 @@ class Key:
         return self.derive(b"id", b"", ID_BYTES)
 
     def derive(self, use: bytes, salt: bytes, nbytes: int, more: bytes = b"") -> bytes:
-        """A key for one `use`; another salt gives another key. `more` is secret input beside ours."""
+        """A key for one `use`; another salt gives another key. `more` is additional secret input."""
         hkdf = HKDF(SHA256(), nbytes, salt or None, b"mooncake 1 " + use)
         return hkdf.derive(self.secret + more)
 
@@ -81,5 +81,5 @@ def parse(text: str) -> Keyring:
             raise ValueError(f"line {number} repeats an earlier key")
         keys.append(key)
     if not 1 <= len(keys) <= KEYS_MAX:
-        raise ValueError(f"it has {len(keys)} keys, from 1 to {KEYS_MAX} are allowed, one a line")
+        raise ValueError(f"it has {len(keys)} keys; write 1 to {KEYS_MAX} keys, one per line")
     return Keyring(tuple(keys))

@@ -142,14 +142,14 @@ class Links:
         if self._closing:
             raise PeerLost("this node is closing")
         if peer.address is None:
-            raise PeerLost(f"no address is known for peer {peer_id!r}: introduce it first")
+            raise PeerLost(f"peer {peer_id!r} has no known address: introduce it first")
         connection, refused = await self._open(peer.address, purpose)
         if refused is not None:
             raise refused
         if connection.peer_id != peer_id:
             if purpose != "control":
                 connection.close()
-            raise PeerLost(f"at the address of {peer_id!r} there is now {connection.peer_id!r}")
+            raise PeerLost(f"the address of {peer_id!r} now belongs to {connection.peer_id!r}")
         return connection
 
     def drop(self, peer_id: str, reason: str) -> None:

@@ -147,7 +147,7 @@ class LoadWords:
         try:
             self.publish(self._source())
         except Exception:
-            log.exception("this node cannot tell its load")
+            log.exception("this node cannot report its load")
 
     @property
     def outstanding(self) -> int:
@@ -198,7 +198,7 @@ class LoadWords:
         Raises PeerLost, PeerRefused, RemoteError, TransferError, TimeoutError; the claim may stand then, until its time
         is over."""
         if not 0 < amount <= CLAIM_MAX:
-            raise ValueError(f"a claim is between 1 and {CLAIM_MAX}, got {amount}")
+            raise ValueError(f"a claim must be between 1 and {CLAIM_MAX}, got {amount}")
         expires_at = self._clock() + self._ledger.ttl_s
         if peer == self._channel.node_id:
             previous = self._claimed()
@@ -252,7 +252,7 @@ class LoadWords:
                 self.counters["torn"] += 1
         finally:
             self._slots.put_nowait(slot)
-        raise TornWord(f"the load word of {peer!r} was being written at {READ_TRIES} reads")
+        raise TornWord(f"{READ_TRIES} reads of the load word of {peer!r} met a write in progress")
 
     def open_soon(self, peer: str) -> None:
         """So that the next probe of this peer can be one-sided."""

@@ -70,7 +70,7 @@ class Region:
             if os.fstat(memfd).st_size < nbytes:
                 raise ValueError(f"region {name!r}: its file has fewer than {nbytes} bytes")
             if not fcntl.fcntl(memfd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise ValueError(f"region {name!r}: its file may shrink; make it with Region.shared")
+                raise ValueError(f"region {name!r}: its file may shrink; create it with Region.shared")
             return cls(name, *_mapped(memfd, nbytes), nbytes, memfd)
         except BaseException:
             os.close(memfd)

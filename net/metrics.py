@@ -1,7 +1,7 @@
 """Prometheus metrics of a node: vLLM's names where vLLM has the metric, `mooncake:` for what only we have.
 
 The node calls plain methods at the moment something happens; gauges that describe a state are set before a scrape
-by whoever owns the state (`set_load`, `set_members`, ...). net/metric_table.py declares them.
+by the owner of the state (`set_load`, `set_members`, ...). net/metric_table.py declares them.
 """
 
 from __future__ import annotations

@@ -47,4 +47,4 @@ class PacketGuard:
         self.dropped[reason] += 1
         if (source[0], reason) not in self._logged and len(self._logged) < LOGGED_MAX:
             self._logged.add((source[0], reason))
-            log.warning("gossip from %s:%d is dropped: %s", *source, REASONS.get(reason, f"it is {reason}"))
+            log.warning("dropped gossip from %s:%d: %s", *source, REASONS.get(reason, f"it is {reason}"))

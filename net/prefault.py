@@ -64,13 +64,15 @@ class Prefault:
                 if self._stop.is_set():
                     return
                 if self._room() < STRIDE_BYTES:
-                    log.info("prefault: memory is short, stopped after %d MiB of the arenas", self.populated >> 20)
+                    log.info(
+                        "prefault: little memory is left, stopped after %d MiB of the arenas", self.populated >> 20
+                    )
                     return
                 count = min(STRIDE_BYTES, region.nbytes - offset)
                 try:
                     _populate(region.address + offset, count)
                 except OSError as error:
-                    log.info("prefault: not here, madvise says %s; pages come when they are used", error.strerror)
+                    log.info("prefault: madvise failed (%s); pages are allocated on first use", error.strerror)
                     return
                 self.populated += count
 

@@ -8,8 +8,8 @@ from net.bulk_call import Source
 from net.connection import Connection
 from net.wire import Header
 
-FRAME = 4 << 20  # bytes of one data frame
-SMALL = 64 << 10  # bytes of a frame that needs no turn
+FRAME_BYTES = 4 << 20  # bytes of one data frame
+SMALL_FRAME_BYTES = 64 << 10  # bytes of a frame that needs no turn
 
 
 async def push(
@@ -23,11 +23,12 @@ async def push(
         await connection.drain()
         await connection.turns.wait()
         if not connection.congested and not stopped():
-            nbytes = min(FRAME, source.left)
+            nbytes = min(FRAME_BYTES, source.left)
             connection.send_views(header, source.take(nbytes), nbytes)
             header = {"op": "data", "id": transfer_id}
 
 
 def at_once(connection: Connection, nbytes: int) -> bool:
-    """Whether so many bytes may be sent now: the peer keeps up, and it is nobody else's turn."""
-    return nbytes <= FRAME and not connection.congested and (nbytes <= SMALL or connection.turns.take())
+    """Whether `nbytes` may be sent now: the peer keeps up, and it is not another transfer's turn."""
+    free = nbytes <= FRAME_BYTES and not connection.congested
+    return free and (nbytes <= SMALL_FRAME_BYTES or connection.turns.take())

@@ -2,7 +2,7 @@
 
 A slice goes to the rail on which it would be done first by the rail's estimated bandwidth, so that a slow rail gets
 few and a fast one many; rails far from the memory (net/topology.py) are used while no near one is up. A rail that
-fails is left alone for a while, which doubles with every failure up to BACKOFF_MAX_S and starts anew once the rail has
+fails is left alone for a while, which doubles with every failure up to BACKOFF_MAX_S and starts again once the rail has
 worked.
 """
 

@@ -1,10 +1,10 @@
-"""How often a background task that failed is started again. Pure."""
+"""Decides how often to restart a failed background task. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 
-MOST = 5
+MAX_RESTARTS = 5
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
 
@@ -12,14 +12,16 @@ FIRST_PAUSE_S = 0.5
 class Restarts:
     """Of one task: `most` restarts within `window_s`, each after twice the pause of the one before."""
 
-    def __init__(self, most: int = MOST, window_s: float = WINDOW_S, first_pause_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(
+        self, most: int = MAX_RESTARTS, window_s: float = WINDOW_S, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
         self._most = most
         self._window_s = window_s
         self._first_pause_s = first_pause_s
         self._failures: deque[float] = deque()
 
     def failed(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None: it has failed too often, and is not started again."""
+        """Seconds to wait before the next start; None: the task has failed too often and must not restart."""
         while self._failures and now - self._failures[0] >= self._window_s:
             self._failures.popleft()
         self._failures.append(now)

@@ -7,9 +7,9 @@
 
 A record is its length (u32, little endian) and AES-256-GCM of at most RECORD bytes with a tag of 16; the nonce counts
 the records. The two AES keys, one per direction, are derived (HKDF) from the cluster key, the X25519 secret and both
-greetings. Each side draws its X25519 key anew, so no earlier record fits this connection, none can be repeated, left
+greetings. Each side draws a fresh X25519 key, so no earlier record fits this connection, none can be repeated, left
 out or moved, and who learns the cluster key later cannot read what was recorded before. The hellos are the first
-records: whoever lacks the cluster key cannot make one that opens.
+records: without the cluster key nobody can make one that opens.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ class SealedStream:
             return False
         _, version, number, public = _GREETING.unpack_from(data)
         if version != VERSION:
-            raise FrameError(f"the peer seals by version {version}, this node {VERSION}: run one release everywhere")
+            raise FrameError(
+                f"the peer uses seal version {version}, this node uses {VERSION}: run the same release on all nodes"
+            )
         size = _GREETING.size if self._dialed else _GREETING.size + number * ID_BYTES
         if not self._dialed and not 1 <= number <= KEYS_MAX:
             raise FrameError(f"a greeting names {number} keys")

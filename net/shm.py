@@ -175,7 +175,7 @@ def _reach(offer: dict[str, Any]) -> Lifeline:
             raise Unusable("it runs on another host")
         return connect(offer["path"])
     except OSError as error:
-        raise Unusable(f"same host, but its socket is out of reach (another container or user?): {error}") from None
+        raise Unusable(f"same host, but its socket is unreachable (another container or user?): {error}") from None
 
 
 def _populate(region: Region, places: Sequence[Run], hold: memoryview | None = None) -> None:

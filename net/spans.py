@@ -23,7 +23,7 @@ Run = tuple[int, int]
 _RUN = Struct("<2Q")
 _SPAN = Struct("<3Q")
 _LENGTH_OF_RUN, _LENGTH_OF_SPAN = itemgetter(1), itemgetter(2)
-FEW = 4
+VECTORIZE_ABOVE = 4
 
 
 def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span], int]:
@@ -105,7 +105,7 @@ def slices(spans: Sequence[Span], nbytes: int) -> Iterator[list[Span]]:
 
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
     """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
-    if len(pairs) > FEW:  # at C speed, for thousands of small spans
+    if len(pairs) > VECTORIZE_ABOVE:  # at C speed, for thousands of small spans
         offsets, lengths = zip(*pairs, strict=True)
         if min(offsets) >= 0 and min(lengths) >= 0 and max(map(add, offsets, lengths)) <= nbytes:
             return
@@ -121,7 +121,7 @@ def pack(pairs: Sequence[Run]) -> bytes:
 def unpack(data: memoryview) -> list[Run]:
     """Inverse of `pack`. Raises TransferError when the data is cut short."""
     if len(data) % _RUN.size:
-        raise TransferError(f"a list of runs has {len(data)} bytes, which is no multiple of {_RUN.size}")
+        raise TransferError(f"a list of runs has {len(data)} bytes, which is not a multiple of {_RUN.size}")
     return list(_RUN.iter_unpack(data))
 
 
@@ -133,7 +133,7 @@ def pack_spans(spans: Sequence[Span]) -> bytes:
 def unpack_spans(data: memoryview) -> list[Span]:
     """Inverse of `pack_spans`. Raises TransferError when the data is cut short."""
     if len(data) % _SPAN.size:
-        raise TransferError(f"a list of spans has {len(data)} bytes, which is no multiple of {_SPAN.size}")
+        raise TransferError(f"a list of spans has {len(data)} bytes, which is not a multiple of {_SPAN.size}")
     return list(_SPAN.iter_unpack(data))
 
 
@@ -150,7 +150,7 @@ class Cursor:
     def take(self, nbytes: int) -> list[memoryview]:
         """Views of the next `nbytes`; ValueError beyond the end."""
         if nbytes > self.left:
-            raise ValueError(f"{nbytes} bytes are wanted, {self.left} are left")
+            raise ValueError(f"{nbytes} bytes requested, but only {self.left} remain")
         memory, pairs, index, used = self._memory, self._pairs, self._index, self._used
         if nbytes == self.left:  # the most frequent case
             self.left = 0

@@ -30,7 +30,7 @@ from net.transfer import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
-STAGING = "device-staging"  # name of the region of buffers; a node registers others beside it
+STAGING = "device-staging"  # name of the region of buffers; a node registers other regions too
 STAGED = "+staging"  # behind the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per lane
@@ -62,7 +62,7 @@ class DeviceTransferEngine(TransferEngine):
             super().register(region)
             return
         if region.name in self._devices or region.name in self._regions:
-            raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
+            raise ValueError(f"region {region.name!r} is already registered: unregister it first")
         if self._buffers is None:
             self._buffers = Region.shared(STAGING, LANES * BUFFERS * self._buffer_bytes)
             self._buffers.place = region.device.location  # cards near the device are near its buffers
@@ -151,7 +151,9 @@ class DeviceTransferEngine(TransferEngine):
                 else:
                     done = await self._staged(device, op, spans, carry, lane, landed)
         except TimeoutError:
-            raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
+            raise TimeoutError(
+                f"{op.value} of {local!r} with {peer_id!r} did not finish within {timeout_s:g} s"
+            ) from None
         return Completion(done.nbytes, time.monotonic() - started, done.transport)
 
     async def _serve(
@@ -222,7 +224,7 @@ class DeviceTransferEngine(TransferEngine):
         try:
             copying.wait()
         except Exception as error:
-            raise TransferError(f"copying from or to {device.location} failed: {error}") from None
+            raise TransferError(f"a copy from or to {device.location} failed: {error}") from None
 
     # --- ends
 

@@ -22,7 +22,7 @@ log = logging.getLogger("mooncake.net")
 
 UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
-BURST = 4 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
+BURST_BYTES = 4 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
 SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
@@ -178,13 +178,13 @@ class Stream(asyncio.BufferedProtocol):
                 if self._ended:
                     return
         except KeyMismatch as error:
-            log.warning("%r from %s is refused: %s", self, self.remote_host, error)
+            log.warning("refused %r from %s: %s", self, self.remote_host, error)
             self._refuse(str(error))
         except FrameError as error:
             log.warning("%r from %s: %s", self, self.remote_host, error)
             self._break(str(error))
         except Exception:
-            log.exception("%r: a frame could not be handled", self)
+            log.exception("%r: could not handle a frame", self)
             self._break("internal error")
         if self.polling is not None:
             self.await_bytes()
@@ -209,7 +209,7 @@ class Stream(asyncio.BufferedProtocol):
     def _take_breath(self, nbytes: int) -> None:
         """After a buffer was filled to its end libuv reads on at once, up to 32 times."""
         self._burst += nbytes
-        if self._burst >= BURST and self._transport is not None and self._transport.is_reading():
+        if self._burst >= BURST_BYTES and self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()  # the loop sees to others before we read on
             asyncio.get_running_loop().call_soon(self._read_on)
 

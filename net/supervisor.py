@@ -58,4 +58,4 @@ class Supervisor:
         try:
             loop.call_soon_threadsafe(self.failed, loop, context)
         except RuntimeError:  # the loop is closed
-            log.error("thread %r ended by an exception", name, exc_info=failed.exc_value)
+            log.error("an exception ended thread %r", name, exc_info=failed.exc_value)

@@ -25,7 +25,7 @@ from net.tasks import awaited, keep, spawn
 from net.tcp_rail import CANCEL_S, RailBroken, TcpRail, Unresponsive
 from net.transport import Op
 
-SLICE = 4 << 20  # bytes of a large transfer that go over one connection at a time
+SLICE_BYTES = 4 << 20  # bytes of a large transfer that go over one connection at a time
 DEPTH = 2  # slices of one transfer under way per connection: the next one is asked for before the last has arrived
 ATTEMPTS = 9  # of one slice
 REDIAL_S = 10.0  # without any connection for so long, the peer is given up
@@ -73,15 +73,15 @@ class Bundle:
     ) -> Coroutine[Any, Any, None]:
         """See net.transport.Transport."""
         nbytes = total(spans)
-        if nbytes <= SLICE:
+        if nbytes <= SLICE_BYTES:
             return self._slice(op, local, remote, spans, nbytes, landed)
-        pieces = slices(spans, SLICE)
+        pieces = slices(spans, SLICE_BYTES)
 
         async def work() -> None:
             for piece in pieces:  # cut when a connection is free for it: the first is on its way at once
                 await self._slice(op, local, remote, piece, total(piece), landed)
 
-        return _all([work() for _ in range(min(-(-nbytes // SLICE), DEPTH * len(self.rails)))])
+        return _all([work() for _ in range(min(-(-nbytes // SLICE_BYTES), DEPTH * len(self.rails)))])
 
     def ask(self, call: BulkCall) -> Coroutine[Any, Any, None]:
         """See net.bulk_call. Raises RemoteError, too."""
@@ -203,7 +203,7 @@ class Bundle:
         rail = await self._dial()
         if self.ended is not None or rail.ended:
             rail.connection.abort()
-            raise PeerLost(f"lost {self.peer_id!r} while a data connection was opened")
+            raise PeerLost(f"lost {self.peer_id!r} while opening a data connection")
         self._open[index] = rail
         rail.on_end = lambda reason: self._lost(index, rail, reason)
         self.rails[index].opened()

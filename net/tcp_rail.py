@@ -12,7 +12,7 @@ from itertools import count
 from net.bulk_call import NOTHING, BulkCall, Source
 from net.connection import Connection
 from net.errors import PeerLost, RemoteError, TransferError
-from net.pushing import FRAME, at_once, push
+from net.pushing import FRAME_BYTES, at_once, push
 from net.spans import Cursor, Run, pack
 from net.tcp_server import FEW_RUNS
 from net.transport import Op
@@ -78,7 +78,7 @@ class TcpRail:
         land after that."""
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            nbytes = min(ours.left, FRAME)
+            nbytes = min(ours.left, FRAME_BYTES)
             if len(theirs) <= FEW_RUNS and at_once(self.connection, nbytes):
                 header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
                 self.connection.send_views(header, ours.take(nbytes), nbytes)
@@ -173,7 +173,7 @@ class TcpRail:
                 with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
                     await asyncio.wait([transfer.stopped], timeout=left)
             if not transfer.stopped.done():
-                raise Unresponsive(f"a cancelled write is not confirmed within {CANCEL_S:g} s")
+                raise Unresponsive(f"the peer did not confirm a cancelled write within {CANCEL_S:g} s")
             transfer.stopped.result()
         except (PeerLost, RailBroken):
             unsettled.add(self.rail_id)
@@ -235,7 +235,7 @@ class TcpRail:
         if transfer.call is not None and not self._follow(transfer, header):
             return nowhere(nbytes)
         if nbytes > transfer.ours.left:
-            raise FrameError(f"{nbytes} bytes arrive where {transfer.ours.left} were asked for")
+            raise FrameError(f"{nbytes} bytes arrived, but {transfer.ours.left} were requested")
         return transfer.ours.take(nbytes)
 
     def _follow(self, transfer: _Transfer, header: Header) -> bool:
@@ -251,7 +251,7 @@ class TcpRail:
                 transfer.done.exception()
                 return False
             if transfer.ours.left != header["n"]:
-                raise FrameError(f"{header['n']} bytes arrive where there is room for {transfer.ours.left}")
+                raise FrameError(f"{header['n']} bytes arrived, but there is room for {transfer.ours.left}")
         decoder = self.connection.decoder
         self.connection.watch = lambda: call.came(transfer.nbytes - transfer.ours.left - decoder.missing)
         return True

@@ -79,7 +79,7 @@ class Served:
         if target is None:
             return nowhere(nbytes)
         if nbytes > target.left:
-            raise FrameError(f"{nbytes} bytes arrive where {target.left} were announced")
+            raise FrameError(f"{nbytes} bytes arrived, but {target.left} were announced")
         return target.take(nbytes)
 
     def frame(self, connection: Connection, frame: Frame) -> None:

@@ -52,7 +52,7 @@ def parse(text: str, is_json: bool) -> Overrides:
     except ValueError as error:
         raise ValueError(f"it is not {'JSON' if is_json else 'TOML'}: {error}") from None
     if not isinstance(tables, dict) or set(tables) - {"rails", "numa", "near"}:
-        raise ValueError("it has the tables rails, numa and near, and nothing else")
+        raise ValueError("it may only have the tables rails, numa and near")
     rails, numa = (_numbers(tables.get(name, {}), name) for name in ("rails", "numa"))
     if len(set(rails.values())) < len(rails):
         raise ValueError("two devices of [rails] have the same number")
@@ -68,14 +68,14 @@ def parse(text: str, is_json: bool) -> Overrides:
 
 def _table(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"[{name}] is no table")
+        raise ValueError(f"[{name}] is not a table")
     return value
 
 
 def _numbers(value: Any, name: str) -> dict[str, int]:
     for device, number in _table(value, name).items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"[{name}] {device} needs a number from 0 on, not {number!r}")
+            raise ValueError(f"[{name}] {device} needs a number of at least 0, not {number!r}")
     return dict(value)
 
 

@@ -76,7 +76,7 @@ class RailLimit:
 
     def __init__(self, bytes_per_s: float) -> None:
         if bytes_per_s <= 0:
-            raise ValueError(f"a rail limit is above 0 bytes/s, got {bytes_per_s:g}: see --rail-limit")
+            raise ValueError(f"a rail limit must be above 0 bytes/s, got {bytes_per_s:g}: see --rail-limit")
         self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
 

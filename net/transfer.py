@@ -1,18 +1,19 @@
 """The transfer engine: moves spans of bytes between registered regions of two nodes.
 
-Every pair of nodes uses the first transport of `order` that works between them; `Path` says which and why not the
-better ones. The submitter names both sides; the remote process takes no decision and, over shared memory, no part.
+Every pair of nodes uses the first transport of `order` that works between them. `Path` names it, and says why the
+better ones do not work. The submitter names both sides. The remote process decides nothing, and over shared memory it
+does nothing.
 
 When memory may be reused
 -------------------------
-`submit` has returned, or raised anything but PeerLost: no byte of it moves any more, on either side. It may be
-reused, or given back to its owner, at once. (A cancelled or timed-out WRITE over TCP waits for the peer to confirm
-that; a peer that does not confirm is dropped.) A WRITE that did not complete may have landed in part.
+When `submit` has returned, or raised any error except PeerLost, no byte moves any more on either side. The memory may
+be reused, or returned to its owner, at once. (A cancelled or timed-out WRITE over TCP waits for the peer to confirm
+this, and drops a peer that does not confirm.) A WRITE that did not complete may have landed in part.
 
-`submit` has raised PeerLost, or the peer was reported lost while it ran: the local side may be reused at once. The
-remote side may not, because a late byte may still land. The owner of that memory is told by its own `on_lost`; it
-awaits `fence(peer_id)` and only then reuses slots the lost peer could have been writing. Until a WRITE completes or
-its writer is fenced, the owner keeps its slots held; a deadline alone is no reason to reuse them.
+When `submit` has raised PeerLost, or the peer was reported lost meanwhile, the local side may be reused at once. The
+remote side may not, because a late byte may still land. The owner of that memory learns of the loss from its own
+`on_lost`. It awaits `fence(peer_id)`, and only then reuses slots that the lost peer may have been writing. Until a
+WRITE completes or its writer is fenced, the owner keeps its slots held. A deadline alone does not free them.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ ONE_SIDED = frozenset({"shm", "rdma"})
 
 
 class TransferEngine:
-    """One per node, beside its channel. Make it before whatever else listens to `channel.on_lost`: TCP writes of a
-    lost peer are then cut off before the others hear of the loss."""
+    """One per node and channel. Create it before any other listener of `channel.on_lost`: it then cuts off the TCP
+    writes of a lost peer before the other listeners learn of the loss."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class TransferEngine:
         rail_limit: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """`order`: the transports to try, best first, which are also those offered to peers. `options`: keyword
-        arguments of their constructors, by name. `rail_limit`: bytes per second that this node's submissions take
-        together at most; 0 = as fast as it goes."""
+        """`order`: the transports to try and to offer to peers, best first. `options`: keyword arguments of their
+        constructors, by name. `rail_limit`: maximum bytes per second of all submissions of this node together; 0 = no
+        limit."""
         if not order or any(name not in transports for name in order):
             raise ValueError(f"transports must be some of {', '.join(transports)}, got {list(order)}")
         self._channel = channel
@@ -90,21 +91,21 @@ class TransferEngine:
         return None if refused is None else str(refused)
 
     def register(self, region: Region) -> None:
-        """Peers may read and write the region from now on. Raises ValueError when the name is taken."""
+        """Let peers read and write the region. Raises ValueError when the name is already registered."""
         if region.name in self._regions:
-            raise ValueError(f"a region {region.name!r} is registered already: unregister it first")
+            raise ValueError(f"region {region.name!r} is already registered: unregister it first")
         self._regions[region.name] = region
 
     def unregister(self, name: str) -> None:
-        """Refuse the region from now on; what is under way over TCP is stopped. A peer on this host that is copying
-        finishes that copy, in pages it still has mapped. Raises KeyError."""
+        """Refuse the region from now on, and stop its running TCP transfers. A peer on this host finishes a running
+        copy in the pages that it still has mapped. Raises KeyError."""
         del self._regions[name]
         for transport in self._transports.values():
             transport.withdraw(name)
 
     async def open(self, peer_id: str) -> Path:
-        """The path to the peer, found on the first call and after every loss. Raises PeerLost, PeerRefused,
-        TransferError when no transport works, TimeoutError."""
+        """The path to the peer; the first call, and the first call after a loss, finds it. Raises PeerLost,
+        PeerRefused, TransferError when no transport works, TimeoutError."""
         if self._finder.closed:
             raise TransferError("the transfer engine is closed")
         if peer_id == self._channel.node_id:
@@ -148,9 +149,9 @@ class TransferEngine:
                 await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
                 if path is not LOCAL and peer.path is not path:  # lost and found again: its memory is in other hands
                     raise PeerLost(f"lost {peer_id!r} before a transfer began: {self._channel.links.why_lost(peer_id)}")
-            region = self._region(local)  # again, as the rest: this has waited
+            region = self._region(local)  # check again, because this call has waited
             if epoch is not None and peer.path is not None and peer.path.epoch != epoch:
-                raise TransferError(f"{peer_id!r} has lost this node since it gave the memory")
+                raise TransferError(f"{peer_id!r} lost this node after it granted access to the memory")
             if nbytes and path is LOCAL:
                 await self._copy(op, region, remote, moves, nbytes, priority, landed)
             elif nbytes:
@@ -161,7 +162,9 @@ class TransferEngine:
                 raise
             if peer.path is not None and self.path_of(peer_id) is None:
                 raise PeerLost(f"lost {peer_id!r} during a transfer: {self._channel.links.why_lost(peer_id)}") from None
-            raise TimeoutError(f"{op.value} of {local!r} with {peer_id!r} not done within {timeout_s:g} s") from None
+            raise TimeoutError(
+                f"{op.value} of {local!r} with {peer_id!r} did not finish within {timeout_s:g} s"
+            ) from None
         except BaseException:
             peer.traffic.failures += 1
             raise
@@ -172,9 +175,9 @@ class TransferEngine:
         return Completion(nbytes, seconds, path.transport)
 
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int, timeout_s: float = 10.0) -> int:
-        """Add to a 64-bit word of the peer's region `remote` without its Python; returns what it was. Raises Unusable
-        when no path is open or the path's transport cannot, TransferError and TimeoutError (it may have happened),
-        PeerLost."""
+        """Add to a 64-bit word of the peer's region `remote` without running its Python; returns the old value. Raises
+        Unusable when no path is open or its transport has no atomics, TransferError and TimeoutError (the add may have
+        happened), PeerLost."""
         path = self.path_of(peer_id)
         transport = self._transports.get(path.transport) if path is not None else None
         if not isinstance(transport, Atomics):
@@ -183,9 +186,9 @@ class TransferEngine:
             return await transport.fetch_add(peer_id, remote, offset, add)
 
     async def mapped(self, peer_id: str, remote: str) -> Region | None:
-        """The peer's region `remote` in this process's memory; None when the path to it is not shared memory, or when
-        there is a limit that reading it would pass by. Its owner changes it at any time, so only content that proves
-        itself can be used. Raises TransferError, PeerLost, PeerRefused, TimeoutError."""
+        """The peer's region `remote`, mapped into this process. None when the path is not shared memory, or when
+        --rail-limit is set, because reads would bypass it. The owner may change the region at any time, so use only
+        content with its own checksum. Raises TransferError, PeerLost, PeerRefused, TimeoutError."""
         if self._limit is not None:
             return None
         path = self.path_of(peer_id) or await self.open(peer_id)
@@ -195,13 +198,13 @@ class TransferEngine:
         return await transport.mapped(peer_id, remote) if isinstance(transport, Mapped) else None
 
     def epoch_of(self, peer_id: str) -> str:
-        """For the owner of memory that `peer_id` may write to from now on: the `epoch` of those submissions. A peer
-        that this node loses, and that does not know it yet, can then not write there behind the fence."""
+        """For the owner of memory that `peer_id` may write to: the `epoch` that the peer passes to these submissions.
+        A peer that this node has lost, and that does not know it yet, can then not write past the fence."""
         return self._finder.epoch_of(peer_id)
 
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
-        """For the owner of memory, once `on_lost` has named the peer: return when no byte of that peer's earlier
-        WRITEs can land here any more. Raises TimeoutError: then the slots stay held."""
+        """For the owner of memory, after `on_lost` has named the peer. Returns when no byte of that peer's earlier
+        WRITEs can land here any more. Raises TimeoutError; the slots must then stay held."""
         try:
             async with asyncio.timeout(timeout_s):
                 for transport in self._transports.values():
@@ -219,8 +222,8 @@ class TransferEngine:
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
 
     def regions(self) -> dict[str, dict[str, Any]]:
-        """nbytes, place ('numa:0', 'cuda:0@PCI address', None = not known) and nics (RDMA devices in use near it) of
-        what is registered here, by name."""
+        """The registered regions by name: nbytes, place ('numa:0', 'cuda:0@PCI address', None = unknown) and nics
+        (RDMA devices in use near the region)."""
         carded = [one for one in self._transports.values() if isinstance(one, Carded)]
         return {
             name: {
@@ -232,19 +235,19 @@ class TransferEngine:
         }
 
     def is_one_sided(self, peer_id: str) -> bool:
-        """Whether a READ from this peer goes without its Python, by the path that is open now."""
+        """Whether a READ over the open path runs without the peer's Python."""
         path = self.path_of(peer_id)
         return path is not None and path.transport in ONE_SIDED
 
     def may_be_one_sided(self, peer_id: str) -> bool:
-        """Whether `open` could make it so: it has not been tried."""
+        """Whether `open` has not run yet and could find a one-sided path."""
         return self.path_of(peer_id) is None and not ONE_SIDED.isdisjoint(self._transports)
 
     def bandwidth(self, peer_id: str) -> dict[str, float]:
-        """Estimated bytes/s of each rail to the peer that is up and has been measured (net/rails.py), by rail name; for
-        a transport with one way its name; over TCP the rails of what is urgent or of what is not, whichever are faster.
-        Empty before the first large transfers, and while no path is open. Their sum is what a large transfer gets,
-        --rail-limit included."""
+        """Estimated bytes/s of each measured rail to the peer that is up (net/rails.py), by rail name. A transport
+        without rails has one entry under its own name. TCP reports its urgent or its bulk rails, whichever are faster.
+        Empty before the first large transfers, and while no path is open. The sum is the rate of a large transfer,
+        with --rail-limit applied."""
         peer, path = self._peers.get(peer_id), self.path_of(peer_id)
         if peer is None:
             return {}
@@ -252,19 +255,18 @@ class TransferEngine:
         return rates(peer, path, self._rails(peer_id, path), most)
 
     def bandwidths(self) -> dict[str, float]:
-        """`bandwidth` of every peer it is known of, all rails together."""
+        """Sum of `bandwidth` over all rails, for every peer with a known bandwidth."""
         return {peer: sum(rails.values()) for peer in self._peers if (rails := self.bandwidth(peer))}
 
     def snapshot(self) -> list[dict[str, Any]]:
         """One row per peer: peer, transport, reason, refused, why, bytes_read, bytes_written, seconds, gb_per_s,
-        failures, retries, latencies, p50_ms, p99_ms, rails. seconds sums over submissions, concurrent ones too;
-        latencies are counts per net.traffic.LATENCY_BUCKETS_S, of which the quantiles are upper bounds."""
+        failures, retries, latencies, p50_ms, p99_ms, rails. `seconds` is the sum over all submissions, including
+        concurrent ones. `latencies` counts per net.traffic.LATENCY_BUCKETS_S; the quantiles are upper bounds."""
         ways = [(peer_id, peer, self.path_of(peer_id)) for peer_id, peer in self._peers.items()]
         return [peer_row(peer_id, peer, path, self._rails(peer_id, path)) for peer_id, peer, path in ways]
 
     async def close(self) -> None:
-        """Stop serving and submitting, in good order. Regions stay with their owners. Call it before the channel's
-        close. Idempotent."""
+        """Stop serving and submitting. Owners keep their regions. Call it before closing the channel. Idempotent."""
         self._finder.closed = True
         await self.bulk.close()
         for transport in self._transports.values():
@@ -282,7 +284,7 @@ class TransferEngine:
         priority: int,
         landed: Landed | None,
     ) -> None:
-        """Both sides are here."""
+        """Copy between two regions of this node."""
         other = self._region(remote)
         check([(offset, length) for _, offset, length in moves], remote, other.nbytes)
         await self._copier.copy(Copy(op, region, other, moves, landed), nbytes, priority > BULK)

@@ -21,18 +21,30 @@ class TransferCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         common = [*self._labels, "peer", "transport"]
-        moved = CounterMetricFamily("mooncake:peer_transfer_bytes", "Bytes moved", labels=[*common, "direction"])
-        speed = GaugeMetricFamily("mooncake:peer_transfer_gb_per_s", "Mean of all submissions", labels=common)
-        failed = CounterMetricFamily("mooncake:peer_transfer_failures", "Submissions that failed", labels=common)
-        again = CounterMetricFamily("mooncake:peer_transfer_retries", "Slices sent again", labels=common)
-        latency = HistogramMetricFamily("mooncake:peer_transfer_latency_seconds", "Per submission", labels=common)
-        text = "1: the transport in use, and why no better one"
+        moved = CounterMetricFamily(
+            "mooncake:peer_transfer_bytes", "Bytes moved to or from the peer", labels=[*common, "direction"]
+        )
+        speed = GaugeMetricFamily(
+            "mooncake:peer_transfer_gb_per_s", "Mean bandwidth of all submissions, GB/s", labels=common
+        )
+        failed = CounterMetricFamily("mooncake:peer_transfer_failures", "Failed transfer submissions", labels=common)
+        again = CounterMetricFamily(
+            "mooncake:peer_transfer_retries", "Slices sent again after a failure", labels=common
+        )
+        latency = HistogramMetricFamily(
+            "mooncake:peer_transfer_latency_seconds", "Time per transfer submission", labels=common
+        )
+        text = "1 for the transport in use; the label says why no better one is"
         path = GaugeMetricFamily("mooncake:peer_path", text, labels=[*common, "why"])
         per_rail = [*common, "rail"]
-        rail_speed = GaugeMetricFamily("mooncake:rail_gb_per_s", "Estimated bandwidth of a rail", labels=per_rail)
-        rail_up = GaugeMetricFamily("mooncake:rail_up", "1 when the rail can be used", labels=per_rail)
+        rail_speed = GaugeMetricFamily(
+            "mooncake:rail_gb_per_s", "Estimated bandwidth of the rail, GB/s", labels=per_rail
+        )
+        rail_up = GaugeMetricFamily("mooncake:rail_up", "1 while the rail is usable", labels=per_rail)
         rail_moved = CounterMetricFamily("mooncake:rail_bytes", "Bytes that arrived over the rail", labels=per_rail)
-        rail_failed = CounterMetricFamily("mooncake:rail_failures", "Times the rail broke", labels=per_rail)
+        rail_failed = CounterMetricFamily(
+            "mooncake:rail_failures", "Number of times that the rail broke", labels=per_rail
+        )
         for row in self._snapshot():
             values = [*self._labels.values(), row["peer"], row["transport"] or "none"]
             for rail in row["rails"]:

@@ -31,7 +31,7 @@ def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
     module = _run(path)
     maker = getattr(module, name, None) if name else _only_class(module, f"{flag} {spec}", methods)
     if not callable(maker):
-        raise ValueError(f"{flag} {spec}: {path.name} defines no class or function {name!r}")
+        raise ValueError(f"{flag} {spec}: {path.name} has no class or function {name!r}")
 
     if isinstance(maker, type):
         made: Callable[..., Any] = _able(maker, f"{flag} {spec}", methods)
@@ -65,5 +65,5 @@ def _only_class(module: ModuleType, what: str, methods: Sequence[str]) -> Any:
     found = [one for one in own if all(callable(getattr(one, method, None)) for method in methods)]
     if len(found) != 1:
         names = ", ".join(one.__name__ for one in found) or "none"
-        raise ValueError(f"{what}: say which class with FILE.py:NAME; classes in it that would do: {names}")
+        raise ValueError(f"{what}: name the class with FILE.py:NAME; suitable classes in the file: {names}")
     return found[0]

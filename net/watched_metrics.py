@@ -81,7 +81,7 @@ def of_load_words(counters: Mapping[str, int]) -> list[Watched]:
             operation, _, way = name.partition("_")
             yield (operation, way or "one_sided"), count
 
-    text = "Questions to other nodes about their load (read, asked) and claims on them, by way"
+    text = "Load queries to other nodes (read, asked) and claims on them, by operation and way"
     return [Watched(CounterMetricFamily, "mooncake:load_words", text, ("operation", "way"), rows)]
 
 
@@ -99,17 +99,20 @@ def of_gossip(
 
     counter, gauge = CounterMetricFamily, GaugeMetricFamily
     return [
-        Watched(counter, "mooncake:gossip_packets", "UDP packets of the gossip", ("direction",),
+        Watched(counter, "mooncake:gossip_packets", "UDP packets of gossip", ("direction",),
                 lambda: [((way,), packets) for way, (packets, _) in traffic.items()]),
-        Watched(counter, "mooncake:gossip_bytes", "Their payload, without IP and UDP headers", ("direction",),
+        Watched(counter, "mooncake:gossip_bytes", "Payload of the gossip packets, without IP and UDP headers",
+                ("direction",),
                 lambda: [((way,), size) for way, (_, size) in traffic.items()]),
-        Watched(counter, "mooncake:gossip_events", "Failed probes, suspicions, refutations, dropped packets and others",
+        Watched(counter, "mooncake:gossip_events", "Gossip events: failed probes, suspicions, refutations, "
+                "dropped packets and others",
                 ("event",), events),
-        Watched(gauge, "mooncake:gossip_local_health", "How unwell this node believes itself: 0 is well (Lifeguard)",
+        Watched(gauge, "mooncake:gossip_local_health", "Local health score of this node (Lifeguard): 0 is "
+                "healthy, higher is worse",
                 (), lambda: [((), counters().get("local_health", 0))]),
         Watched(gauge, "mooncake:gossip_oldest_record_seconds", "Age of the oldest load record of a living node",
                 (), lambda: [((), oldest_s())]),
-        Watched(counter, "mooncake:members_lost", "Members that went: dead, left, restarted", ("reason",),
+        Watched(counter, "mooncake:members_lost", "Members lost, by reason: dead, left, restarted", ("reason",),
                 lambda: [((reason,), count) for reason, count in sorted(lost.items())]),
     ]  # fmt: skip
 
@@ -133,18 +136,19 @@ def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: i
 
     counter, gauge = CounterMetricFamily, GaugeMetricFamily
     return [
-        Watched(gauge, "mooncake:store_used_bytes", "Bytes in this node's share of the pool", ("tier",),
+        Watched(gauge, "mooncake:store_used_bytes", "Bytes used in this node's share of the pool", ("tier",),
                 sizes("bytes", 1)),
         Watched(gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", ("tier",),
                 sizes("capacity", slot_bytes)),
-        Watched(counter, "mooncake:store_tier_events", "Blocks of this share: found, missing, written, evicted, "
-                "refused by admission, damaged; disk operations that failed, tiers started empty after damage",
+        Watched(counter, "mooncake:store_tier_events", "Events of this share, by tier: blocks found, missing, "
+                "written, evicted, refused by admission or damaged; failed disk operations; tiers started empty after "
+                "damage",
                 ("tier", "event"), events),
-        Watched(gauge, "mooncake:store_disk_trouble", "1 while the disk of the tier stands still, fails, or could not "
-                "be opened again after damage", ("tier", "trouble"), troubles),
+        Watched(gauge, "mooncake:store_disk_trouble", "1 while the disk of the tier hangs, fails, or could not be "
+                "reopened after damage", ("tier", "trouble"), troubles),
         Watched(gauge, "mooncake:store_pinned_blocks", "Blocks of this share that are never evicted", ("tier",),
                 figures("pinned")),
-        Watched(gauge, "mooncake:store_unwritten_blocks", "Blocks that the disk did not take, to be tried again",
+        Watched(gauge, "mooncake:store_unwritten_blocks", "Blocks that the disk rejected; the tier will retry them",
                 ("tier",), figures("unwritten")),
     ]  # fmt: skip
 
@@ -156,7 +160,7 @@ def of_store(stats: Callable[[], Mapping[str, Any]]) -> list[Watched]:
         now = stats()
         return [((name,), now[field]) for field, name in STORE_FAULTS.items() if field in now]
 
-    text = "Blocks that arrived damaged and were dropped; calls to homes that failed"
+    text = "Blocks that arrived damaged and were dropped; failed calls to homes"
     return [Watched(CounterMetricFamily, "mooncake:store_faults", text, ("fault",), faults)]
 
 
@@ -164,8 +168,8 @@ def of_traces(lost: Callable[[], int], sent: Callable[[], int]) -> list[Watched]
     """Of --otlp-traces-endpoint."""
     counter = CounterMetricFamily
     return [
-        Watched(counter, "mooncake:otlp_lost_traces", "Requests whose trace the collector did not get", (),
+        Watched(counter, "mooncake:otlp_lost_traces", "Requests whose trace did not reach the collector", (),
                 lambda: [((), lost())]),
-        Watched(counter, "mooncake:otlp_spans", "Spans that the OpenTelemetry collector took", (),
+        Watched(counter, "mooncake:otlp_spans", "Spans that the OpenTelemetry collector accepted", (),
                 lambda: [((), sent())]),
     ]  # fmt: skip

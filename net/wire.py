@@ -69,7 +69,7 @@ def head(header: Header, payload_nbytes: int = 0) -> bytes:
     text = orjson.dumps(header)
     text += b" " * (-(PREFIX.size + len(text)) % ALIGN)
     if len(text) > HEADER_MAX:
-        raise FrameError(f"a header of {len(text)} bytes is over the limit of {HEADER_MAX}; send it as payload")
+        raise FrameError(f"a header of {len(text)} bytes exceeds the limit of {HEADER_MAX}; send it as payload")
     return PREFIX.pack(MAGIC, VERSION, len(text), payload_nbytes) + text
 
 
@@ -88,7 +88,7 @@ def allocate(limit: int = PAYLOAD_MAX) -> Place:
 
     def place(header: Header, nbytes: int) -> Sequence[memoryview]:
         if nbytes > limit:
-            raise FrameError(f"a payload of {nbytes} bytes is over the limit of {limit}")
+            raise FrameError(f"a payload of {nbytes} bytes exceeds the limit of {limit}")
         return [memoryview(bytearray(nbytes))]
 
     return place
@@ -216,7 +216,7 @@ class Decoder:
         if magic != MAGIC or version != VERSION:
             raise _foreign(magic, version)
         if header_nbytes > self.header_max:
-            raise FrameError(f"a header of {header_nbytes} bytes is over the limit of {self.header_max}")
+            raise FrameError(f"a header of {header_nbytes} bytes exceeds the limit of {self.header_max}")
         needed = PREFIX.size + header_nbytes
         if have < needed:
             self._reserve(needed)
@@ -232,7 +232,7 @@ class Decoder:
         if missing:
             payload = self.place(header, missing)
             if (room := sum(map(len, payload))) != missing:
-                raise FrameError(f"a payload of {missing} bytes was given {room} bytes of room")
+                raise FrameError(f"a payload of {missing} bytes got a buffer of {room} bytes")
         self._missing, self._piece, self._filled = missing, 0, 0
         self._limit = STAGING
         frame = self.incoming = Frame(header, payload)
@@ -294,4 +294,6 @@ def _foreign(magic: bytes, version: int) -> FrameError:
         return KeyMismatch(ONE_KEY)
     if magic != MAGIC:
         return FrameError(f"not a mooncake stream: it starts with {magic!r}")
-    return FrameError(f"the peer speaks wire version {version}, this node {VERSION}: run one release everywhere")
+    return FrameError(
+        f"the peer uses wire version {version}, this node uses {VERSION}: run the same release on all nodes"
+    )

@@ -1,4 +1,4 @@
-"""How many prefill tokens a step may have beside its decodes: batching policies. Pure.
+"""Batching policies: how many prefill tokens a step may have in addition to its decodes. Pure.
 
     prefill-first  prompts whole, decodes wait until none is left (vLLM's first scheduler)
     decode-first   every decode, then prefill up to the step's token budget

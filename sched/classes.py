@@ -38,19 +38,19 @@ def with_objectives(text: str) -> dict[str, ServiceClass]:
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, colon, objectives = part.partition(":")
         if (name := name.strip()) not in CLASSES:
-            raise ValueError(f"no class {name!r}; there are {', '.join(CLASSES)}")
+            raise ValueError(f"no class {name!r}; the classes are {', '.join(CLASSES)}")
         if not colon or not objectives.strip():
             raise ValueError(f"{part!r} names no objective; write {name}:ttft=SECONDS,tbt=SECONDS")
         for objective in objectives.split(","):
             kind, _, value = objective.partition("=")
             if kind.strip() not in ("ttft", "tbt"):
-                raise ValueError(f"no objective {kind.strip()!r}; there are ttft and tbt")
+                raise ValueError(f"no objective {kind.strip()!r}; the objectives are ttft and tbt")
             try:
                 seconds = float(value)
             except ValueError:
                 seconds = 0.0
             if not 0 < seconds < 1e6:
-                raise ValueError(f"{objective.strip()!r} is no number of seconds above 0")
+                raise ValueError(f"{objective.strip()!r} is not a number of seconds above 0")
             of_class = found[name]
             found[name] = (
                 replace(of_class, ttft_s=seconds) if kind.strip() == "ttft" else replace(of_class, tbt_s=seconds)

@@ -64,7 +64,7 @@ class Regression:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Fitted anew when they are asked for and an eighth of the window's observations (16 at most) is unseen."""
+        """Fitted again on demand, once an eighth of the window's observations (at most 16) is new."""
         if self._unseen > min(self.observations, self._window) // 8:
             self.refit()
         return self._coefficients

@@ -47,7 +47,7 @@ sets the rate; OTHERS alone would even out completely, but let nodes that are as
 ALONE_S = 0.25
 """Between two looks of a node that has nobody to tell."""
 
-MOST = 2.0
+MAX_INTERVALS = 2.0
 """Intervals after which a node asks again, however often it was asked."""
 
 Rows = npt.NDArray[np.intp]
@@ -78,7 +78,7 @@ class Exchange:
 
     def _asked(self) -> None:
         """Another node has begun an exchange."""
-        latest = self._begun_at + MOST * self._interval_s
+        latest = self._begun_at + MAX_INTERVALS * self._interval_s
         self.next_at = max(self.next_at, min(self.next_at + OTHERS * self._interval_s, latest))
 
     def receive(self, now: float, source: Address, kind: Kind, tag: int, body: bytes) -> list[SendPacket]:

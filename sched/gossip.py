@@ -63,7 +63,7 @@ class GossipCore:
         return self.view.table(self._clock.at(now))
 
     def elsewhere(self, now: float, rng: Rng) -> list[Member]:
-        """Members of other cells to ask beside those of the own one; see sched/placements/elsewhere.py."""
+        """Members of other cells to ask in addition to this cell's; see sched/placements/elsewhere.py."""
         if not self._bits:
             return []
         own = cell_of(node_key(self.view.node_id), self._bits)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sched.digest import FINGERPRINT_BITS, FINGERPRINTS, LANES, Delta, Slots, alternate, key64
 
 KEPT_MASKS = 1 << 16
-"""Keys whose masks are kept per table before all are dropped and collected anew: about 24 MB at 1,024 nodes."""
+"""Keys whose masks are kept per table before all are dropped and collected again: about 24 MB at 1,024 nodes."""
 
 Key = int | bytes
 """A 64-bit key, or a block key of which the first 64 bits count."""

@@ -55,7 +55,7 @@ def claimed_depths(known: int, count: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class Claim:
     """`node_id` computes a key's block, done at about `ready_at`; counts until `expires_at`. Times are of the clock of
-    whoever keeps the claim."""
+    the node that keeps the claim."""
 
     node_id: str
     ready_at: float

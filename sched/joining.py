@@ -28,7 +28,7 @@ class Entrance:
         self._asking: _Asking | None = None
 
     def ask(self, now: float, address: Address) -> None:
-        """Begin, with the next tick, or begin anew elsewhere."""
+        """Begin with the next tick, or begin again at another node."""
         self._asking = _Asking(address, now)
 
     def stop(self) -> None:

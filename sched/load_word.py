@@ -1,4 +1,4 @@
-"""The load word: the 64 bytes in which a node says how busy it is, and the counters of claims beside it. Pure.
+"""The load word: the 64 bytes in which a node publishes its load, and the counters of claims next to it. Pure.
 
 A node keeps one page in memory that peers may read, by RDMA without its Python taking part:
 
@@ -144,7 +144,7 @@ class LoadWord:
         if len(data) != WORD_BYTES:
             raise ValueError(f"a load word has {WORD_BYTES} bytes, got {len(data)}")
         if zlib.crc32(data[: WORD.size]) != int.from_bytes(data[WORD.size :], "little"):
-            raise TornWord("a load word whose checksum does not fit")
+            raise TornWord("a load word with a wrong checksum")
         values = dict(zip((field.name for field in fields(cls)), WORD.unpack(data[: WORD.size]), strict=True))
         if not all(math.isfinite(values[name]) and values[name] >= 0 for name in ("work_s", "decode_step_s")):
             raise ValueError("a load word with a time that is negative or not finite")

@@ -40,7 +40,7 @@ class Outbox:
         return len(self._rumours) > 0
 
     def tell(self, update: Member | Verdict, beside: bool = False) -> None:
-        """Spread `update` with the messages to come, `beside` what is told of its node already or in its place."""
+        """Spread `update` with the next messages. `beside`: keep older news about its node; else replace it."""
         self._rumours.add(update, beside)
 
     def gossip(self, address: Address) -> None:

@@ -27,7 +27,7 @@ _header = struct.Struct("<2sBBII")  # magic, version, kind, tag, checksum
 _covered = struct.Struct("<BI")
 BODY_BYTES = PACKET_BYTES - _header.size
 MESSAGE_BYTES = 400
-"""Room that a message needs beside its updates: names and hosts are at most `member.TEXT_BYTES` long."""
+"""Room that a message needs in addition to its updates: names and hosts are at most `member.TEXT_BYTES` long."""
 
 UPDATE_BYTES = 900
 """Largest encoded member entry."""
@@ -62,7 +62,7 @@ def tag_of(member: Member) -> int:
 def seal(kind: Kind, tag: int, body: bytes) -> bytes:
     """The datagram. Raises ValueError when it would exceed PACKET_BYTES."""
     if len(body) > BODY_BYTES:
-        raise ValueError(f"packet body of {len(body)} bytes, the limit is {BODY_BYTES}")
+        raise ValueError(f"a packet body of {len(body)} bytes exceeds the limit of {BODY_BYTES}")
     return _header.pack(b"Mk", VERSION, kind, tag, _checksum(kind, tag, body)) + body
 
 
@@ -174,5 +174,5 @@ def _address(wire: Any) -> Address | None:
 def _update(wire: dict[str, Any]) -> Member | Verdict:
     update = Verdict.from_wire(wire) if "by" in wire else Member.from_wire(wire)
     if len(encode_update(update)) > UPDATE_BYTES:
-        raise ValueError("update too long to pass on")
+        raise ValueError("the update is too long to pass on")
     return update

@@ -4,7 +4,7 @@ The first 60 bytes are the load word that peers also read one-sided (sched/load_
 together), without its checksum, which packets have of their own. Then come what is predicted, what the load word has
 no room for, and the age.
 
-Times in a record are relative: seconds left or passed when it was written. Whoever holds a record ages it by the own
+Times in a record are relative: seconds left or passed when it was written. The holder of a record ages it by its own
 steady clock from the moment of arrival, and passes it on aged, so no two clocks are ever compared; the error is the
 time the record spent on the wire.
 """

@@ -1,18 +1,21 @@
-"""When a node that can prefill and decode, and does one of them, should do the other. Pure.
+"""Decides when a node that can prefill and decode, and does one of them, switches to the other. Pure.
 
-Every node runs the same rules on the same gossiped records, so all agree without asking, up to the age of the records:
+Every node runs the same rules on the same gossiped records, so all nodes agree without asking, up to the age of the
+records:
 
     load of prefill    seconds of queued work per node that prefills, over the objective WAIT_S
-    load of decode     the greater of: requests that will decode soon over the seats of the nodes that decode, and the
-                       KV blocks they will hold over those that there are
+    load of decode     the greater of two ratios: requests that will decode soon over the seats of the decode nodes,
+                       and the KV blocks that they will hold over all KV blocks of these nodes
 
-If one stage's load exceeds the other's by BAND and is itself above BUSY for `hold_s`, and the other can spare a node,
-one of those that do only the other changes over, named by rendezvous hashing. Nodes that do both stay as they are:
-they have nothing to gain (scripts/lab/ablations/roles.py). A node takes nothing new for what it gives up and finishes
-what it has, so no request is dropped; only then, or after DRAIN times `hold_s`, it begins with the other stage, since
-the two in one step are slow. If no stage is busy any more, nodes go back to what they were started for. A stage never
-loses its last node; one change per REST times `hold_s` in the cell, and a node that has changed rests for DWELL times
-as long (reference/scheduling.md section 4, step 9).
+One node switches when, for `hold_s`, the load of one stage is above BUSY_LOAD and exceeds that of the other stage by
+LEAST_LOAD_DIFFERENCE, and the other stage can spare a node. Rendezvous hashing chooses it among the nodes that do only
+the other stage. Nodes that do both do not switch, because they would gain nothing (scripts/lab/ablations/roles.py).
+
+A node that switches takes no new requests for its old stage and finishes the current ones, so no request is dropped.
+Only then, or after DRAIN_HOLDS times `hold_s`, it begins with the new stage, because steps with both stages are slow.
+When no stage is busy any more, nodes return to the role that they started with. A stage never loses its last node. A
+cell makes one change per CELL_PAUSE_HOLDS times `hold_s`, and a node waits NODE_PAUSE_HOLDS times `hold_s` between two
+changes of its own (reference/scheduling.md section 4, step 9).
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from hashlib import blake2b
 
 BOTH = frozenset({"prefill", "decode"})
 
-BAND = 0.15
-BUSY = 0.7
-CALM = 0.3
+LEAST_LOAD_DIFFERENCE = 0.15
+BUSY_LOAD = 0.7
+CALM_LOAD = 0.3
 WAIT_S = 2.0
 HOLD_S = 15.0
-REST, DWELL, DRAIN = 2, 8, 4
-"""In hold_s: between two changes in the cell, of one node; how long a node finishes what it gives up, at most."""
+CELL_PAUSE_HOLDS, NODE_PAUSE_HOLDS, DRAIN_HOLDS = 2, 8, 4
+"""In units of hold_s: least time between two changes in a cell, and between two changes of one node; longest time in
+which a node finishes the requests of its old stage."""
 
 DRAINED_SEATS, DRAINED_S = 0.1, 0.1
 """A stage is finished on a node but for so many of its seats, or seconds of prefill."""
@@ -76,13 +80,13 @@ def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, f
     able = [node for node in nodes if node.can >= BOTH and node.does and node.node_id not in resting]
     for short, other in (("prefill", "decode"), ("decode", "prefill")):
         high, low = getattr(now, short), getattr(now, other)
-        if high > BUSY and high > low + BAND:
+        if high > BUSY_LOAD and high > low + LEAST_LOAD_DIFFERENCE:
             count = sum(other in node.does for node in nodes)
             givers = [node.node_id for node in able if node.does == {other}]
-            if not givers or count < 2 or low * count / (count - 1) > max(BUSY, high / 2):
+            if not givers or count < 2 or low * count / (count - 1) > max(BUSY_LOAD, high / 2):
                 return None
             return _named(givers), frozenset({short})
-    if max(now.prefill, now.decode) < CALM:
+    if max(now.prefill, now.decode) < CALM_LOAD:
         astray = {node.node_id: node.home for node in able if _may_go_home(node, nodes)}
         if astray:
             name = _named(astray)
@@ -125,7 +129,7 @@ class RoleController:
         self._layout = layout
         if self._next is not None:
             return self._drain(now, nodes)
-        resting = {name for name, moved in self._moved_at.items() if now - moved < DWELL * self._hold_s}
+        resting = {name for name, moved in self._moved_at.items() if now - moved < NODE_PAUSE_HOLDS * self._hold_s}
         want = wanted(nodes, resting)
         if want is None:
             self._since = None
@@ -133,7 +137,7 @@ class RoleController:
         if self._since is None or self._since[0] != want:
             self._since = want, now
         held = now - self._since[1] >= self._hold_s
-        rested = now - max(self._moved_at.values(), default=-math.inf) >= REST * self._hold_s
+        rested = now - max(self._moved_at.values(), default=-math.inf) >= CELL_PAUSE_HOLDS * self._hold_s
         if want[0] != self._node_id or not held or not rested:
             return None
         self._since, self._moved_at[self._node_id] = None, now
@@ -146,7 +150,7 @@ class RoleController:
         """The change is complete when what is given up is finished."""
         assert self._next is not None
         (does, since), me = self._next, next((node for node in nodes if node.node_id == self._node_id), None)
-        if now - since < DRAIN * self._hold_s and (me is None or not _drained(me, does)):
+        if now - since < DRAIN_HOLDS * self._hold_s and (me is None or not _drained(me, does)):
             return None
         self._next, self._moved_at[self._node_id] = None, now
         return does

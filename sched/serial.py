@@ -15,7 +15,7 @@ BITS = 32
 _SIZE = 1 << BITS
 _HALF = _SIZE >> 1
 
-NEAR = 1 << 16
+LARGEST_GAP = 1 << 16
 """Two numbers that a node's own processes have given are not further apart than this."""
 
 
@@ -41,7 +41,7 @@ def outbidding(rival: int, own: int, rng: Chance) -> int:
     A rival far away was planted. Strangers can plant several, so far apart that no number is newer than all of them,
     and the owner would go back and forth between them; a random step ahead ends that after a few rounds.
     """
-    near = min((rival - own) % _SIZE, (own - rival) % _SIZE) < NEAR
+    near = min((rival - own) % _SIZE, (own - rival) % _SIZE) < LARGEST_GAP
     return following((rival + (0 if near else rng.getrandbits(BITS - 2))) % _SIZE)
 
 

@@ -28,7 +28,7 @@ from sched.serial import newer_of
 __all__ = ["HEARTBEAT_S", "ClusterView", "NodeRecord", "Version", "node_key"]
 
 HEARTBEAT_S = 1.0
-"""A record that did not change is published anew after this long, so that its age stays a sign of life."""
+"""An unchanged record is published again after this time, so that its age stays a sign of life."""
 
 WORK_STEP_S = 0.05
 FILL_STEP = 0.05

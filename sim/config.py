@@ -1,4 +1,4 @@
-"""Everything a run depends on beside its requests; written into every result."""
+"""All parameters of a run except its requests; written into every result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SimConfig:
     delivery_s: float = 0.03  # until a record is everywhere
     digest_s: float = 1.0  # until others know what a node holds
     probe_s: float = 0.5e-3  # a question to a node and its answer
-    lookup_s: float = 0.5e-3  # asking the pool for a prompt's blocks, beside the questions to the nodes
+    lookup_s: float = 0.5e-3  # asking the pool for a prompt's blocks, in addition to the questions to the nodes
     cell_nodes: int = 0  # most nodes of a cell, see sched/cells.py; 0 = one cell
     cell_s: float = 2.0  # until a change of a cell's load is known in the others
     entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only

@@ -3,7 +3,7 @@
 This covers what nobody looks at otherwise: 'Task exception was never retrieved', exceptions in callbacks of the event
 loop, handlers that failed. A test that provokes an error line names it:
 
-    @pytest.mark.expects_error("cannot tell its load")       # a regular expression, searched in the whole entry
+    @pytest.mark.expects_error("cannot report its load")       # a regular expression, searched in the whole entry
 
 An entry is a log line with its traceback. An expected entry that does not come fails the test too, unless
 `always=False`: then it may come (which of two nodes notices a fault first is often chance).

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-LINES = 260
+LINES = 285
 """What is longer belongs into docs/: flags into none at all, they are generated; files into docs/map.md."""
 
 

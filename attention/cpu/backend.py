@@ -173,4 +173,6 @@ def check_rows(rows: Tensor, kv: Tensor) -> None:
 
 def check_head_size(size: int) -> None:
     if size % 16 or not 0 < size <= MAX_HEAD_SIZE:
-        raise ValueError(f"attention backend 'cpu' has no kernel for head size {size}, no multiple of 16; choose torch")
+        raise ValueError(
+            f"attention backend 'cpu' has no kernel for head size {size}, which is not a multiple of 16; choose torch"
+        )

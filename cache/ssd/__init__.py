@@ -2,7 +2,7 @@
 
 tier.py          SsdTier: which blocks are here, who goes next, checksums, syncs, what to do when the disk fails
 health.py        what the disk is doing, since when, and what it fails at
-note.py          what is stored with a block beside its bytes
+note.py          the data stored with a block in addition to its bytes
 medium.py        what a tier asks of what it is kept in
 lmdb_medium.py   one LMDB file (--ssd-backend lmdb, the default)
 lmdb_pages.py    that file read page by page without LMDB: whether LMDB can be let near it

@@ -46,7 +46,7 @@ class Claim:
         except OSError as error:
             owner = self._read().get("pid", "unknown")
             os.close(self._fd)
-            raise SsdError(f"{directory} is in use by process {owner}: every node needs its own --ssd-path") from error
+            raise SsdError(f"process {owner} uses {directory}: give every node its own --ssd-path") from error
         record = self._read()
         self.known = bool(record)  # a tier was here before
         self.trusted = bool(record.get("clean")) or record.get("boot") == boot_id()  # and its pages are whole

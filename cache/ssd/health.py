@@ -47,7 +47,7 @@ class Health:
                 if told:
                     self._told = False
             if told:
-                log.warning("%s: the disk answers again, after %.1f s", self._name, self._clock() - since)
+                log.warning("%s: the disk answers again after %.1f s", self._name, self._clock() - since)
 
     def worked(self, what: str) -> None:
         self._failing.pop(what, None)
@@ -96,4 +96,4 @@ class Health:
         with self._lock:
             first, self._told = not self._told, True
         if first:
-            log.warning("%s; blocks that are only there are misses until it does", text)
+            log.warning("%s; until it answers, blocks that are only on this disk are misses", text)

@@ -186,7 +186,7 @@ class LmdbMedium:
             try:
                 self._read_pages()
             except (Damaged, OSError) as error:
-                log.warning("%s is damaged (%s): starting it empty", self.path, error)
+                log.warning("%s is damaged (%s); starting with an empty tier", self.path, error)
                 self._place.drop()
 
     def _read_pages(self) -> None:
@@ -200,7 +200,7 @@ class LmdbMedium:
             os.close(fd)
         runs = {key: value for key, value, _ in values if isinstance(value, Run) and len(key) == KEY_BYTES}
         if len(runs) < len(values):
-            raise Damaged("a block that is none")
+            raise Damaged("the bytes are not a block")
         good: list[tuple[int, Found]] = []
         bad: list[Found] = []
         for key, row, _ in rows:

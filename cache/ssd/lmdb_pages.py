@@ -117,7 +117,7 @@ class Pages:
         order = np.argsort(starts)
         starts, ends = starts[order], ends[order]
         if len(starts) and (starts[0] < 2 or ends[-1] > self._end or bool((ends[:-1] > starts[1:]).any())):
-            raise Damaged("a page has two uses, or lies outside the file")
+            raise Damaged("a page is used twice or lies outside the file")
 
     # --- meta pages and records
 
@@ -131,23 +131,23 @@ class Pages:
             pgno, _, kind, _, _ = HEADER.unpack_from(page)
             magic, version, free, main, last, transaction = META.unpack_from(page, HEADER.size)
             if (magic, version, pgno, kind) != (MAGIC, FORMAT, number, META_PAGE):
-                raise Damaged(f"meta page {number} is none")
+                raise Damaged(f"page {number} is not a meta page")
             if transaction and transaction % 2 != number:
-                raise Damaged(f"meta page {number} is of transaction {transaction}")
+                raise Damaged(f"meta page {number} belongs to transaction {transaction}")
             if int.from_bytes(free[:4], "little") != PAGE:
-                raise Damaged(f"meta page {number} speaks of other pages than ours of {PAGE} bytes")
+                raise Damaged(f"meta page {number} has a page size other than {PAGE} bytes")
             found.append((transaction, free, main, last))
         self.transaction, free, main, last = max(found, key=lambda row: row[0])
         trees = Tree.unpack("free", free), Tree.unpack("main", main)
         if trees[0].flags != INTEGER_KEYS or trees[1].flags:
-            raise Damaged("the meta page has flags that we never set")
+            raise Damaged("the meta page has unknown flags")
         return *trees, last
 
     def _record(self, key: bytes, value: bytes | Run, flags: int) -> bytes | None:
         """Of a database; None for a plain value."""
         if flags & SUBTREE and isinstance(value, bytes):
             if Tree.unpack(repr(key), value).flags:
-                raise Damaged(f"database {key!r} has flags that we never set")
+                raise Damaged(f"database {key!r} has unknown flags")
             return value
         return None
 
@@ -158,7 +158,7 @@ class Pages:
             data = self._value(value) if isinstance(value, Run) else value
             transaction = int.from_bytes(key, "little")
             if flags & SUBTREE or len(key) != 8 or not 0 < transaction <= self.transaction or len(data) < 8:
-                raise Damaged("a list of free pages is none")
+                raise Damaged("a list of free pages is malformed")
             numbers = np.frombuffer(data, "<u8", len(data) // 8)
             count = int(numbers[0])
             if count >= len(numbers):
@@ -188,7 +188,7 @@ class Pages:
         walk.page(tree.root, 1)
         counted = (walk.branches, walk.leaves, walk.run_pages, len(walk.out))
         if counted != (tree.branches, tree.leaves, tree.run_pages, tree.entries):
-            raise Damaged(f"tree {tree.name} has other counts than its record")
+            raise Damaged(f"the counts of tree {tree.name} differ from its record")
         keys = [key for key, _, _ in walk.out]
         if tree.name == "free":
             numbers = [int.from_bytes(key, "little") for key in keys]
@@ -209,7 +209,7 @@ class Pages:
             raise Damaged("the file is cut short")
         pgno, _, kind, lower, upper = HEADER.unpack_from(page)
         if pgno != number or kind not in (BRANCH, LEAF):
-            raise Damaged(f"page {number} is no page of a tree")
+            raise Damaged(f"page {number} is not a tree page")
         count = (lower - HEADER.size) // 2
         if lower % 2 or not HEADER.size < lower <= upper < PAGE:
             raise Damaged(f"page {number} is out of its bounds")
@@ -243,7 +243,7 @@ class _Walk:
 
     def page(self, number: int, depth: int) -> None:
         if number in self._seen or depth > min(self._tree.depth, DEPTH_MAX):
-            raise Damaged(f"tree {self._tree.name} is no tree at page {number}")
+            raise Damaged(f"tree {self._tree.name} has a cycle or is too deep at page {number}")
         self._seen.add(number)
         self.used.append((number, 1))
         kind, page, nodes = self._pages.nodes(number)
@@ -253,7 +253,7 @@ class _Walk:
                 self.page(size | flags << 32, depth + 1)
             return
         if depth != self._tree.depth:
-            raise Damaged(f"tree {self._tree.name} is not of depth {self._tree.depth} at page {number}")
+            raise Damaged(f"tree {self._tree.name} does not have depth {self._tree.depth} at page {number}")
         self.leaves += 1
         self.out += self._entries(page, nodes)
 
@@ -271,7 +271,7 @@ class _Walk:
             elif flags in (0, SUBTREE):
                 yield key, page[start + key_bytes : start + key_bytes + size], flags
             else:
-                raise Damaged(f"tree {self._tree.name} has a node with flags that we never set")
+                raise Damaged(f"tree {self._tree.name} has a node with unknown flags")
 
 
 def check_value(fd: int, run: Run) -> None:

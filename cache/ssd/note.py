@@ -1,4 +1,4 @@
-"""Note: what is stored with a block beside its bytes, in twenty bytes: facts for the policies, and whether it is kept.
+"""Note: twenty bytes stored with a block next to its content: facts for the policies, and whether the block is kept.
 
 Zeros mean that nothing is known: so rows of versions that stored no facts are read.
 """

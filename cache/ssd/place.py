@@ -88,7 +88,7 @@ class Place:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             raise SsdError(
-                f"cannot set {nbytes} bytes aside in {self.directory} ({error.strerror}): lower --ssd-bytes"
+                f"cannot reserve {nbytes} bytes in {self.directory} ({error.strerror}): lower --ssd-bytes"
             ) from error
         finally:
             os.close(fd)
@@ -99,19 +99,25 @@ class Place:
         there = any((self.directory / name).exists() for name in FILES)
         found = self._read_record()
         if there and found is None and not self._claim.known:
-            raise SsdError(f"{self.directory} holds a database that is not ours: give another --ssd-path")
+            raise SsdError(f"{self.directory} contains a foreign database: give another --ssd-path")
         if not there:
             return
         if found is None:
-            log.warning("%s: its record is damaged or of an older version: starting it empty", self.directory)
+            log.warning(
+                "%s: its record is damaged or has an older version; starting with an empty tier", self.directory
+            )
             self.drop()
         elif found != self._record:
             self._refuse(found)
         elif self._claim.deadly:
-            log.warning("%s: %d processes died opening it: starting it empty", self.directory, self._claim.attempts)
+            log.warning(
+                "%s: %d processes died while opening it; starting with an empty tier",
+                self.directory,
+                self._claim.attempts,
+            )
             self.drop()
         elif not self._claim.trusted and not lasting:
-            log.warning("%s was open when the machine went down: starting it empty", self.directory)
+            log.warning("%s was open when the machine went down; starting with an empty tier", self.directory)
             self.drop()
 
     def _refuse(self, found: dict[str, object]) -> None:

@@ -100,7 +100,7 @@ class SlotMedium:
             found[key] = sequence, Entry(slot, block_checksum, length, *note.unpack(start + end))
             self._sequence = max(self._sequence, sequence + 1)
         if damaged:
-            log.warning("%d rows of %s are damaged: their blocks are gone", damaged, self._directory / "table")
+            log.warning("%d rows of %s are damaged: their blocks are lost", damaged, self._directory / "table")
         return [(key, entry) for key, (_, entry) in sorted(found.items(), key=lambda item: item[1][0])], []
 
     def _rows(self) -> list[bytes]:
@@ -121,7 +121,7 @@ class SlotMedium:
         try:
             for row in rows:
                 if not self._free:
-                    raise Full("every slot is taken")
+                    raise Full("every slot is in use")
                 slot = self._free.popleft()
                 entries.append(Entry(slot, row.checksum, len(row.memory), row.facts, row.kept))
                 self._file.write(slot * self._stride, row.memory)
@@ -160,7 +160,7 @@ class SlotMedium:
 
     def sync(self) -> None:
         if self._unerased:
-            raise OSError(f"{len(self._unerased)} rows of its table cannot be erased")
+            raise OSError(f"cannot erase {len(self._unerased)} rows of its table")
         os.fdatasync(self._file.fd)
         os.fdatasync(self._table)
 

@@ -28,7 +28,7 @@ from cache.ssd.slot_medium import SlotMedium
 
 log = logging.getLogger(__name__)
 
-TRIES = 4  # at a write for which the medium has no room: freed pages may be usable two writes later only
+WRITE_TRIES = 4  # at a write for which the medium has no room: freed pages may be usable two writes later only
 RENEW_AGAIN_S = 1.0  # after a renewal that failed; twice as long each time ...
 RENEW_AGAIN_MAX_S = 60.0  # ... up to this
 READ_FAILURES = 3  # in a row: the disk fails as a whole
@@ -133,7 +133,9 @@ class SsdTier:
         """The same for several blocks, with one sync where each put is synced."""
         for row in rows:
             if not 0 < len(row.memory) <= self.slot_bytes:
-                raise ValueError(f"a block of {len(row.memory)} bytes, this tier has at most {self.slot_bytes}")
+                raise ValueError(
+                    f"a block of {len(row.memory)} bytes exceeds the slots of {self.slot_bytes} bytes in this tier"
+                )
         done: list[bool] = []
         step = self._medium.batch
         with self._writing:
@@ -183,7 +185,7 @@ class SsdTier:
 
     def _write(self, new: Sequence[New], erase: Sequence[Found]) -> list[Entry]:
         """Raises Full, Damaged, OSError; then nothing was written."""
-        for _ in range(TRIES - 1):
+        for _ in range(WRITE_TRIES - 1):
             try:
                 return self._medium.write(new, erase)
             except Full:
@@ -325,7 +327,7 @@ class SsdTier:
             return None
         self._counts["corrupt"] = count = self._counts["corrupt"] + 1
         if _is_power_of_two(count):
-            log.warning("block %s in %s is damaged: dropped (%d so far)", key.hex(), self.directory, count)
+            log.warning("dropped damaged block %s in %s (%d so far)", key.hex(), self.directory, count)
         return None
 
     # --- trouble
@@ -358,7 +360,7 @@ class SsdTier:
 
     def _renew(self, error: Damaged) -> None:
         """Start empty, and go on serving."""
-        log.warning("%s is damaged (%s): starting it empty", self.directory, error)
+        log.warning("%s is damaged (%s); starting with an empty tier", self.directory, error)
         with self._lock:
             for key in list(self._entries):
                 self._leave(key)
@@ -379,7 +381,7 @@ class SsdTier:
             return
         self.health.renewed()
         if self.health.closed:
-            log.warning("%s is open again, and empty", self.directory)
+            log.warning("reopened %s with an empty tier", self.directory)
             self.health.closed = ""
 
     def _failed(self, what: str, error: Exception) -> None:

@@ -143,7 +143,7 @@ class GGUFFile:
         size = len(self._map)
         needed = max((tensor.offset + tensor.nbytes for tensor in self.tensors.values()), default=0)
         if needed > size:
-            raise ModelError(f"truncated, it has {size} of {needed} bytes: fetch it again")
+            raise ModelError(f"the file is truncated to {size} of {needed} bytes: fetch it again")
 
     def _scalar(self, kind: struct.Struct) -> Any:
         (value,) = kind.unpack_from(self._map, self._at)

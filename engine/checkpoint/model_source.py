@@ -76,7 +76,7 @@ def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource
     if source.format != "pooled":
         return source
     if cluster is None:
-        raise ModelError(f"{source.path} holds no weights: give --join, to have them from the cluster's store")
+        raise ModelError(f"{source.path} contains no weights: give --join to load them from the cluster's store")
     return replace(source, fingerprint=str(cluster["fingerprint"]))
 
 
@@ -87,7 +87,7 @@ def no_model(value_bytes: int, block_size: int) -> ModelSource:
     if rest or not head_size:
         unit = 4 * block_size
         raise ModelError(
-            f"--value-bytes {value_bytes} is no multiple of {unit}, which is 4 bytes for each token of --block-size "
+            f"--value-bytes {value_bytes} is not a multiple of {unit}, which is 4 bytes for each token of --block-size "
             f"{block_size}: the next size is {-(-value_bytes // unit) * unit}"
         )
     config = ModelConfig(
@@ -172,7 +172,7 @@ def _from_hub(repo: str, load_format: str) -> Path:
     except Exception as error:  # the hub client lets errors of several HTTP libraries through
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"{repo} is no local path and could not be fetched from the Hugging Face hub ({reason}): check the name, "
+            f"{repo} is not a local path, and the Hugging Face hub did not deliver it ({reason}): check the name, "
             f"the network, HF_TOKEN and HF_HUB_OFFLINE, or give a local directory, a .gguf file or {EMBEDDED_MODEL}"
         ) from error
 

@@ -67,7 +67,7 @@ class WeightCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("the converted weights in %s are damaged (%s); converting again", entry, error)
+            log.warning("the converted weights in %s are damaged (%s); converting them again", entry, error)
             with contextlib.suppress(OSError):
                 entry.unlink()
             return None
@@ -91,7 +91,7 @@ class WeightCache:
                     unfinished.unlink(missing_ok=True)
                     raise
         except OSError as error:
-            log.warning("converted weights could not be kept in %s: %s", self.folder, error)
+            log.warning("could not keep converted weights in %s: %s", self.folder, error)
 
     def _make_room(self, nbytes: int, keep: str) -> None:
         entries = []

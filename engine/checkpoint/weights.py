@@ -210,7 +210,7 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
         return GGUFWeights(source.path, source.config)
     if source.format == "pooled":
         raise ModelError(
-            f"{source.name} has no weight files, and the pooled store of the cluster has no weights of it: start a "
+            f"{source.name} has no weight files, and the cluster's pooled store does not have its weights: start a "
             "node with --weights-from-store that has them, or give --model a directory with them"
         )
     return SafetensorsWeights(source.files, source.config)

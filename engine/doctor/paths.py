@@ -17,7 +17,7 @@ from net.rdma.transport import PLAINTEXT
 from net.transfer import TransferEngine, transports
 
 ANSWER_S = 2.0  # a node that just starts is not waited for
-OTHERS_MAX = 16  # nodes of the cluster that are tried beside the one that was named
+OTHERS_MAX = 16  # further nodes of the cluster to try, in addition to the named one
 
 BETTER = {
     "shm": "run both nodes on one host, as one user, in containers that share their directory for temporary files",

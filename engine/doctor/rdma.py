@@ -11,7 +11,7 @@ from net.rdma.places import numa_node
 
 DEVICES = "sys/class/infiniband"
 MTUS = (256, 512, 1024, 2048, 4096)
-ROCE_HEADERS = 58  # bytes of a packet that the interface's MTU must hold beside the payload
+ROCE_HEADERS = 58  # bytes of a packet that the interface's MTU must hold in addition to the payload
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 

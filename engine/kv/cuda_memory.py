@@ -1,6 +1,6 @@
 """The KV arena in GPU memory as a device of transfers (net/staging.py): copies on a stream of their own.
 
-Copies wait for nothing: whoever submits has waited for the kernels that write the bytes (engine/layer_reports.py, and
+Copies wait for nothing: the submitter has waited for the kernels that write the bytes (engine/layer_reports.py, and
 the end of a step), so that they overlap with the layers that follow.
 
 Pieces that lie in a grid, as the layers of blocks do, are gathered into one contiguous tensor on the GPU first, so that

@@ -137,7 +137,7 @@ class PrefixLoader:
                 begun.set_result(False)
                 if not task.cancelled() and (error := task.exception()) is not None:
                     level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
-                    log.log(level, "a layered load could not begin", exc_info=error)
+                    log.log(level, "could not begin a layered load", exc_info=error)
 
         task = awaited(self._read_layers(layers(keys, blocks), request, source, landed, begun))
         task.add_done_callback(over)

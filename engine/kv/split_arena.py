@@ -46,7 +46,9 @@ class SplitArena:
         self.parts = parts
         self._planes = [part.view(-1, own.stop - own.start) for part, own in zip(parts, self._columns, strict=True)]
         if len({len(planes) for planes in self._planes}) != 1:
-            raise ValueError(f"parts of one arena have as many planes each, not {[len(one) for one in self._planes]}")
+            raise ValueError(
+                f"all parts of one arena must have the same number of planes, not {[len(one) for one in self._planes]}"
+            )
         self._plane_bytes = num_kv_heads * head_bytes
         self._readers = [rank for rank, own in enumerate(self._columns) if own not in self._columns[:rank]]
         self.nbytes = len(self._planes[0]) * self._plane_bytes

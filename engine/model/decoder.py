@@ -73,7 +73,7 @@ class Step:
 
 
 class Scores(Protocol):
-    """Takes the logits of positions inside prompts, beside those that tokens are chosen from."""
+    """Takes the logits of positions inside prompts, in addition to those that tokens are sampled from."""
 
     rows: Tensor  # [S] int64
 
@@ -115,7 +115,7 @@ class Model:
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
         if weights:
-            raise ValueError(f"weights the model has no place for: {', '.join(sorted(weights)[:5])}")
+            raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
         self.local_rope = self.rope
         if config.local_rope_theta:

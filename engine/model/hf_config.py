@@ -147,7 +147,7 @@ def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
     except KeyError as error:
         raise ModelError(f"config.json has no {error}: not the configuration of a known model") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(f"config.json holds an impossible value: {error}") from None
+        raise ModelError(f"config.json contains an impossible value: {error}") from None
 
 
 def _family(config: Json) -> Family:
@@ -169,7 +169,7 @@ def _family(config: Json) -> Family:
 
 
 def _rope(config: Json) -> dict[str, Any]:
-    """Theta and scaling from any of the spellings: one dict, one per layer type, or keys beside the others."""
+    """Theta and scaling from any of the spellings: one dict, one per layer type, or keys on the top level."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = float(config.get("rope_local_base_freq", 0.0))
     if "full_attention" in rope:

@@ -41,7 +41,7 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
         except Unavailable as reason:
             if cpu_level != "auto":
                 raise
-            log.warning("torch computes the products, slower than our kernels would: %s", reason)
+            log.warning("torch computes the matrix products, which is slower than our kernels: %s", reason)
     return TorchOps()
 
 
@@ -51,7 +51,7 @@ def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:
     times = seconds_of([ours, torchs], dtype)
     won = math.prod(times[0]) <= math.prod(times[1])
     log.info(
-        "products by %s, measured with [%d, %d] in %s, %d threads: %s",
+        "matrix products by %s, measured with [%d, %d] in %s, %d threads: %s",
         f"our kernels of level {ours.level}" if won else "torch",
         OUTPUTS,
         INPUTS,

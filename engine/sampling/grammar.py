@@ -77,7 +77,7 @@ class Grammars:
         from llguidance import LLMatcher
 
         if len(source) > MAX_SOURCE_CHARS:
-            raise ValueError(f"a schema may have {MAX_SOURCE_CHARS} characters, this one has {len(source)}")
+            raise ValueError(f"a schema may have at most {MAX_SOURCE_CHARS} characters, this one has {len(source)}")
         if not self._tokenizer.eos_token_ids:
             raise ValueError("this model has no end-of-sequence token, without which structured output never ends")
         makers: dict[str, Callable[[str], str]] = {
@@ -89,9 +89,9 @@ class Grammars:
         try:
             grammar = makers[kind](source)
         except ValueError as error:  # not JSON
-            raise ValueError(f"the {kind} cannot be compiled: {error}") from None
+            raise ValueError(f"cannot compile the {kind}: {error}") from None
         if reason := self._start(grammar).get_error():
-            raise ValueError(f"the {kind} cannot be compiled: {reason.splitlines()[0][:300]}")
+            raise ValueError(f"cannot compile the {kind}: {reason.splitlines()[0][:300]}")
         return grammar
 
     def allowed(self, grammar: str, output: Sequence[int]) -> np.ndarray:
@@ -99,7 +99,7 @@ class Grammars:
         complete, or where it became too complex to go on."""
         state = self._state(grammar, tuple(output))
         if state.is_error():
-            log.warning("an answer ends before its grammar does: %s", state.get_error().partition("\n")[0])
+            log.warning("an answer ended before its grammar was complete: %s", state.get_error().partition("\n")[0])
             mask = np.zeros(self._words().vocab_size, dtype=bool)
             mask[list(self._tokenizer.eos_token_ids)] = True
             return mask

@@ -1,4 +1,4 @@
-"""The random numbers of a request: hashes of (seed, position), so that a token does not depend on where or beside whom
+"""The random numbers of a request: hashes of (seed, position), so that a token does not depend on the node or the batch
 it is computed. Pure."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What took time in a request's timeline: the activities of its nodes, on one clock. Pure.
+"""The activities in the timeline of a request: what each of its nodes did and when, on one clock. Pure.
 
-scripts/trace.py makes a Perfetto trace of them, engine/serving/otlp.py OpenTelemetry spans.
+scripts/trace.py turns them into a Perfetto trace, engine/serving/otlp.py into OpenTelemetry spans.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """`amount` tokens or bytes (of what `unit` names; None for phases and states) from `begin` to `end`, unix seconds
-    on the acceptor's clock. `event`: the place of its event in the timeline; one event can tell of many activities."""
+    """`amount` tokens or bytes (`unit` says which; None for phases and states) from `begin` to `end`, unix seconds on
+    the acceptor's clock. `event`: the index of its event in the timeline; one event can contain many activities."""
 
     node: str
     row: str
@@ -36,15 +36,15 @@ class Activity:
 
 
 def activities(record: Json) -> list[Activity]:
-    """Of the answer of GET /debug/requests/<id> (Timeline.as_dict). Times of other nodes are shifted by what the
-    acceptor estimated of their clocks; nodes of one host share theirs."""
+    """The activities in an answer of GET /debug/requests/<id> (Timeline.as_dict). Times of other nodes are shifted by
+    the acceptor's estimate of their clock offset; nodes on one host share a clock."""
     clocks, nodes = record.get("clocks", {}), record["summary"]["nodes"]
     events = sorted((on_one_clock(event, clocks) for event in record["events"]), key=lambda event: float(event["t"]))
     return [*_phases(events, nodes), *_states(events), *_work(events, nodes)]
 
 
 def on_one_clock(event: Json, clocks: Json) -> dict[str, Any]:
-    """The event on the acceptor's clock."""
+    """The event, converted to the acceptor's clock."""
     return dict(event) | {"t": event["t"] - clocks.get(event["node"], {}).get("offset_s", 0.0)}
 
 
@@ -73,7 +73,7 @@ def _states(events: Sequence[Json]) -> Iterator[Activity]:
 
 
 def _work(events: Sequence[Json], nodes: Json) -> Iterator[Activity]:
-    """What was computed and moved, interval by interval."""
+    """What the nodes computed and moved, interval by interval."""
     prefilled = False
     for place, event in enumerate(events):
         node, detail, name = event["node"], event["detail"], event["event"]

@@ -65,7 +65,7 @@ class Bursts:
 def answer(kept: Intents, now: float, body: Intend, data: memoryview) -> Intended:
     """What a peer learns that would have these blocks computed. Raises BodyError for a question that is none."""
     if not 0 <= body.ready_s <= MOST_S:
-        raise BodyError(f"a claim is ready within {MOST_S:g} s")
+        raise BodyError(f"a claim must be ready within {MOST_S:g} s")
     if not 0 < len(data) <= MOST_KEYS * KEY_BYTES or len(data) % KEY_BYTES:
-        raise BodyError(f"a claim has up to {MOST_KEYS} keys")
+        raise BodyError(f"a claim may have at most {MOST_KEYS} keys")
     return Intended(kept.claim(now, split_keys(data), body.node, body.ready_s, body.instead_of))

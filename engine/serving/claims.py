@@ -1,8 +1,8 @@
-"""Announce a prompt's work to its prefill node before the prompt itself is there.
+"""Announces a prompt's work to its prefill node before the prompt arrives there.
 
-Acceptors that decide at the same moment see each other's claims in the counter that reserving returns: whoever finds
-that others came in between decides again with their work added, and may take the runner-up (reference/scheduling.md
-section 4, step 5).
+Acceptors that decide at the same moment see each other's claims in the counter that `reserve` returns. If others
+claimed work in between, the acceptor decides again with their work added, and may choose the runner-up
+(reference/scheduling.md section 4, step 5).
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from sched.placements.burst import Choice
 from sched.placements.choice import Placement, Rejected
 
 MOST_RUNNERS_UP = 2
-CAME_BETWEEN = 0.2
-"""Share of the estimated time to first token that others may have claimed meanwhile before the choice is made anew."""
+MAX_RIVAL_SHARE = 0.2
+"""The acceptor decides again if others have claimed more work in between than this share of the estimated time to
+first token."""
 
-LEAST_S = 0.005
-"""Less work than this is not announced: asking takes as long."""
+LEAST_ANNOUNCED_S = 0.005
+"""The acceptor does not announce less work than this, because the question takes as long."""
 
 
 class Claims:
-    """Of one acceptor."""
+    """The claims of one acceptor."""
 
     def __init__(self, words: LoadWords) -> None:
         self._words = words
@@ -31,19 +32,19 @@ class Claims:
     async def secure(
         self, decision: Placement, choice: Choice, claimed: Mapping[str, int]
     ) -> tuple[Placement, Claim | None, int]:
-        """(the decision that stands, its claim, how often the choice was given up). `claimed`: each node's counter when
-        it was asked; `choice` is what led to the decision."""
+        """(the final decision, its claim, how often the acceptor decided again). `claimed`: the counter of each node
+        when it was asked; `choice`: the inputs of the decision."""
         given_up = 0
         while True:
             work_s = decision.estimates["prefill_s"]
-            if work_s < LEAST_S or decision.prefill not in claimed:
+            if work_s < LEAST_ANNOUNCED_S or decision.prefill not in claimed:
                 return decision, None, given_up
             try:
                 claim = await self._words.reserve(decision.prefill, max(1, int(min(work_s / CLAIM_UNIT_S, CLAIM_MAX))))
             except UNREACHABLE:
-                return decision, None, given_up  # sending the prompt will tell
+                return decision, None, given_up  # sending the prompt will show whether the node is alive
             between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S
-            if given_up == MOST_RUNNERS_UP or between_s <= CAME_BETWEEN * decision.estimates["ttft_s"]:
+            if given_up == MOST_RUNNERS_UP or between_s <= MAX_RIVAL_SHARE * decision.estimates["ttft_s"]:
                 return decision, claim, given_up
             choice.announced(decision.prefill, between_s)
             again = choice.decide()

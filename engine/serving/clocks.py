@@ -1,7 +1,7 @@
-"""How far the clocks of other nodes are from this one's, read off calls and their answers. Pure.
+"""Estimates the clock offsets of other nodes from calls and their answers. Pure.
 
-A node that answered 'my clock says t' between `sent` and `received` of our clock is off by
-t - (sent + received) / 2, at most half the round trip wrong. Nodes of one host share a clock.
+If a node reports clock time t between `sent` and `received` of our clock, its offset is t - (sent + received) / 2, with
+an error of at most half the round trip. Nodes on one host share a clock.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Seconds to subtract from the node's times, and how wrong that may be."""
+    """Seconds to subtract from the node's times, and the maximum error."""
 
     offset_s: float
     error_s: float
 
 
 class Clocks:
-    """The best estimate per node. Drift is small: an estimate is replaced by one with a round trip as short, and
-    doubts about an old one grow by `drift`. One that contradicts it replaces it in any case: a clock was set."""
+    """The best estimate per node. A new estimate replaces the old one if its round trip is as short; the error of the
+    old one grows by `drift`. A new estimate that contradicts the old one always replaces it: someone set a clock."""
 
     def __init__(self, drift: float = 1e-4) -> None:
         """drift: seconds of error per second of age."""

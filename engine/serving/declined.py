@@ -12,19 +12,19 @@ from sched.placements.choice import Placement, Rejected, Stage, listed
 from sched.rejection import Refusal
 
 NO_NODE_RETRY_S = 5.0
-"""Retry-After where a role is missing: nobody can tell when its node is back."""
+"""Retry-After when no node has the role. The acceptor cannot know when such a node will start."""
 
 NEVER_RETRY_S = 60.0
-"""Where the prompt fits into no node: a larger one would have to join."""
+"""Retry-After when the prompt fits on no node: a larger node would have to join."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """`refused` is JSON-ready: reason, retry_after_s; of a missed objective also which, its limit and the estimate."""
+    """`refused` is JSON-ready: reason, retry_after_s, and for a missed objective its name, limit and estimate."""
 
     refused: Mapping[str, Any]
     stages: Sequence[Stage]
-    placement: Placement | None = None  # where it would have gone
+    placement: Placement | None = None  # the placement that --rejection refused
     probes: Sequence[ProbeAnswer] = ()
     asked: int = 0
     seconds: float = 0.0
@@ -50,13 +50,14 @@ class Declined:
         }
 
     def kept(self) -> Declined | Told:
-        """To be explained later; at once where it would keep the columns of a large cluster."""
+        """The form to keep for a later `explain`. For a large cluster it explains now, so that it does not keep the
+        columns of all nodes."""
         nodes = max((len(stage.view) for stage in self.stages), default=0)
         return self if nodes <= KEPT_NODES else Told(self.estimates, self.explain())
 
 
 class NotPlaced(Exception):
-    """No placement. `missing_role`: no node has it, so one that starts changes that; `overloaded`: time does."""
+    """No placement. With `missing_role`, a node with that role must start; with `overloaded`, a retry may succeed."""
 
     def __init__(self, declined: Declined, missing_role: str = "", overloaded: bool = False) -> None:
         super().__init__(declined.refused["reason"])

@@ -1,4 +1,4 @@
-"""One accepted request on its way: what has become of it so far, and its output as text."""
+"""One accepted request: its state so far, and its output as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from net.http.frontend import LogprobItem, Output
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """One accepted request and what has become of it so far."""
+    """One accepted request and its state so far."""
 
     request_id: str
     token_ids: list[int]
@@ -37,9 +37,9 @@ class Flight:
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
-    adopted: str | None = None  # the attempt of another acceptor that this flight goes on with
+    adopted: str | None = None  # the attempt of another acceptor that this flight continues
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
-    avoid: set[str] = field(default_factory=set)  # nodes that did
+    avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
     runs: bool = False  # an attempt has begun: `items` brings its outputs, or its end
     items: asyncio.Queue[Update | TimedOut | Closing] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
@@ -51,7 +51,7 @@ class Flight:
 
     @property
     def attempt_id(self) -> str:
-        """Name on the engine nodes: clients of two acceptors may choose the same request id."""
+        """The request's name on the engine nodes. Clients of two acceptors may choose the same request id."""
         if self.adopted is not None:
             return self.adopted
         return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
@@ -87,14 +87,14 @@ class PromptItems(Sequence[LogprobItem]):
 
 
 def drawn_seed(request_id: str, prompt: list[int]) -> int:
-    """The seed of a request that brings none: whichever node computes it, now or again, draws the same tokens. Ids that
-    clients do not choose are random, and so are their seeds."""
+    """The seed of a request without one. Every node that computes the request draws the same tokens. An id that the
+    client does not choose is random, and so is its seed."""
     content = request_id.encode() + b"\0" + array("I", prompt).tobytes()
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
 class OutputText:
-    """Turns a flight's tokens into Outputs: detokenised, cut at stop strings."""
+    """Turns the tokens of a flight into Outputs: it detokenises them and cuts at stop strings."""
 
     def __init__(self, tokenizer: Tokenizer, flight: Flight) -> None:
         self._flight = flight
@@ -102,7 +102,7 @@ class OutputText:
         self._stops = StopStrings(flight.sampling.stop)
 
     def push(self, token: int, logprobs: TokenLogprobs | None, finish: str | None) -> Output:
-        """The output for one token. The token that ended generation (EOS, stop token) has no text."""
+        """The output for one token. The token that ends generation (EOS, stop token) has no text."""
         delta = "" if finish == "stop" else self._decoder.push([token])
         if finish is not None:
             delta += self._decoder.flush()

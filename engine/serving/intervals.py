@@ -1,7 +1,7 @@
-"""When something was under way, and how much of it two activities share. Pure.
+"""Intervals of activities, and the time that two activities share. Pure.
 
-Overlap of transfer and computing is measured with these: what of the time in which a request's KV travelled was also
-time in which its prompt was computed, is hidden.
+They measure the overlap of transfer and computation: the part of a KV transfer during which the prompt was computed is
+hidden.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Interval = tuple[float, float]
 
 
 class Intervals:
-    """A bounded record of (begin, end, amount), in the order of `begin`. When it is full neighbours are joined, so that
-    a long life costs resolution and not memory."""
+    """A bounded record of (begin, end, amount), ordered by `begin`. When it is full, it joins neighbours: a long
+    request costs resolution, not memory."""
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
@@ -30,8 +30,8 @@ class Intervals:
         return len(self._items)
 
     def before(self, now: float) -> list[list[float]]:
-        """[begin, end, amount] with times in seconds before `now`: they travel in an event stamped `now`, so that only
-        the event's own time is ever converted between clocks."""
+        """[begin, end, amount] with times in seconds before `now`. They travel in an event stamped `now`, so only the
+        time of the event needs a conversion between clocks."""
         return [[now - begin, now - end, amount] for begin, end, amount in self._items]
 
 
@@ -51,12 +51,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Seconds in which at least one of them was under way."""
+    """Seconds during which at least one interval ran."""
     return sum(end - begin for begin, end in union(intervals))
 
 
 def shared(some: Iterable[Interval], others: Iterable[Interval]) -> float:
-    """Seconds in which one of `some` and one of `others` were under way."""
+    """Seconds during which both an interval of `some` and one of `others` ran."""
     left, right = union(some), union(others)
     total, i, j = 0.0, 0, 0
     while i < len(left) and j < len(right):

@@ -1,5 +1,5 @@
-"""Whom this acceptor knows, in the form that placement wants: a view over the nodes of its cell, built from gossip once
-in a while and used by all requests in between.
+"""The nodes that this acceptor knows, as a view for placement. It covers the nodes of the cell. The acceptor rebuilds
+it from gossip after 20 ms or more, and all requests in between use it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from sched.state import Records
 
 MOST_STRANGERS = 4
 VIEW_S, VIEW_PER_NODE_S = 0.02, 2e-5
-"""A view serves the decisions of so long, what those add is charged to it; building it costs about 1 us a node."""
+"""Lifetime of a view: a constant part and a part per node. Decisions charge their work to the view. Building a view
+costs about 1 us per node."""
 
 COMPUTES = frozenset({"prefill", "decode"})
 
 
 @dataclass(slots=True)
 class Known:
-    """Engine nodes of the own cell with their records, and others to ask."""
+    """Engine nodes of this node's cell with their records, and other nodes to ask."""
 
     view: View
     members: list[Member]  # in the order of the view
-    strangers: list[Member]  # alive, but gossip has told no load of them yet; members of a cell with less to do
-    places: npt.NDArray[np.intp]  # of the view's nodes among the holders of digests; -1 = no digest
-    ring: Ring  # those that prefill, for sched/intents.py
+    strangers: list[Member]  # alive nodes without a load record yet, and members of a less busy cell
+    places: npt.NDArray[np.intp]  # index of the view's nodes among the holders of digests; -1 = no digest
+    ring: Ring  # the prefill nodes, for sched/intents.py
     at: float
 
     def of(self, node_id: str, now: float) -> tuple[float, float] | None:
-        """(wait_s, age_s) of a node by gossip."""
+        """(wait_s, age_s) of a node according to gossip."""
         i = self.view.index.get(node_id)
         if i is None:
             return None
@@ -51,9 +52,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which rows of gossip's table are whose: the same from view to view until somebody comes, goes or changes."""
+    """Maps rows of gossip's table to nodes. It stays valid until a member joins, leaves or changes."""
 
-    mates: list[Member]  # what it was made from, as all up to `held`
+    mates: list[Member]  # the inputs of the layout: the fields up to `held`
     ids: list[str]
     versions: npt.NDArray[np.bool_]
     flags: npt.NDArray[np.uint16]
@@ -65,7 +66,7 @@ class _Layout:
     ring: Ring
 
     def holds(self, gossip: Gossip, ids: list[str], records: Records) -> bool:
-        """Whether all it was made from is as it was."""
+        """Whether the inputs are unchanged."""
         return (
             self.mates is gossip.core.mates()
             and self.ids == ids
@@ -135,18 +136,18 @@ class Neighbours:
         return Known(view, layout.here, asked, layout.places, layout.ring, now)
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
-        """Leading tokens that each node of the view holds, as far as their digests tell. Not to be changed."""
+        """Leading tokens that each node of the view holds, according to its digest. Do not modify the result."""
         depths = self._matcher.depths(keys, block_size, known.places) if keys else None
         return known.view.none if depths is None else depths
 
     def answered(self, now: float, known: Known, answers: Mapping[str, ProbeAnswer], asked: bool) -> View:
-        """A view of those that answered; of everybody by gossip when the policy asks nobody."""
+        """A view of the nodes that answered; if the policy asks no node, a view of all nodes from gossip."""
         if not asked and known.members:
             return known.view.copy()
         return with_silent(self.view_of(now, answers), known.view)
 
     def view_of(self, now: float, answers: Mapping[str, ProbeAnswer]) -> View:
-        """Of those that answered."""
+        """A view of the nodes that answered."""
         told = list(answers.values())
         records = np.frombuffer(bytearray(b"".join(answer.record for answer in told)), RECORD)
         records["work_s"] += [answer.claimed_s for answer in told]
@@ -157,7 +158,7 @@ class Neighbours:
         return view
 
     def charge(self, known: Known, now: float, node: str, seconds: float, tokens: int) -> None:
-        """So much prefill was sent to `node` by a decision on `known`; it counts in the newest view as well."""
+        """Add the prefill work of a decision on `known` to `node`, in `known` and in the newest view."""
         newest = known if self._known is None else self._known
         for one in (known,) if newest is known else (known, newest):
             one.view.charge(now, node, seconds, tokens)
@@ -165,7 +166,7 @@ class Neighbours:
 
 
 def with_silent(answered: View, gossiped: View) -> View:
-    """Busy is not gone: where all nodes of a role were too slow to answer, what gossip told of them counts."""
+    """A busy node is not gone: if no node of a role answered in time, use the gossiped records of that role."""
     missing = np.zeros(len(gossiped), dtype=bool)
     for heard, told in ((answered.prefills, gossiped.prefills), (answered.decodes, gossiped.decodes)):
         if not heard.any():

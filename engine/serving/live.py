@@ -1,7 +1,7 @@
-"""What the live page and `mooncake.py top` show: every node's own words about now, gathered by whichever node is asked.
+"""The data of the live page and of `mooncake.py top`: the current report of every node, gathered by the asked node.
 
-Nobody keeps the cluster's state: a node that is asked asks the others over the control channel. A node that does not
-answer in time is shown without figures instead of holding the page up.
+No node keeps the state of the cluster. The asked node asks the others over the control channel. A node that does not
+answer in time appears without figures, so it does not delay the page.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from net.tasks import awaited
 LIVE, TIMELINE = "live", "timeline"
 ANSWER_TIMEOUT_S = 1.0
 FRESH_S = 0.5
-"""Pages that ask at the same time share one answer."""
+"""Requests within this time share one answer."""
 
 Json = dict[str, Any]
 
 
 class Live:
-    """The cluster as it is now, and any request's timeline, from any node."""
+    """The current state of the cluster, and the timeline of any request, from any node."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Live:
         return await asyncio.shield(self._latest)
 
     async def timeline(self, request_id: str) -> Json | None:
-        """From the node that accepted the request; None when no node that answers knows it."""
+        """The timeline from the node that accepted the request; None when no answering node knows the request."""
         own = self._timeline(request_id)
         if own is not None:
             return own

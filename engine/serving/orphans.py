@@ -73,7 +73,7 @@ class Orphans:
                     self._drop_lease(attempt_id)
                     self._adopted(attempt_id, peer)
                 return Adopted(attempt_id, [encode(attempt_id, token) for token in made(request)])
-        raise RemoteError("no such request waits here", code="gone")
+        raise RemoteError("this node keeps no such request", code="gone")
 
     def _expire(self, attempt_id: str) -> None:
         if self._leases.pop(attempt_id, None) is not None:

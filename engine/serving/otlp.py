@@ -1,8 +1,8 @@
-"""Finished requests on their way to an OpenTelemetry collector, over OTLP/HTTP (--otlp-traces-endpoint).
+"""Sends finished requests to an OpenTelemetry collector over OTLP/HTTP (--otlp-traces-endpoint).
 
-The event loop only puts a timeline into a bounded queue; a thread makes spans of it (engine/serving/otlp_spans.py) and
-sends them, many requests in one message. When the collector is slow or gone the queue fills and requests are left out,
-counted; nothing waits for it.
+The event loop only puts a timeline into a bounded queue. A thread turns it into spans (engine/serving/otlp_spans.py)
+and sends many requests in one message. When the collector is slow or gone, the queue fills, and further requests are
+dropped and counted. Nothing waits for the collector.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Ended = tuple[Timeline, Mapping[str, str], str | None]
 
 
 class OtlpError(Exception):
-    """Traces cannot be exported. The message is one line and names the remedy."""
+    """Traces cannot be exported. The message is one line and says how to fix it."""
 
 
 class SpanExport:
-    """Raises OtlpError at start: for an endpoint that is no URL, and where the packages are missing."""
+    """Raises OtlpError at start, for an endpoint that is not a URL and for missing packages."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         url = traces_url(endpoint)
@@ -53,33 +53,33 @@ class SpanExport:
         self._model, self._make, self._success = model, spans, SpanExportResult.SUCCESS
         self._sender = OTLPSpanExporter(endpoint=url, timeout=SEND_TIMEOUT_S)
         self._ended: queue.Queue[Ended | None] = queue.Queue(QUEUED_REQUESTS)
-        self.sent = 0  # spans the collector took
-        self._overflowed = self._refused = 0  # requests; the first counted on the event loop, the other in the thread
+        self.sent = 0  # spans that the collector accepted
+        self._overflowed = self._refused = 0  # requests; the event loop counts the first, the thread the second
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
 
     def ended(self, timeline: Timeline, headers: Mapping[str, str], reason: str | None) -> None:
-        """A request is over and its timeline complete. `headers`: see otlp_spans.spans. Returns at once."""
+        """A request has ended and its timeline is complete. `headers`: see otlp_spans.spans. Returns at once."""
         try:
             self._ended.put_nowait((timeline, headers, reason))
         except queue.Full:
             if not self._overflowed:
-                log.warning("traces are lost: the collector takes them too slowly (more are only counted)")
+                log.warning("losing traces: the collector accepts them too slowly (further losses are only counted)")
             self._overflowed += 1
 
     @property
     def lost(self) -> int:
-        """Requests whose spans the collector did not get."""
+        """Number of requests whose spans did not reach the collector."""
         return self._overflowed + self._refused
 
     def close(self) -> None:
-        """Send what is left, for CLOSE_S at most. Blocks."""
+        """Send the remaining spans for at most CLOSE_S. Blocks."""
         with suppress(queue.Full):
             self._ended.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
-        self._sender.shutdown()  # ends a send that waits to try again
+        self._sender.shutdown()  # ends a send that waits for its retry
         if self.lost or self._thread.is_alive():
-            log.warning("traces of %d requests were not delivered", self.lost + self._ended.qsize())
+            log.warning("did not deliver the traces of %d requests", self.lost + self._ended.qsize())
 
     def _run(self) -> None:
         while (one := self._ended.get()) is not None:
@@ -102,27 +102,27 @@ class SpanExport:
         timeline, headers, reason = ended
         try:
             return self._make(timeline.as_dict(), self._model, headers, reason)
-        except Exception:  # a trace must not end the thread that makes the next one
-            log.exception("no trace of request %s", timeline.request_id)
+        except Exception:  # a bad trace must not end the thread
+            log.exception("could not make the trace of request %s", timeline.request_id)
             return []
 
     def _send(self, batch: list[ReadableSpan], requests: int) -> None:
-        """The sender tries again by itself until SEND_TIMEOUT_S is over, and logs why it gave up."""
+        """The sender retries by itself for SEND_TIMEOUT_S, and logs why it gave up."""
         try:
             taken = self._sender.export(batch) is self._success
         except Exception:
-            log.exception("%d spans were not sent", len(batch))
+            log.exception("could not send %d spans", len(batch))
             taken = False
         self.sent += len(batch) if taken else 0
         self._refused += 0 if taken else requests
 
 
 def traces_url(endpoint: str) -> str:
-    """The collector's address, with OTLP's own path where it has none. Raises OtlpError."""
+    """The collector's address; if it has no path, with OTLP's default path. Raises OtlpError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OtlpError(
             f"--otlp-traces-endpoint {endpoint!r} is not a URL of OTLP over HTTP; give http://HOST:4318 (gRPC, usually "
-            "on port 4317, is not spoken)"
+            "on port 4317, is not supported)"
         )
     return urlunsplit(parts._replace(path=PATH)) if parts.path in ("", "/") else endpoint

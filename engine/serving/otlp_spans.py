@@ -1,12 +1,12 @@
-"""A finished request as OpenTelemetry spans: one trace over all of its nodes. Needs the extra `otlp`.
+"""Turns a finished request into OpenTelemetry spans: one trace over all its nodes. Needs the extra `otlp`.
 
     llm_request                     on the acceptor, from accepted to answered; the child of the client's span, if any
       place, reserve blocks, first token, stream                  as the acceptor saw them
       state waiting, state loading, state running, ...            of the request on each node
       prefix load, prefill chunk ..., kv transfer, decode         what each node computed and moved
 
-Every node is a resource of its own (service.instance.id); times of other nodes are on the acceptor's clock. The root's
-name and attributes are those that vLLM gives its spans, so that what reads vLLM's traces reads these.
+Every node is a separate resource (service.instance.id). Times of other nodes are converted to the acceptor's clock. The
+root span has vLLM's name and attributes, so tools for vLLM's traces can read it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Json = Mapping[str, Any]
 
 NAMES = {LOADS: "prefix load", PREFILL: "prefill chunk", KV: "kv transfer", DECODE: "decode"}
 JOINED = (LOADS, KV, DECODE)
-"""Rows of hundreds of short intervals: one span from the first to the last, with their number."""
+"""Rows with hundreds of short intervals become one span from the first to the last, with their number."""
 
 NOTES = ("adopted", "attempt_failed", "redirected", "timed_out")
-"""Events of the timeline that are events of the root span."""
+"""Events of the timeline that become events of the root span."""
 
 LATENCIES = {
     "gen_ai.latency.time_in_queue": "queue_ms",
@@ -49,8 +49,8 @@ _scope = InstrumentationScope("mooncake", __version__)
 
 
 def spans(record: Json, model: str, headers: Mapping[str, str], reason: str | None) -> list[ReadableSpan]:
-    """Of Timeline.as_dict() of a request that has ended. `headers`: traceparent and tracestate as the client sent them;
-    a trace that the client does not sample gives no spans. `reason`: the finish reason, None when nobody got one."""
+    """The spans of an ended request. `record`: its Timeline.as_dict(). `headers`: traceparent and tracestate from the
+    client; a trace that the client does not sample has no spans. `reason`: the finish reason, None if there is none."""
     parent = get_current_span(TraceContextTextMapPropagator().extract(headers)).get_span_context()
     if parent.is_valid and not parent.trace_flags.sampled:
         return []
@@ -81,7 +81,7 @@ def spans(record: Json, model: str, headers: Mapping[str, str], reason: str | No
 
 
 def joined(found: Iterable[Activity]) -> list[Activity]:
-    """With one activity for all intervals of an event, in rows where these are many."""
+    """Join the intervals of an event into one activity, in rows with many intervals."""
     out: list[Activity] = []
     for (_, row), group in groupby(found, key=lambda one: (one.event, one.row)):
         parts = list(group)
@@ -132,7 +132,7 @@ def _event(event: Json) -> Event:
 
 
 def _flat(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Attributes have plain values: what is nested becomes name.of.the.part, and None is left out."""
+    """Attributes need plain values: nested values become name.of.the.part, and None values are dropped."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _flat(f"{name}.{key}", part)
@@ -148,7 +148,7 @@ def _context(trace: int, state: Any) -> SpanContext:
 
 @lru_cache(maxsize=256)
 def _resource(node: str) -> Resource:
-    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES of the environment are in it."""
+    """The resource of a node, including OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES of the environment."""
     name = os.environ.get("OTEL_SERVICE_NAME", "mooncake")
     return Resource.create({"service.name": name, "service.version": __version__, "service.instance.id": node})
 

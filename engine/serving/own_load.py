@@ -53,7 +53,7 @@ class OwnLoad:
         if promise.redirects_left and late > most:
             late += min(0.0, self.load.prefill_s(request) - (promise.ttft_s - promise.wait_s))
             if late > most:
-                raise RemoteError(f"{late:.2f} s more work on {self._node_id} than was known", code="redirect")
+                raise RemoteError(f"{self._node_id} has {late:.2f} s more work than the acceptor knew", code="redirect")
 
     def room_in_s(self) -> float:
         """Retry-After while the queue of prompts is full: until the next of them is computed."""

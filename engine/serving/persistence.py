@@ -1,19 +1,19 @@
-"""Whether a request is tried again, and when. Pure.
+"""Decides whether and when to retry a request. Pure.
 
-A new request that no node can take waits a bounded time for one: nobody has been promised anything. One that a node has
-begun is kept until its deadline, whatever dies: the only node of a role may be started again. Two things end: attempts
-that began and made no token, MOST_IN_VAIN in a row (the request itself may be what kills its nodes), and the deadline.
+A new request that no node can take waits a bounded time. A request that a node has begun is kept until its deadline,
+because even the only node of a role may be started again. Two events end it: MOST_IN_VAIN attempts in a row that began
+and produced no token (the request itself may be what kills its nodes), and the deadline.
 """
 
 from __future__ import annotations
 
 MOST_IN_VAIN = 4
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
-"""A node that refuses connections refuses within a millisecond: the pause doubles with each refusal in a row."""
+"""A node that refuses connections does so within 1 ms, so the pause doubles with each refusal in a row."""
 
 
 class Persistence:
-    """Of one request. Times are on one steady clock."""
+    """The retry state of one request. All times are on one monotonic clock."""
 
     def __init__(self, accepted: float, deadline: float, new_patience_s: float) -> None:
         """new_patience_s: how long a request that has not begun waits for a node of a missing role."""
@@ -22,18 +22,19 @@ class Persistence:
         self._refusals = self._in_vain = self._tokens = 0
 
     def begun(self) -> None:
-        """Its nodes have taken an attempt."""
+        """The nodes have accepted an attempt."""
         self.promised = True
         self._refusals = 0
 
     def failed(self, tokens: int) -> bool:
-        """An attempt that had begun has failed; the request has so many output tokens. False: do not try again."""
+        """A begun attempt has failed; `tokens` counts the output tokens of the request so far. Returns False when the
+        acceptor must not retry."""
         self._in_vain = 0 if tokens > self._tokens else self._in_vain + 1
         self._tokens = tokens
         return self._in_vain < MOST_IN_VAIN
 
     def pause_s(self, now: float) -> float | None:
-        """No node could take it: seconds until the next try, None when there is none."""
+        """No node could take the request. Returns the seconds until the next try, or None to give up."""
         left = (self._deadline if self.promised else min(self._deadline, self._new_until)) - now
         if left <= 0:
             return None

@@ -1,4 +1,4 @@
-"""A placement with what it took to get there: the answers of the nodes that were asked, and the time."""
+"""A placement with its inputs: the answers of the asked nodes, and the time of the decision."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ KEPT_NODES = 64
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a node said of itself, beside what gossip had told of it."""
+    """A node's answer about itself, together with what gossip said about it."""
 
     member: Member
     record: bytes  # packed, see sched/record.py
-    claimed_s: float  # work announced to it beside that of the record
-    ahead: tuple[float, float, float] | None  # step_soon_s, step_alone_s, decode_s as it predicts them
-    local_tokens: int  # leading tokens of the prompt that it has
+    claimed_s: float  # announced work that the record does not include
+    ahead: tuple[float, float, float] | None  # its forecast of step_soon_s, step_alone_s, decode_s
+    local_tokens: int  # leading tokens of the prompt that it holds
     round_trip_s: float
-    gossiped_wait_s: float | None  # None: gossip had told nothing yet
+    gossiped_wait_s: float | None  # None: gossip had no record yet
     gossip_age_s: float | None
-    claimed: int  # by all acceptors, ever; see sched/load_word.py
-    one_sided: bool = False  # its load word was read, and local_tokens is what its digest tells
+    claimed: int  # total claims of all acceptors since its start; see sched/load_word.py
+    one_sided: bool = False  # its load word was read, and local_tokens comes from its digest
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -49,10 +49,10 @@ class Placed:
 
     placement: Placement
     probes: Sequence[ProbeAnswer]
-    asked: int  # nodes; probes holds those that answered
+    asked: int  # number of asked nodes; `probes` has the answers
     seconds: float  # from the request to the decision
     claim: Claim | None = None  # the work announced to the prefill node
-    runners_up: int = 0  # choices given up because others had claimed the same node meanwhile
+    runners_up: int = 0  # decisions repeated because others had claimed the same node meanwhile
     computing: Mapping[str, Coming] = field(default_factory=dict)  # nodes that compute a part of the prompt
 
     @property
@@ -60,13 +60,13 @@ class Placed:
         return self.placement.estimates
 
     def promise(self, redirects_left: int) -> Promise:
-        """What the prefill node is told: the claim that it stands for, and what was expected of it."""
+        """The message to the prefill node: its claim, and what the acceptor expects of it."""
         estimates = self.placement.estimates
         claim = 0 if self.claim is None else self.claim.amount
         return Promise(claim, estimates["wait_s"], estimates["ttft_s"], redirects_left)
 
     def explain(self) -> dict[str, Any]:
-        """JSON-ready: the choice, every candidate with its estimates, and what the asked nodes answered."""
+        """JSON-ready: the choice, every candidate with its estimates, and the answers of the asked nodes."""
         placement = self.placement
         return {
             "prefill": placement.prefill,
@@ -87,14 +87,15 @@ class Placed:
         }
 
     def kept(self) -> Placed | Told:
-        """To be explained later; at once where it would keep the columns of a large cluster."""
+        """The form to keep for a later `explain`. For a large cluster it explains now, so that it does not keep the
+        columns of all nodes."""
         nodes = max((len(stage.view) for stage in self.placement.stages), default=0)
         return self if nodes <= KEPT_NODES else Told(self.estimates, self.explain())
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A decision that was explained when it was made."""
+    """A decision with its explanation, written when the decision was made."""
 
     estimates: Mapping[str, float]
     explanation: dict[str, Any]

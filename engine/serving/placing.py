@@ -1,7 +1,7 @@
-"""From a request to a placement: shortlist, ask, look the prefix up in the pool, let the policy decide.
+"""From a request to a placement: make a shortlist, ask its nodes, look up the prefix, let the policy decide.
 
-The decision itself is pure and lives in sched/placements/. Gossip names the candidates; whom to ask before the choice
-is the policy's to say, because acting on what was gossiped a while ago sends every acceptor to the same node.
+The decision itself is pure (sched/placements/). Gossip names the candidates. The policy chooses the nodes to ask before
+the decision, because stale gossip alone would send every acceptor to the same node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sched.rejection import Estimate, Refusal, Rejection
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """How requests are placed. `intents`: what one node is computing is not computed elsewhere at the same time."""
+    """How to place requests. `intents`: avoid computing the same prefix on two nodes at the same time."""
 
     policy: PlacementPolicy
     rejection: Rejection
@@ -74,8 +74,8 @@ class Placer:
         return self._geometry.block_size
 
     async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
-        """`avoid`: nodes that have sent this prompt away (see Choice); `new`: its client has been promised nothing.
-        Raises NotPlaced when every node is full, a role is missing, the prompt fits nowhere, or a new request would
+        """`avoid`: nodes that have sent this prompt away (see Choice); `new`: no node has begun the request yet.
+        Raises NotPlaced when every node is full, a role is missing, the prompt fits on no node, or a new request would
         miss its objectives."""
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
@@ -117,8 +117,8 @@ class Placer:
     async def _joined(
         self, decision: Placement, choice: Choice, question: Question, known: Known, answers: dict[str, ProbeAnswer]
     ) -> Placement:
-        """The decision, made anew if another node is computing a part of the prompt's new blocks already; if it was not
-        among those asked, it is asked now."""
+        """The decision, repeated if another node already computes some of the prompt's new blocks. If that node was
+        not asked before, it is asked now."""
         coming = await self._intend(decision, question, known)
         if not coming:
             return decision
@@ -139,7 +139,7 @@ class Placer:
         return await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s, instead_of)
 
     def _refusal(self, decision: Placement, service_class: str, view: View) -> Refusal | None:
-        """Why --rejection turns such a request away, if it does."""
+        """Why --rejection refuses this request; None if it does not."""
         onto = view.index[decision.decode]
         estimate = Estimate(
             service_class=service_class,
@@ -153,31 +153,31 @@ class Placer:
         return self._rejection.at_arrival(estimate, self._slo_scale)
 
     def decode_nodes(self) -> list[str]:
-        """Alive, as gossip has them."""
+        """Decode nodes that gossip considers alive."""
         members = self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
 
     def missing_role(self) -> str:
-        """A role that no node has as far as gossip tells, empty if there is none: far cheaper than `place`."""
+        """A role that no node has, according to gossip; '' if every role has a node. Far cheaper than `place`."""
         view = self._neighbours.known(time.monotonic()).view
         return "prefill" if not view.prefills.any() else "decode" if not view.decodes.any() else ""
 
     def learn(self, prefill: str, estimates: Mapping[str, float], ttft_s: float) -> None:
-        """A decision for node `prefill`, with these estimates, led to a first token so long after it."""
+        """Report the measured time from a decision for node `prefill`, with these estimates, to its first token."""
         if isinstance(self._policy, LearningPolicy):
             self._policy.observed(prefill, estimates, ttft_s)
 
     def suspects(self, node_id: str) -> bool:
-        """Whether gossip holds the node for dead or soon to be."""
+        """Whether gossip considers the node dead or suspects it."""
         member = self._gossip.core.membership.get(node_id)
         return member is None or member.status is not Status.ALIVE
 
     def unreachable(self, node_id: str) -> None:
-        """It refuses connections: let it prove that it lives, and send no more to it meanwhile."""
+        """Report that the node refuses connections: gossip suspects it until it proves that it is alive."""
         self._gossip.suspect(node_id)
 
     async def release(self, placed: Placed) -> None:
-        """The work does not come after all."""
+        """Withdraw the claim: the work will not arrive."""
         if placed.claim is not None:
             await self._words.release(placed.claim)
 
@@ -204,7 +204,8 @@ class Placer:
         )
 
     def _keys(self, request: Request) -> list[BlockKey]:
-        """Keys of the prefix worth having: the last token is always computed, and all of them for their logits."""
+        """Keys of the reusable prefix. The last token is always computed; a request that scores its prompt computes
+        all tokens."""
         if not self._prefix_caching or request.scores_prompt:
             return []
         size = self._geometry.block_size
@@ -215,6 +216,6 @@ class Placer:
 
 
 def _told(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:
-    """Leading tokens of the prompt that the nodes of `view` have: as they said, else as their digests say."""
+    """Leading tokens of the prompt that the nodes of `view` hold: from their answers, otherwise from their digests."""
     told = [answers[node].local_tokens if node in answers else matched.get(node, 0) for node in view.ids]
     return np.array(told, dtype=np.float64)

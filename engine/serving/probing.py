@@ -1,9 +1,9 @@
-"""Asking nodes how busy they are, before one is chosen.
+"""Asks nodes for their load before the policy chooses one.
 
-Where the path to a node is one-sided and its cache digest is here, its load word is read without its Python taking
-part; otherwise it is asked by a message and answers with its longest prefix too. On one host a message is nearly as
-quick as a read of shared memory, so there only nodes that do not prefill, whose prefixes do not matter, are read. The
-first question to a node is a message in any case: the answer tells its clock.
+If the path to a node is one-sided and its cache digest is here, the prober reads the node's load word without running
+its Python. Otherwise it sends a message, and the node also answers with its longest cached prefix. On one host a
+message is nearly as fast as a read of shared memory. There the prober reads only nodes that do not prefill, because
+their prefixes do not matter. The first question to a node is always a message, because the answer carries its clock.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from sched.record import NodeRecord
 
 PROBE_TIMEOUT_S = 1.0
 LAGGARD_S = 0.1
-"""Once somebody has answered, the others have so long."""
+"""After the first answer, the prober waits this long for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the nodes are asked about."""
+    """The question to the nodes."""
 
     keys: Sequence[BlockKey]
-    horizon_s: float  # when the prompt would come to its decode node
-    matched: Mapping[str, int]  # leading tokens by node, as the digests tell
+    horizon_s: float  # time until the prompt would reach its decode node
+    matched: Mapping[str, int]  # cached leading tokens by node, from the digests
 
 
 class Prober:
-    """Of one acceptor. `by_message`: answers must have what only messages tell, the node's own forecast; `links` hear
-    what the nodes say of their rails."""
+    """The prober of one acceptor. `by_message`: the policy needs the node's own forecast, which only messages carry.
+    `links` gets the rail rates that nodes report."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Prober:
         self._boot_id = boot_id()
 
     async def ask(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
-        """By node. Those that do not answer in time are left out: a slow node must not hold up every request."""
+        """Answers by node, without nodes that do not answer in time: a slow node must not delay every request."""
         read = [member for member in members if self._one_sided(member, known)]
         asked = [member for member in members if member not in read]
         for member in asked:
@@ -116,7 +116,7 @@ class Prober:
     # --- by messages
 
     async def _ask_all(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
-        """Until all have answered, PROBE_TIMEOUT_S are over, or LAGGARD_S after the first answer."""
+        """Waits for all answers, for at most PROBE_TIMEOUT_S, and for at most LAGGARD_S after the first answer."""
         answers: dict[str, ProbeAnswer] = {}
         if not members:
             return answers

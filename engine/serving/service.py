@@ -156,7 +156,7 @@ class EngineService:
         self._own_load.keep(body.promise, request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(
-                f"{self._max_waiting} requests wait on {self._node_id} already",
+                f"{self._max_waiting} requests already wait on {self._node_id}",
                 "overloaded",
                 {"retry_after_s": self._own_load.room_in_s()},
             )

@@ -1,6 +1,6 @@
-"""Nodes that fall silent: a cut network breaks no connection, so the requests of such a node would wait for its death
-to be known, some seconds. Once it is suspected and has said nothing for SILENCE_S, they are placed again; if it lives
-after all, what it still makes of them is of an attempt that nobody knows any more."""
+"""Handles nodes that fall silent. A network cut breaks no connection, so the requests of such a node would wait some
+seconds until gossip declares it dead. When gossip suspects a node and it sends nothing for SILENCE_S, the acceptor
+places its requests again. If the node is alive after all, its late tokens belong to an attempt that has ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SILENCE_S = 1.0
 
 
 class Silent(Exception):
-    """The node that was asked is suspected and has not answered; the request can be placed again."""
+    """The asked node is suspected and has not answered. The acceptor can place the request again."""
 
 
 class Silence:
-    """Of one acceptor. `suspects(node)`: gossip holds it for dead or soon to be; `fail(flight, reason)` ends an
-    attempt."""
+    """The silent nodes of one acceptor. `suspects(node)`: whether gossip considers it dead or suspects it;
+    `fail(flight, reason)` ends an attempt."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Silence:
         self._channel, self._suspects, self._flights, self._fail = channel, suspects, flights, fail
 
     def suspected(self, node: str) -> None:
-        """Gossip has begun to doubt that the node lives."""
+        """Gossip has begun to suspect the node."""
         asyncio.get_running_loop().call_later(SILENCE_S, self._check, node, time.monotonic())
 
     def _check(self, node: str, since: float) -> None:
@@ -51,7 +51,7 @@ class Silence:
     async def ask(
         self, flight: Flight, node: str, kind: str, body: dict[str, Any], data: Sequence[Buffer], timeout_s: float
     ) -> dict[str, Any]:
-        """Channel.call for the task that owns `flight`; also raises Silent."""
+        """Channel.call for the task that owns `flight`. It also raises Silent."""
         task = asyncio.current_task()
         assert task is not None
         flight.asking = node, task
@@ -59,7 +59,7 @@ class Silence:
             return (await self._channel.call(node, kind, body, data, timeout_s))[0]
         except asyncio.CancelledError:
             reason, flight.unheard = flight.unheard, ""
-            if not reason or task.uncancel() > 0:  # the client went away
+            if not reason or task.uncancel() > 0:  # the client disconnected
                 raise
             raise Silent(reason) from None
         finally:

@@ -1,4 +1,4 @@
-"""A request's timeline across nodes: events gathered by its acceptor, and the summary read off them. Pure."""
+"""The timeline of a request across nodes: the events that its acceptor gathers, and their summary. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.serving.truth import compare
 
 
 class Decision(Protocol):
-    """A placement. It is explained when somebody asks: that takes longer than to decide."""
+    """A placement. `explain` runs on demand, because it takes longer than the decision."""
 
     @property
     def estimates(self) -> Mapping[str, float]: ...
@@ -21,7 +21,7 @@ class Decision(Protocol):
 
 @dataclass(slots=True)
 class Timeline:
-    """Events as {"t": unix seconds, "node", "event", "detail"}; each node stamps with its own clock."""
+    """Events as {"t": unix seconds, "node", "event", "detail"}. Each node stamps its events with its own clock."""
 
     request_id: str
     prompt_tokens: int
@@ -34,7 +34,7 @@ class Timeline:
     trace: Mapping[str, str] = field(default_factory=dict)  # traceparent and tracestate of the client
     output_tokens: int = 0
     cached_tokens: int = 0
-    refused: Mapping[str, Any] | None = None  # why, and when to come back: reason, retry_after_s, the missed objective
+    refused: Mapping[str, Any] | None = None  # reason, retry_after_s, and the missed objective if there is one
 
     def add(self, t: float, node: str, event: str, **detail: Any) -> None:
         self.events.append({"t": t, "node": node, "event": event, "detail": detail})
@@ -43,7 +43,7 @@ class Timeline:
         self.events.extend(events)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: what /debug/requests/<id> answers."""
+        """JSON-ready: the answer of /debug/requests/<id>."""
         summary = self.summary()
         decisions = [decision.explain() for decision in self.decisions]
         return {
@@ -57,7 +57,7 @@ class Timeline:
         }
 
     def truth(self, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """What the last decision expected beside what was measured: engine/serving/truth.py."""
+        """The estimates of the last decision, compared with the measured times: engine/serving/truth.py."""
         return compare(summary, self.decisions[-1].estimates) if self.decisions else {}
 
     def _sorted(self) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def _all(events: list[dict[str, Any]], name: str, node: str | None = None) -> li
 
 
 def spans_of(events: Iterable[dict[str, Any]]) -> list[Interval]:
-    """When the activities of such events were under way, (begin, end) in unix seconds (Intervals.before)."""
+    """The (begin, end) intervals of the events' activities, in unix seconds (see Intervals.before)."""
     return [(e["t"] - begin, e["t"] - end) for e in events for begin, end, _ in e["detail"].get("intervals", ())]
 
 
@@ -122,7 +122,7 @@ def _ms(begin: float | None, end: float | None) -> float | None:
 
 
 def _bytes_moved(fetched: list[dict[str, Any]], handed_over: list[dict[str, Any]]) -> dict[str, int]:
-    """Bytes by transport, prefix fetches and what went to the decode node together."""
+    """Bytes by transport: prefix fetches plus the KV sent to the decode node."""
     moved: dict[str, int] = {}
     for event in fetched:
         for transport, nbytes in event["detail"]["transports"].items():

@@ -1,8 +1,8 @@
-"""Live traffic as a trace in Mooncake's format, one line per request, for the simulator and for others.
+"""Records live traffic as a trace in Mooncake's format, one line per request, for the simulator and other tools.
 
-A line has when the request came, how long prompt and answer were, and for every block of 512 tokens a number that
-stands for the block and everything before it: equal prefixes have equal numbers, on every node and in every file, and
-nothing of the text can be read from them but by guessing it. Lines are written when requests end, so sort by timestamp.
+A line has the arrival time, the lengths of prompt and answer, and one number per block of 512 tokens. The number stands
+for the block and everything before it. Equal prefixes have equal numbers on every node and in every file. To learn text
+from the numbers, one must guess a whole block. The recorder writes lines when requests end, so sort by timestamp.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from engine.line_file import LineFile
 
 BLOCK_TOKENS = 512
 ID_BITS = 52
-"""Exact in every reader's floating point; a billion blocks have one chance in nine thousand to share a number."""
+"""A float64 holds the number exactly. Among a billion blocks, two share a number with a chance of 1 in 9,000."""
 
 
 class TraceRecorder:
     """Appends to a file. Raises OSError when it cannot be opened."""
 
     def __init__(self, path: Path, started: float) -> None:
-        """started: what timestamps count from, unix seconds."""
+        """started: the origin of the timestamps, unix seconds."""
         self._file = LineFile(path, "--record-trace")
         self._started = started
 
     def ended(self, accepted: float, prompt: Sequence[int], output_tokens: int, service_class: str) -> None:
-        """A request is over: accepted at unix seconds, with at least one token of output."""
+        """A request with at least one output token has ended. accepted: unix seconds."""
         row = {
             "timestamp": round(1000 * (accepted - self._started), 3),
             "input_length": len(prompt),
@@ -45,7 +45,7 @@ class TraceRecorder:
 
 
 def hash_ids(prompt: Sequence[int]) -> list[int]:
-    """One number per block of the prompt, the last, shorter one included."""
+    """One number per block of the prompt, including the last, partial one."""
     ids, chain = [], b""
     for begin in range(0, len(prompt), BLOCK_TOKENS):
         chain = blake2b(chain + array("I", prompt[begin : begin + BLOCK_TOKENS]).tobytes(), digest_size=16).digest()

@@ -1,14 +1,14 @@
-"""What a placement expected beside what was measured afterwards. Pure.
+"""Compares the estimates of a placement with the measured times. Pure.
 
-    wait_s      from entering the prefill node's queue to its first step, prefix fetches left out
+    wait_s      from entering the prefill node's queue to its first step, without prefix fetches
     transfer_s  fetching the prefix
     prefill_s   first step to first token
     ttft_s      decision to first token, at the acceptor
-    handover_s  what was left of moving the KV when the prefill had ended
+    handover_s  the rest of the KV transfer after the end of the prefill
     step_s      mean gap between tokens after the first
 
-Their error is |estimated - measured| / the greater of measured and 1 ms: an absolute percentage error that does not
-blow up where nothing was to be waited for. Its mean over requests is the MAPE that /metrics has.
+The error of an estimate is |estimated - measured| / max(measured, 1 ms): an absolute percentage error that stays finite
+when nothing had to be waited for. Its mean over requests is the MAPE in /metrics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLOOR_S = 0.001
 
 
 def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Per estimate {"estimated_s", "measured_s", "error"}, those that could be measured; `summary` is a Timeline's."""
+    """{"estimated_s", "measured_s", "error"} of each estimate with a measurement. `summary` is that of a Timeline."""
     found = {}
     for name, measured in measurements(summary).items():
         if measured is not None and name in estimates:
@@ -31,7 +31,8 @@ def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> dict[
 
 
 def measurements(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Nothing of a request that was placed again after its first token: its times are of several decisions."""
+    """The measured times by estimate. Empty for a request that was placed again after its first token, because its
+    times mix several decisions."""
     if (summary["decision_to_token_ms"] or 0.0) < 0:
         return {}
     tokens, decode_ms = summary["output_tokens"], summary["decode_ms"]

@@ -33,7 +33,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One compiled template. `variables` are what templates expect beside the messages: bos_token, eos_token, ..."""
+    """One compiled template. `variables`: the other variables that templates expect: bos_token, eos_token, ..."""
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
         env = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -80,7 +80,7 @@ def _text(content: Any, index: int) -> str | None:
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(f"messages[{index}].content holds a part of type {kind!r}; this model reads text only")
+            raise ValueError(f"messages[{index}].content has a part of type {kind!r}; this model reads only text")
     return "\n".join(part["text"] for part in content)
 
 

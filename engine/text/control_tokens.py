@@ -33,7 +33,7 @@ class ControlTokens:
             return ""
         free = [mark for mark in MARKS if not any(mark in text for text in texts)]
         if not free:
-            raise ValueError("the messages spell out control tokens and use private characters U+E0F0 to U+E0F7")
+            raise ValueError("the messages contain control tokens and the private characters U+E0F0 to U+E0F7")
         return free[0]
 
     def marked(self, values: Any, mark: str) -> Any:

@@ -21,7 +21,7 @@ from engine.text.chat_template import ChatTemplate, checked
 from engine.text.control_tokens import ControlTokens
 from engine.text.token_bytes import TokenBytes
 
-LONG = 4096
+DECODE_CHUNK_TOKENS = 4096
 """Token ids that are decoded in one go."""
 
 
@@ -102,10 +102,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out; ValueError for numbers that
         cannot be ids."""
-        if len(token_ids) > LONG:  # the Rust library lets no other thread run meanwhile
+        if len(token_ids) > DECODE_CHUNK_TOKENS:  # the Rust library lets no other thread run meanwhile
             decoder = IncrementalDecoder(self, skip_special_tokens)
-            starts = range(0, len(token_ids), LONG)
-            return "".join([*(decoder.push(token_ids[i : i + LONG]) for i in starts), decoder.flush()])
+            starts = range(0, len(token_ids), DECODE_CHUNK_TOKENS)
+            return "".join([*(decoder.push(token_ids[i : i + DECODE_CHUNK_TOKENS]) for i in starts), decoder.flush()])
         try:
             return str(self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
         except OverflowError:

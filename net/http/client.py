@@ -66,11 +66,12 @@ async def _sealed(session: aiohttp.ClientSession, address: str, cluster_key: Clu
                 try:
                     return _cluster(200, question.open(body))
                 except NotOurs:
-                    raise ClusterError(f"--join {address}: the answer is not by a node of this cluster key") from None
+                    raise ClusterError(f"--join {address}: the answering node does not have this cluster key") from None
             if response.status not in (200, 401):
                 _cluster(response.status, body)
     raise ClusterError(
-        f"--join {address}: the node there has no cluster key, or another one; give both the same --cluster-key-file"
+        f"--join {address}: that node has no cluster key or a different one; give both nodes the same "
+        "--cluster-key-file"
     )
 
 

@@ -3,7 +3,7 @@ are told who do not speak HTTP.
 
 A connection that waits for the head of a request is idle: it costs little, and is the first to go when a new one finds
 no room, the one that never asked anything before those that have. So half-open requests keep nobody out, and /health
-has its own room beside the connections that are at work.
+has its own room in addition to the busy connections.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Connection(RequestHandler):
     ) -> web.StreamResponse:
         """What is no HTTP, or did not get as far as a handler: an error as the API gives them, and seldom a line."""
         if request.writer.output_size > 0:
-            raise ConnectionError("a part of the answer has been sent already")
+            raise ConnectionError("a part of the answer was already sent")
         reason = " ".join((message or "").split("\n", 1)[0].split())[:200].rstrip(":")
         if status < 500:
             told = f"this is no request that HTTP/1.1 knows: {reason}" + _remedy(reason)

@@ -34,7 +34,9 @@ class Drain:
 
     async def begin(self, request: web.Request) -> web.Response:
         if not self._keyed and not is_local(request):
-            raise ApiError(403, "without an API key a node is drained from its own host only", code="forbidden")
+            raise ApiError(
+                403, "without an API key, only a client on the node's own host may drain it", code="forbidden"
+            )
         if "Content-Type" not in request.headers:
             # A page of another site can send that without asking first; `read_body` refuses what else it can send.
             raise ApiError(415, "send the body as 'Content-Type: application/json'")

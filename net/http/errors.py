@@ -114,4 +114,4 @@ def from_exception(error: Exception, request_id: str) -> ApiError:
         case web.RequestPayloadError():
             return bad_request("the request body could not be decoded")
     log.error("request %s failed", request_id, exc_info=error)
-    return ApiError(500, f"internal error; the server's log has it under request id {request_id}")
+    return ApiError(500, f"internal error; look for request id {request_id} in the server's log")

@@ -105,7 +105,10 @@ class Info:
         bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
         found = await find(request_id) or await find(bare)
         if found is None:
-            raise ApiError(404, f"request {request_id[:200]} is not known here: wrong id, or finished long ago")
+            raise ApiError(
+                404,
+                f"request {request_id[:200]} is unknown on this node: wrong id, or it finished long ago",
+            )
         return json_response(found)
 
     async def live(self, request: web.Request) -> web.Response:

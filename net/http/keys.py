@@ -55,9 +55,9 @@ class ApiKeys:
                 stamp = _stamp(self._path)
                 if stamp != self._stamp:
                     self._stamp, self._filed = stamp, _read(self._path)
-                    log.info("API keys read again: %d", len(self._filed))
+                    log.info("reread the API keys: %d keys", len(self._filed))
             except ApiKeyFileError as error:
-                log.error("the API keys stay as they were: %s", error)
+                log.error("keeping the old API keys: %s", error)
         return self._filed
 
 
@@ -90,7 +90,7 @@ def _lines(path: Path) -> list[str]:
         raise ApiKeyFileError(f"--api-key-file {path} cannot be read: {error}") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ApiKeyFileError(f"--api-key-file {path} holds no key: write one a line (openssl rand -hex 24)")
+        raise ApiKeyFileError(f"--api-key-file {path} contains no key: write one key per line (openssl rand -hex 24)")
     if any(len(key) < MIN_CHARS or " " in key for key in keys):
-        raise ApiKeyFileError(f"--api-key-file {path}: a key has {MIN_CHARS} characters or more and no blanks")
+        raise ApiKeyFileError(f"--api-key-file {path}: a key needs at least {MIN_CHARS} characters and no blanks")
     return keys

@@ -61,7 +61,7 @@ def limit_rate(rate: float) -> Middleware:
         if request.method == "POST":
             wait = limit.take(request.get(client_key) or str(request.remote), time.monotonic())
             if wait:
-                raise Overloaded(f"more than {rate:g} requests a second (--rate-limit)", retry_after_s=wait)
+                raise Overloaded(f"more than {rate:g} requests per second (--rate-limit)", retry_after_s=wait)
         return await handler(request)
 
     return check
@@ -120,8 +120,8 @@ async def data_is_local(request: web.Request, handler: Handler) -> web.StreamRes
         page = request.path.split("/")[1]
         raise ApiError(
             403,
-            f"without an API key /{page} is for clients of this machine, by an address or localhost; start the nodes "
-            "with --api-key or --api-key-file to read it from elsewhere",
+            f"without an API key, /{page} answers only clients on this machine, by an address or localhost; start "
+            "the nodes with --api-key or --api-key-file to read it from elsewhere",
             code="local_only",
         )
     return await handler(request)

@@ -143,8 +143,8 @@ def _resumed(request: web.Request, plan: Plan) -> Plan:
     if not re.fullmatch(r"[0-9]{1,9}", given) or "X-Request-Id" not in request.headers or len(plan.choices) != 1:
         raise ApiError(
             400,
-            f"header {RESUME_HEADER} is the number of output tokens received; it needs the X-Request-Id of the first "
-            "time and a request with one choice",
+            f"header {RESUME_HEADER} is the number of output tokens already received; it needs the original "
+            "X-Request-Id and a request with one choice",
             param=RESUME_HEADER,
         )
     return replace(plan, resume_from=int(given))

@@ -168,8 +168,8 @@ def _output_room(
     wanted = of_prompt + each * (max_tokens or 1)
     if wanted > most:
         message = (
-            f"an answer with {wanted} log probabilities is longer than the {most} that this server sends "
-            "(--max-answer-logprobs): ask for fewer tokens, choices or others beside each, or stream"
+            f"an answer with {wanted} log probabilities exceeds the {most} that this server sends "
+            "(--max-answer-logprobs): ask for fewer tokens, choices or alternatives, or stream"
         )
         raise bad_request(message, "prompt_logprobs" if of_prompt > wanted // 2 else "logprobs")
     return (most - of_prompt) // each if each else frontend.max_model_len
@@ -221,7 +221,7 @@ def _structure(body: Generation) -> tuple[str, str, str] | None:
     if not isinstance(body, ChatBody) or (tools := body.forced) is None:
         return structure
     if structure is not None:
-        raise ValueError(f"{structure[0]}: goes with no tool_choice but auto and none")
+        raise ValueError(f"{structure[0]}: allowed only with tool_choice auto or none")
     return "tool_choice", "call", schema_of_call(tools)
 
 

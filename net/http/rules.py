@@ -19,7 +19,7 @@ UNSAID = (
     "maximum context length",  # how many tokens a text has
     "min_tokens must be between 0 and max_tokens",
     "choices",  # prompts times n
-    "--max-answer-logprobs",  # tokens times choices times those beside each
+    "--max-answer-logprobs",  # tokens x choices x (1 + alternatives)
     "is not in the vocabulary",  # of logit_bias: its keys are strings
     "there is no such tool in tools",
     "are not JSON",  # arguments of an earlier tool call

@@ -23,7 +23,7 @@ RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
 
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(RESERVED & set(arguments)):
-        raise ValueError(f"{name} is not for the template: it has its own field, or is reserved")
+        raise ValueError(f"{name} cannot be passed to the template: it has its own field, or is reserved")
     return arguments
 
 
@@ -91,7 +91,7 @@ class Generation(Structured, Body):
     @model_validator(mode="after")
     def _whole_answers_have_them(self) -> Self:
         if self.stream and self.prompt_logprobs is not None:
-            raise ValueError("prompt_logprobs: comes with whole answers only, leave stream out")
+            raise ValueError("prompt_logprobs: available only without streaming; leave stream out")
         return self
 
     @field_validator("logit_bias")
@@ -135,7 +135,7 @@ class CompletionBody(Generation):
     @model_validator(mode="after")
     def _servable(self) -> CompletionBody:
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 asks for the prompt alone, send echo: true with it")
+            raise ValueError("max_tokens: 0 returns only the prompt; send echo: true with it")
         if len(self.prompt) * self.n > MAX_CHOICES:
             raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
         return self
@@ -199,7 +199,7 @@ class ChatBody(Generation):
                 'tool_choice: must be auto, none, required or {"type": "function", "function": {"name": ..}}'
             )
         if not named:
-            raise ValueError("tool_choice: there is no such tool in tools")
+            raise ValueError("tool_choice: tools contains no such tool")
         return named
 
     @property

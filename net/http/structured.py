@@ -33,7 +33,7 @@ class ResponseFormat(BaseModel):
     def _with_its_own(self) -> ResponseFormat:
         for field, kind in (("json_schema", "json_schema"), ("pattern", "regex")):
             if (getattr(self, field) is not None) != (self.type == kind):
-                raise ValueError(f"{field} goes with type {kind}, and with no other")
+                raise ValueError(f"{field} is allowed only with type {kind}")
         return self
 
     @property
@@ -86,7 +86,9 @@ class Structured(BaseModel):
         ]
         found = [(field, kind, source) for field, kind, source in asked if source is not None]
         if len(found) > 1:
-            raise ValueError(f"{found[1][0]}: this body asks for structured output twice, also by {found[0][0]}")
+            raise ValueError(
+                f"{found[1][0]}: this body requests structured output twice; the other field is {found[0][0]}"
+            )
         return found[0] if found else None
 
 

@@ -90,7 +90,7 @@ def module() -> ModuleType:
     path = kept("verbs", MODULE, decides, compile_to, str(sysconfig.get_config_var("EXT_SUFFIX")))
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        raise Unavailable(f"{path} is no extension module; delete it")
+        raise Unavailable(f"{path} is not an extension module; delete it")
     loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)

@@ -24,7 +24,7 @@ class CompletionShares:
         number = next((i for i, free in enumerate(self._free) if free >= count), len(self._free))
         if number == len(self._free):
             if number >= self._most:
-                raise ValueError(f"all {self._most} completion queues are taken: too many peers")
+                raise ValueError(f"all {self._most} completion queues are in use: too many peers")
             self._free.append(self.entries)
         self._free[number] -= count
         return number

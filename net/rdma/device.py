@@ -244,5 +244,5 @@ async def registered(devices: Sequence[Device], region: Region) -> list[Register
     await asyncio.gather(*(one.memory.soon(region) for one in devices if one.memory.known(region) is None))
     keys = [keys for one in devices if (keys := one.memory.known(region)) is not None]
     if len(keys) < len(devices):
-        raise Unusable(f"region {region.name!r} was withdrawn while it was registered")
+        raise Unusable(f"region {region.name!r} was unregistered during its registration")
     return keys

@@ -18,10 +18,10 @@ from net.rdma.queue_pair import Request
 from net.spans import Span
 from net.transport import Op
 
-SLICE = 1 << 20
+SLICE_BYTES = 1 << 20
 """Bytes of one request: long enough for line rate, short enough to stripe, and not above what Soft-RoCE can READ."""
 
-ATTEMPTS = 9  # of one slice
+SLICE_ATTEMPTS = 9  # of one slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Job:
     def add(self, spans: Iterable[Span], make: Callable[[int, Slice], Request]) -> None:
         """Wait with the slices of `spans`."""
         for here, there, length in spans:
-            for offset, size in rails.cut(here, length, SLICE):
+            for offset, size in rails.cut(here, length, SLICE_BYTES):
                 self.waiting.append(Slice(self, make, offset, there + offset - here, size))
 
     def posted(self) -> Slice:
@@ -88,9 +88,9 @@ class Job:
         if self.ending is not None:
             return
         if self.once:
-            self.stop(TransferError(f"{rail_name} broke; whether it took effect is not known"))
-        elif piece.attempts >= ATTEMPTS:
-            self.stop(TransferError(f"a slice failed {ATTEMPTS} times, last on {rail_name}"))
+            self.stop(TransferError(f"{rail_name} broke; the operation may or may not have taken effect"))
+        elif piece.attempts >= SLICE_ATTEMPTS:
+            self.stop(TransferError(f"a slice failed {SLICE_ATTEMPTS} times, last on {rail_name}"))
         else:
             self.waiting.appendleft(piece)
 

@@ -1,6 +1,6 @@
 """The submitting end of RDMA to one peer: queue pairs on every rail, slices striped over them, sent again on failure.
 
-Beside the rails runs a TCP connection, on which the two sides agree about queue pairs and regions:
+A TCP connection runs next to the rails. On it the two sides agree about queue pairs and regions:
 
     connect{rails: [endpoint ...], devices: [name ...]} ──>   <── connected{rails: [endpoint | reason ...]}
     region{name} ──>             <── region{name, address, nbytes, keys: [rkey ...], distances}  or  {name, reason}
@@ -71,7 +71,7 @@ class Link:
         joined = pairs(self._topology.rail_numbers, theirs)
         if not joined:
             ours = ", ".join(f"{name} = {number}" for name, number in self._topology.rail_numbers.items())
-            raise Unusable(f"no rail number in common ({ours}): see --rdma-devices and --topology-file")
+            raise Unusable(f"the two nodes share no rail number ({ours}): see --rdma-devices and --topology-file")
         self._devices[:] = [self._all_devices[here] for here, _ in joined]
         self.rails[:] = [Rail(here) for here, _ in joined]
         try:
@@ -173,7 +173,7 @@ class Link:
             self._check()
             return int.from_bytes(self._scratch.memory[:WORD_BYTES], "little")
 
-    # --- the connection beside the rails
+    # --- the TCP connection
 
     async def _region(self, name: str) -> RemoteRegion:
         if name not in self._regions:

@@ -105,7 +105,7 @@ class Pump:
             if refused and pieces:
                 # Its memory is not there any more: the fault of the transfer, so the rail comes back at once.
                 self.rails[index].retry_at = 0.0
-                pieces[0].job.stop(TransferError(f"the memory of a transfer was refused: {why}"))
+                pieces[0].job.stop(TransferError(f"the peer refused the memory of a transfer: {why}"))
             self._again(index, pieces)
             self._on_broken(index)
             self.pump()

@@ -1,4 +1,4 @@
-"""Questions and answers on the TCP connection beside the rails."""
+"""Questions and answers on the TCP connection of an RDMA link."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Registrations:
             handle, registered = await asyncio.to_thread(self._pin, region)
             if self._pinning.get(region) is not task:
                 await asyncio.to_thread(self._unpin, handle)
-                raise Unusable(f"region {region.name!r} was withdrawn while it was registered")
+                raise Unusable(f"region {region.name!r} was unregistered during its registration")
         finally:
             if self._pinning.get(region) is task:
                 del self._pinning[region]

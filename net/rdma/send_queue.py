@@ -20,7 +20,7 @@ class SendQueue(Generic[T]):
     def __init__(self, depth: int, signal_every: int) -> None:
         """`depth` requests fit. Raises ValueError unless 1 <= signal_every <= depth."""
         if not 1 <= signal_every <= depth:
-            raise ValueError(f"signal_every {signal_every} must lie between 1 and the depth {depth}")
+            raise ValueError(f"signal_every {signal_every} must be between 1 and the depth {depth}")
         self.depth = depth
         self._signal_every = signal_every
         self._under_way: deque[tuple[int, T]] = deque()

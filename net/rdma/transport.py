@@ -63,7 +63,9 @@ class Rdma:
             verbs()
             present = device_names()
             if missing := [name for name in self._wanted if name not in present]:
-                raise Unusable(f"no RDMA device {missing[0]!r} here, only {', '.join(present)}: see --rdma-devices")
+                raise Unusable(
+                    f"this machine has no RDMA device {missing[0]!r}, only {', '.join(present)}: see --rdma-devices"
+                )
             opened: list[Device] = []
             try:
                 for name in self._wanted or present:

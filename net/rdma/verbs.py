@@ -35,7 +35,7 @@ class Verbs:
         self.ffi: Any = loaded.ffi
         self.lib: Any = loaded.lib
         if (OP.size, COMPLETION.size) != (self.lib.kv_sizeof_op(), self.lib.kv_sizeof_completion()):
-            raise Unavailable("the verbs module and its records disagree about their size")
+            raise Unavailable("the verbs module and its records have different sizes")
 
     def pointer(self, pointer: Any, what: str) -> Any:
         """`pointer`, or VerbsError when it is NULL."""

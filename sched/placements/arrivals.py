@@ -1,4 +1,4 @@
-"""How many requests come per second, as one acceptor sees it."""
+"""The arrival rate of requests at one acceptor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class ArrivalRate:
-    """Exponentially forgetting: the last `memory_s` seconds count."""
+    """An exponentially weighted rate over about the last `memory_s` seconds."""
 
     def __init__(self, memory_s: float = 5.0) -> None:
         self.memory_s = memory_s
@@ -14,7 +14,7 @@ class ArrivalRate:
         self._at: float | None = None
 
     def count(self, now: float) -> None:
-        """A request came."""
+        """Count one arrival."""
         self._weight = self.per_s(now) * self.memory_s + 1.0
         self._at = now
 

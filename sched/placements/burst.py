@@ -1,9 +1,9 @@
-"""A choice that can be made again when more is known: that some nodes are computing the prompt's new prefix already,
-that others have announced work for the chosen one meanwhile, that a node has sent the prompt away.
+"""A choice that the acceptor can repeat with new information: a node already computes the prompt's new prefix, other
+acceptors have announced work for the chosen node, or a node has sent the prompt away.
 
-A node that computes it now is as good as one that has it, once it is done. Waiting there takes about as long as
-computing it anew on an idle node, so the least time to first token would have every node of the cluster compute it:
-waiting may take SLACK times as long, and leaves the other nodes to other prompts.
+A node that computes the prefix now will soon hold it. Waiting for that node takes about as long as computing the prefix
+again on an idle node. So if the least time to first token decided, every node of the cluster would compute the prefix.
+Therefore waiting may take up to MAX_WAIT_RATIO times as long; this leaves the other nodes free for other prompts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.view import View
 
-SLACK = 1.5
+MAX_WAIT_RATIO = 1.5
 
 
 @dataclass(slots=True)
 class Choice:
-    """What `policy` is asked about one request."""
+    """The inputs of `policy` for one request."""
 
     policy: PlacementPolicy
     now: float
     demand: Demand
     view: View
-    matched: Vector  # [nodes of the view]: leading tokens of the prompt that each node has
-    avoid: Collection[str] = ()  # nodes that have sent it away: taken again only if all others are much later
-    computing: dict[str, Coming] = field(default_factory=dict)  # nodes that compute some of the others now
-    _waits_s: dict[str, float] = field(default_factory=dict)  # for that, beyond the work they told of
+    matched: Vector  # [nodes of the view]: leading tokens of the prompt that each node holds
+    avoid: Collection[str] = ()  # nodes that sent the prompt away: chosen again only if all others are much later
+    computing: dict[str, Coming] = field(default_factory=dict)  # nodes that compute more leading tokens now
+    _waits_s: dict[str, float] = field(default_factory=dict)  # waits for these nodes beyond their reported work
 
     def expect(self, coming: Mapping[str, Coming], block_size: int) -> None:
-        """These nodes are computing so many leading blocks of the prompt; it waits for them."""
+        """The nodes of `coming` compute leading blocks of the prompt; the prompt may wait for them."""
         self.matched = self.matched.copy()
         for node, found in coming.items():
             tokens = min(found.depth * block_size, self.demand.usable_tokens)
@@ -47,8 +47,8 @@ class Choice:
                 self.computing[node] = found
 
     def announced(self, node: str, seconds: float) -> None:
-        """So much more work has been announced to `node` than it told of. What is waited for may be a part of it, and
-        counts once."""
+        """Others have announced `seconds` more work to `node` than it reported. A wait for that node may be part of
+        this work, and counts once."""
         self.view.charge(self.now, node, max(0.0, seconds - self._waits_s.pop(node, 0.0)))
 
     def decide(self) -> Placement | Rejected:
@@ -69,7 +69,7 @@ class Choice:
         return self._unless_late(self.policy.place(self.now, self.demand, there, self.matched), best)
 
     def _unless_late(self, wanted: Placement | Rejected, best: Placement | Rejected) -> Placement | Rejected:
-        """`wanted`, unless it is SLACK times as late as `best`."""
+        """`wanted`, unless it is more than MAX_WAIT_RATIO times as late as `best`."""
         if isinstance(wanted, Rejected) or isinstance(best, Rejected):
             return best
-        return wanted if wanted.estimates["ttft_s"] <= SLACK * best.estimates["ttft_s"] else best
+        return wanted if wanted.estimates["ttft_s"] <= MAX_WAIT_RATIO * best.estimates["ttft_s"] else best

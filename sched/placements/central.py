@@ -1,6 +1,7 @@
-"""Algorithm 1 as the paper has it, a central Conductor that knows every queue: ask everybody, take the least TTFT.
+"""Algorithm 1 as in the paper, with a central Conductor that knows every queue: ask all nodes, choose the least TTFT.
 
-Beside `mooncake` it shows what the missing centre costs: one question to every node per request.
+A comparison with `mooncake` shows what a scheduler without a centre loses, and what the centre costs: one question to
+every node per request.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from sched.placements.view import View
 
 
 class CentralGreedy(TwoStages):
-    """Least TTFT, then least time to decode among those with room."""
+    """Least TTFT, then the least time to decode among nodes with room."""
 
     asks_everybody = True
-    _as_written = True  # no subclass chooses otherwise: few.py may take its place
+    _as_written = True  # no subclass overrides the choices, so few.py may replace them
 
     def __init_subclass__(cls) -> None:
         chosen = cls.choose_prefill, cls.choose_decode, cls._placed
@@ -35,7 +36,7 @@ class CentralGreedy(TwoStages):
         return self.drawn(least(costs.ttft_s))
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
-        """The soonest of those with room; without room anywhere the request will wait: where most blocks are free."""
+        """The fastest node with room. If no node has room the request will wait, so choose the most free blocks."""
         roomy = costs.roomy_s()
         if best := least(roomy):
             return self.drawn(best)

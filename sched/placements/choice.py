@@ -1,4 +1,4 @@
-"""A decision and everything it was based on, so that it can be explained and later compared with the truth."""
+"""A decision with all its inputs, for `explain` and for a later comparison with the measured times."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MAX_ROWS = 16
 
 
 class Stage(Protocol):
-    """What a decision, or one of its stages, was based on (costs.py, few.py)."""
+    """The inputs of a decision or of one of its stages (costs.py, few.py)."""
 
     @property
     def view(self) -> View: ...
 
     def rows(self, most: int) -> list[Row]:
-        """Of the `most` best nodes per stage."""
+        """The rows of the `most` best nodes per stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes."""
+    """The chosen prefill and decode node of a request."""
 
     prefill: str
     decode: str
@@ -58,26 +58,26 @@ class Rejected:
 
 
 def listed(stages: Sequence[Stage]) -> list[Row]:
-    """One row per candidate and stage, the best MAX_ROWS of each, best first. Made when asked for: it takes longer than
-    the decision."""
+    """One row per candidate and stage: the best MAX_ROWS of each stage, best first. Computed on demand, because it
+    takes longer than the decision."""
     return [row for stage in stages for row in stage.rows(MAX_ROWS)]
 
 
 class PlacementPolicy(Protocol):
-    """Chooses nodes of a view; depends on nothing but the arguments, its rng and its own past decisions."""
+    """Chooses nodes of a view. It depends only on the arguments, its rng and its past decisions."""
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
-        """Nodes to ask for their present load and their longest prefix before `place`, which then gets a view of
-        those that answered; empty: `place` decides on what is known."""
+        """Indices of the nodes to ask for their load and longest prefix. `place` then gets a view of the nodes that
+        answered. Empty: `place` decides from gossip alone."""
 
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
-        """matched [N]: leading tokens of the prompt that each node of the view has, in whole blocks."""
+        """matched [N]: leading tokens of the prompt that each node of the view holds, in whole blocks."""
 
 
 @runtime_checkable
 class LearningPolicy(Protocol):
-    """A policy that wants to hear what became of its placements."""
+    """A policy that learns from the results of its placements."""
 
     def observed(self, node: str, estimates: Mapping[str, float], ttft_s: float) -> None:
-        """A request that was placed to prefill on `node` with these estimates (Placement.estimates) had its first token
+        """A request placed on prefill node `node` with these estimates (Placement.estimates) got its first token
         `ttft_s` after the decision."""

@@ -1,6 +1,6 @@
 """Algorithm 1's estimates for every node of a view at once.
 
-    TTFT    = queue + prefix transfer + prefill of what is left
+    TTFT    = queue + prefix transfer + prefill of the rest
     prefill = a0 + a1 (n - p) + a2 (n^2 - p^2)       n tokens, p of them known; (n - p)(n - p + 2 p) = n^2 - p^2
 
 If the pooled store holds a prefix more than `threshold` times as long as the node's own, the node may fetch the
@@ -28,17 +28,17 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class PrefillCosts:
-    """Columns over the nodes of the view; `ttft_s` is infinite where the node cannot prefill this."""
+    """Columns over the nodes of the view. `ttft_s` is infinite for a node that cannot prefill this prompt."""
 
     now: float
     view: View
     demand: Demand
     local: Vector  # leading tokens cached on the node itself
     ttft_s: Vector
-    own_s: Vector  # prefill behind the own prefix
-    transfer_s: Vector | None  # fetching the pool's prefix; None: it has none
-    rest_s: Vector | None  # prefill behind the fetched prefix
-    most_local: float  # a node with as much of its own does not fetch
+    own_s: Vector  # prefill after the node's own prefix
+    transfer_s: Vector | None  # fetch of the pool's prefix; None: the pool has none
+    rest_s: Vector | None  # prefill after the fetched prefix
+    most_local: float  # a node with a prefix of at least this many tokens does not fetch
 
     @property
     def wait_s(self) -> Vector:
@@ -48,7 +48,7 @@ class PrefillCosts:
         return _places(self.ttft_s < np.inf)
 
     def row(self, i: int) -> Row:
-        """All of node `i`."""
+        """The estimates of node `i`."""
         own, pooled = int(self.local[i]), self.demand.pooled_tokens
         transfer_s, prefill_s, prefix, source = 0.0, float(self.own_s[i]), own, "local" if own else "none"
         if self.transfer_s is not None and self.rest_s is not None and own < self.most_local:
@@ -73,7 +73,7 @@ class PrefillCosts:
         }
 
     def rows(self, most: int) -> list[Row]:
-        """The `most` prefill nodes with the least TTFT, best first; those that cannot come last."""
+        """The `most` prefill nodes with the least TTFT, best first; unable nodes come last."""
         order = np.argsort(self.ttft_s, kind="stable")
         return [self.row(i) for i in order.tolist() if self.view.prefills[i]][:most]
 
@@ -81,11 +81,11 @@ class PrefillCosts:
 def prefill_costs(
     now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True
 ) -> PrefillCosts:
-    """`matched` [N]: leading tokens of the prompt that each node has, in whole blocks and at most
-    demand.usable_tokens. `fetch`: the pool counts."""
+    """`matched` [N]: leading tokens of the prompt that each node holds, in whole blocks and at most
+    demand.usable_tokens. `fetch`: whether nodes may fetch from the pool."""
     n, pooled = float(demand.num_tokens), float(demand.pooled_tokens)
     transfer_s = rest_s = None
-    # a prefix is at least a block, so below one token means none: every threshold lets such a node fetch
+    # A prefix has at least one block, so less than one token means no prefix: such a node may always fetch.
     most_local = max(pooled / threshold, 1.0)
     if fetch and pooled > 0:
         features = np.array(((1.0, n, n * n), (1.0, n - pooled, n * n - pooled * pooled)))
@@ -115,7 +115,7 @@ def prefill_costs(
 
 
 def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
-    """`now` + `prefill_costs(...).ttft_s`, for whoever only wants to know which nodes are cheapest: half the work."""
+    """`now` + `prefill_costs(...).ttft_s`, for callers that only need the cheapest nodes: half the work."""
     n, powers = float(demand.num_tokens), view.powers
     powers[1], powers[2] = n, n * n
     rank: Vector = powers.dot(view.prefill)
@@ -129,7 +129,7 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
     if fetch and demand.pool_tokens and (pooled := float(demand.pooled_tokens)):
         latency_s, per_token_s = view.fetch(demand.token_bytes)
         far = pooled - matched
-        # What the pool has beyond the node's own: fetched it takes this long, computed a1 + a2 (pooled + own) a token.
+        # Tokens of the pool beyond the node's own prefix: compare the fetch with a1 + a2 (pooled + own) s per token.
         np.add(matched, pooled, out=scratch)
         scratch *= view.a2
         scratch += view.a1
@@ -151,7 +151,7 @@ def least_prefill_s(view: View, tokens: int, context: int) -> float:
 
 
 def horizon_s(now: float, demand: Demand, view: View) -> float:
-    """When the prompt would come to its decode node: after its prefill where the queue is shortest."""
+    """Seconds until the prompt would reach its decode node: after its prefill on the node with the shortest queue."""
     if not len(view):
         return 0.0
     i = int(view.open_at.argmin())
@@ -161,21 +161,21 @@ def horizon_s(now: float, demand: Demand, view: View) -> float:
 
 @dataclass(slots=True)
 class DecodeCosts:
-    """Columns over the nodes of the view; `decode_s` is infinite where the node cannot decode this."""
+    """Columns over the nodes of the view. `decode_s` is infinite for a node that cannot decode this request."""
 
     view: View
     demand: Demand
     now: float
     handover_s: Vector
-    token_s: Vector  # time per token when the prompt comes there, with what has been promised to the node
+    token_s: Vector  # time per token when the prompt arrives there, including work promised to the node
     decode_s: Vector  # time that the node adds after the first token
-    headroom: Vector  # blocks it would have left
+    headroom: Vector  # blocks that it would have left
 
     def able(self) -> list[int]:
         return _places(self.decode_s < np.inf)
 
     def roomy_s(self) -> Vector:
-        """`decode_s`, infinite where the blocks do not suffice now."""
+        """`decode_s`, but infinite for nodes without enough free blocks now."""
         return np.where(self.headroom >= 0, self.decode_s, np.inf)
 
     def row(self, i: int) -> Row:
@@ -200,8 +200,9 @@ class DecodeCosts:
 
 
 def decode_costs(demand: Demand, view: View, prefill: PrefillCosts, source: int) -> DecodeCosts:
-    """`source`: where the prompt is prefilled; that node itself needs no hand-over. A node is judged by its step as it
-    will be then: by the present one all prompts of a busy minute would choose the node that is emptiest now."""
+    """`source`: the prefill node; on that node itself decoding needs no hand-over. The estimate uses the step time that
+    a node will have when the prompt arrives. With the present step time, all prompts of a busy minute would choose the
+    node that is emptiest now."""
     latency_s, per_byte_s = view.handover(view.ids[source])
     handover_s = latency_s + per_byte_s * float(demand.kv_bytes)
     handover_s[source] = 0.0
@@ -215,7 +216,7 @@ def decode_costs(demand: Demand, view: View, prefill: PrefillCosts, source: int)
 
 
 def least(column: Vector, among: Sequence[int] | None = None) -> list[int]:
-    """Indices of the least values; empty when all are infinite."""
+    """Indices of the smallest values; empty when all are infinite."""
     if among is not None:
         value = min((float(column[i]) for i in among), default=np.inf)
         return [i for i in among if column[i] <= value < np.inf]
@@ -224,6 +225,6 @@ def least(column: Vector, among: Sequence[int] | None = None) -> list[int]:
 
 
 def _places(flags: Flags) -> list[int]:
-    """Where it is true; half the time of np.flatnonzero."""
+    """Indices of true flags; takes half the time of np.flatnonzero."""
     found: list[int] = flags.nonzero()[0].tolist()
     return found

@@ -1,11 +1,11 @@
-"""What a request needs of the node that prefills it and of the node that decodes it."""
+"""What a request needs from its prefill node and its decode node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_OUTPUT_TOKENS = 256
-"""Output counted in decode estimates at most: max_tokens is a bound, not a forecast."""
+"""Upper bound of the output length in decode estimates, because max_tokens is a limit and not a forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Demand:
 
     @property
     def usable_tokens(self) -> int:
-        """Longest prefix worth having: whole blocks, and at least one token is left to compute."""
+        """Longest reusable prefix: whole blocks, with at least one token left to compute."""
         return (self.num_tokens - 1) // self.block_size * self.block_size
 
     @property
     def pooled_tokens(self) -> int:
-        """The part of the pool's prefix worth having."""
+        """The reusable part of the pool's prefix."""
         return min(self.pool_tokens // self.block_size * self.block_size, self.usable_tokens)
 
     @property
@@ -43,5 +43,5 @@ class Demand:
 
     @property
     def kv_bytes(self) -> int:
-        """What a hand-over moves."""
+        """Bytes that a hand-over moves."""
         return self.num_tokens * self.token_bytes

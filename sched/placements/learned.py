@@ -1,13 +1,14 @@
 """A learned choice inside a robust envelope (reference/scheduling.md section 9, 7).
 
-Algorithm 1's estimates are right as far as the records are. What they do not tell (a node that is a fifth slower than
-its model says, a neighbour on the same memory bus) can be learned from the times to first token that come back. But a
-predictor may be wrong, so it decides only among the nodes whose estimate by the rule is within `slack` of the best one:
+Algorithm 1's estimates are as right as the records. Measured times to first token can teach what the records do not
+say: a node is 20 % slower than its model says, or a neighbour uses the same memory bus. But a predictor may be wrong.
+So it decides only among the nodes whose estimate by the rule is within `slack` of the best one:
 
-    estimate(chosen) <= slack * min estimate        whatever the predictor says
+    estimate(chosen) <= slack * min estimate        for any prediction
 
-and not at all while its moving relative error is above MOST_ERROR and above the rule's own. A node that the predictor
-avoids falls idle, so the envelope closes around it and it is tried again: the guard explores, too.
+It does not decide at all while its moving relative error is above MAX_PREDICTOR_ERROR and above the error of the rule.
+A node that the predictor avoids becomes idle. Then only that node is inside the envelope, and the policy tries it
+again. So the envelope also makes the policy explore.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from sched.member import Rng
 from sched.placements.costs import PrefillCosts, Row
 from sched.placements.mooncake import MooncakePlacement
 
-SLACK = 1.25
-"""Width of the envelope: how many times the least estimate a chosen node's may be."""
+ENVELOPE_RATIO = 1.25
+"""Width of the envelope: the largest allowed ratio of the chosen node's estimate to the least estimate."""
 
-MOST_ERROR = 0.3
-"""Moving mean of |predicted - measured| / measured from which a predictor is not believed (scheduling.md section 9)."""
+MAX_PREDICTOR_ERROR = 0.3
+"""The policy ignores a predictor whose moving mean of |predicted - measured| / measured is above this
+(scheduling.md section 9)."""
 
-MEMORY = 32
-"""Requests that a moving mean remembers; for NodeFactors, of one node."""
+MOVING_MEAN_REQUESTS = 32
+"""Number of requests in a moving mean; for NodeFactors, requests of one node."""
 
 FLOOR_S = 1e-3
-"""Times to first token below it count as this much in errors."""
+"""Lower bound of the time to first token in relative errors."""
 
 
 class Predictor(Protocol):
-    """Seconds to the first token on a node, from the rule's terms for it. The same terms come back with the truth."""
+    """Predicts the seconds to the first token on a node from the rule's terms. `observed` gets the same terms together
+    with the measured time."""
 
     def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float: ...
 
@@ -43,10 +46,10 @@ class Predictor(Protocol):
 
 
 class NodeFactors:
-    """By how much each node is slower than it says: the geometric mean of measured over estimated, its transfers left
-    out. One until a node has been seen."""
+    """Slowness factor of each node: the geometric mean of measured over estimated time, without transfers. The factor
+    of an unknown node is 1."""
 
-    MOST = math.log(4.0)  # one measurement says no more than a factor of four
+    MOST = math.log(4.0)  # a single measurement counts as at most a factor of 4
 
     def __init__(self) -> None:
         self._logs: dict[str, tuple[float, int]] = {}  # node -> (mean logarithm, observations and a prior of four)
@@ -64,34 +67,35 @@ class NodeFactors:
         seen = math.log(max(ttft_s - transfer_s, FLOOR_S) / max(expected, FLOOR_S))
         mean, count = self._logs.get(node, (0.0, 4))
         count += 1
-        mean += (min(self.MOST, max(-self.MOST, seen)) - mean) / min(count, MEMORY)
+        mean += (min(self.MOST, max(-self.MOST, seen)) - mean) / min(count, MOVING_MEAN_REQUESTS)
         self._logs[node] = mean, count
 
 
 class RelativeError:
-    """A moving mean, from nothing."""
+    """A moving mean that starts without a prior."""
 
     def __init__(self) -> None:
         self.mean = 0.0
         self._count = 0
 
     def add(self, predicted: float, measured: float) -> None:
-        """Errors of more than 1,000 % count as that."""
+        """Errors above 1,000 % count as 1,000 %."""
         miss = abs(predicted - measured) / max(measured, FLOOR_S)
         self._count += 1
-        self.mean += (min(miss if math.isfinite(miss) else 10.0, 10.0) - self.mean) / min(self._count, MEMORY)
+        miss = min(miss if math.isfinite(miss) else 10.0, 10.0)
+        self.mean += (miss - self.mean) / min(self._count, MOVING_MEAN_REQUESTS)
 
 
 class LearnedPlacement(MooncakePlacement):
-    """`mooncake`, but which of the asked nodes prefills is the predictor's to say, inside the envelope."""
+    """Like `mooncake`, but the predictor chooses the prefill node among the asked nodes inside the envelope."""
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
         super().__init__(limits, rng, threshold)
         self.predictor: Predictor = NodeFactors()
-        self.slack, self.most_error = SLACK, MOST_ERROR
+        self.slack, self.most_error = ENVELOPE_RATIO, MAX_PREDICTOR_ERROR
         self.error, self.rule_error = RelativeError(), RelativeError()
-        self.worst = 1.0  # the largest estimate chosen, over the least there was
-        self.decided = self.departed = 0  # choices; those that the rule would not have made
+        self.worst = 1.0  # the largest ratio of a chosen estimate to the least one
+        self.decided = self.departed = 0  # number of choices; number that differ from the rule's
 
     @property
     def trusted(self) -> bool:
@@ -127,6 +131,6 @@ class LearnedPlacement(MooncakePlacement):
 def envelope(estimates: Sequence[float], nodes: Sequence[int], slack: float) -> list[int]:
     """Those of `nodes` whose estimate is at most `slack` times the least; never empty for slack >= 1."""
     if slack < 1:
-        raise ValueError(f"an envelope of {slack} would leave out the best node: slack must be at least 1")
+        raise ValueError(f"a slack of {slack} would exclude the best node: it must be at least 1")
     most = slack * min(estimates)
     return [node for node, estimate in zip(nodes, estimates, strict=True) if estimate <= most]

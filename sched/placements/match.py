@@ -17,7 +17,7 @@ from sched.placements.links import Vector
 
 ANCHORS = 12
 
-KEPT = 256
+KEPT_ANSWERS = 256
 """Answers kept: prompts that share a prefix find the same nodes at the same depths."""
 
 
@@ -40,7 +40,7 @@ class Matcher:
         levels = tuple(holders.levels(keys[stride - 1 :: stride]))
         if not levels:
             return None
-        if places is not self._places or len(self._kept) >= KEPT:
+        if places is not self._places or len(self._kept) >= KEPT_ANSWERS:
             self._places = places
             self._kept.clear()
         name = (stride, block_size, levels)

@@ -1,8 +1,8 @@
-"""Transfer times between nodes, learnt from the transfers that requests report and from what nodes say of their rails.
+"""Transfer times between nodes, learned from the transfers that requests report and from the rail rates of nodes.
 
-A path is taken to be as fast as its transfers were, but no faster than its rails are now: the regressions forget in
-dozens of transfers, rails measure every MiB (net/rails.py). A path that nobody has used yet is as fast as its rails,
-and where nothing is known of those either, like all others together.
+The estimate of a path is as fast as its past transfers, but no faster than its rails are now: the regressions forget
+after dozens of transfers, while rails measure every MiB (net/rails.py). An unused path is as fast as its rails. If its
+rails are unknown too, it gets the mean of all paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sched.placements.links import Line, Lines, columns
 
 
 class MeasuredLinks:
-    """One model per path, and the bytes/s of the rails of paths as they were last told."""
+    """One model per path, and the last reported bytes/s of its rails."""
 
     def __init__(self) -> None:
         self._fetch, self._handover = TransferModel(), TransferModel()
@@ -24,7 +24,7 @@ class MeasuredLinks:
         self._fetch_rails: dict[str, float] = {}
         self._handover_rails: dict[tuple[str, str], float] = {}
 
-    # --- what is known
+    # --- estimates
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         return columns(self.fetch_each(nodes))
@@ -39,10 +39,10 @@ class MeasuredLinks:
         paths = [(source, node) for node in nodes]
         return _lines(paths, self._handovers, self._handover_rails, self._handover)
 
-    # --- what is learnt
+    # --- measurements
 
     def told(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
-        """`node` says what its rails give in bytes/s: a mean over its peers, 0 = not known, and to some of them."""
+        """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers."""
         if fetch > 0:
             self._fetch_rails[node] = fetch
         for peer, rate in to.items():
@@ -50,14 +50,14 @@ class MeasuredLinks:
                 self._handover_rails[node, peer] = rate
 
     def fetched(self, node: str, nbytes: int, seconds: float) -> None:
-        """From the pool into `node`."""
+        """A transfer from the pool into `node` has ended."""
         _observe((self._fetches.setdefault(node, TransferModel()), self._fetch), nbytes, seconds)
 
     def handed_over(self, source: str, node: str, nbytes: int, seconds: float) -> None:
         _observe((self._handovers.setdefault((source, node), TransferModel()), self._handover), nbytes, seconds)
 
     def learn(self, events: Iterable[dict[str, Any]], decode: str) -> None:
-        """Timeline events of a request that decodes on `decode`."""
+        """Learn from the timeline events of a request that decodes on `decode`."""
         for event in events:
             detail = event["detail"]
             if event["event"] == "kv_moved":
@@ -66,7 +66,7 @@ class MeasuredLinks:
                 self.fetched(event["node"], detail["bytes"], detail["seconds"])
 
     def forget(self, node: str) -> None:
-        """The node is gone; another may come back under its name."""
+        """Forget a node that is gone; a different node may return under its name."""
         self._fetches.pop(node, None)
         self._fetch_rails.pop(node, None)
         for path in [path for path in self._handovers if node in path]:

@@ -1,11 +1,11 @@
-"""What Algorithm 1 is compared with: the baselines of the paper and of other systems, each a few lines.
+"""The alternatives to Algorithm 1: baselines of the paper and of other systems, each in a few lines.
 
-random          any node that can: the floor every policy must beat
-round-robin     in turn
-least-load      the shortest queue, whatever is cached (load balancing, papers.md section 7)
-local-cache     Algorithm 1, but no KV moves between prefill nodes (local cache-aware)
-power-of-two    the better of two drawn, both asked: robust however old the gossip is
-dynamo-cost     NVIDIA Dynamo's router: blocks to prefill and blocks being decoded, a weighted sum
+random          any able node: the floor that every policy must beat
+round-robin     the nodes in turn
+least-load      the shortest queue, without regard to the cache (load balancing, papers.md section 7)
+local-cache     Algorithm 1 without KV transfers between prefill nodes (local cache-aware)
+power-of-two    the better of two random nodes, both asked: robust against old gossip
+dynamo-cost     NVIDIA Dynamo's router: a weighted sum of blocks to prefill and blocks being decoded
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sched.placements.view import View
 
 
 class RandomPlacement(TwoStages):
-    """Draws."""
+    """Chooses a random able node."""
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
         return self.rng.choice(able)
@@ -33,7 +33,7 @@ class RandomPlacement(TwoStages):
 
 
 class RoundRobin(TwoStages):
-    """Each acceptor counts for itself."""
+    """Chooses nodes in turn; each acceptor has its own counter."""
 
     prefills = decodes = 0
 
@@ -47,7 +47,7 @@ class RoundRobin(TwoStages):
 
 
 class LeastLoad(TwoStages):
-    """Least prefill work queued; fewest running requests."""
+    """The least queued prefill work; the fewest running requests."""
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
         return self.drawn(least(costs.wait_s, able))
@@ -57,13 +57,13 @@ class LeastLoad(TwoStages):
 
 
 class LocalCache(CentralGreedy):
-    """Algorithm 1 without step 3's fetch: least queue and prefill behind the node's own prefix."""
+    """Algorithm 1 without the fetch of step 3: the least queue plus prefill after the node's own prefix."""
 
     fetches = False
 
 
 class PowerOfTwo(TwoStages):
-    """Draws two per stage before it asks, so that the answer is about them."""
+    """Draws two nodes per stage and asks only these."""
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
         pools = (np.flatnonzero(np.isfinite(column)).tolist() for column in (view.open_at, view.closed_decode))
@@ -80,10 +80,10 @@ class PowerOfTwo(TwoStages):
 
 
 class DynamoCost(TwoStages):
-    """prefill: queued + new blocks to compute, less what is cached; decode: blocks in use + those of the request.
+    """prefill: queued + new blocks to compute, minus cached blocks; decode: blocks in use + blocks of the request.
 
-    Dynamo weights a cached block by its tier (1 on the device); the records tell no tiers, so it counts 1 here. Decode
-    is chosen behind prefill, as its disaggregated router does."""
+    Dynamo weights a cached block by its tier (1 on the device). Records do not contain tiers, so every cached block
+    counts 1 here. The decode node is chosen after the prefill node, as in Dynamo's disaggregated router."""
 
     asks_everybody = True
     fetches = False

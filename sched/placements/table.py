@@ -1,4 +1,4 @@
-"""Placement policies by their names on the command line; a rival is one class and one entry here."""
+"""Placement policies by their names on the command line. A new policy is one class and one entry here."""
 
 from __future__ import annotations
 

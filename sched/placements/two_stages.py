@@ -1,4 +1,4 @@
-"""What all policies share: prefill node first, then a decode node for it. A rival is these two choices."""
+"""The common part of all policies: choose a prefill node, then a decode node for it. A policy is these two choices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ T = TypeVar("T")
 
 
 class TwoStages(ABC):
-    """`threshold`: how many times longer than the node's own prefix the pool's must be before a fetch is considered;
-    1 = whenever it is longer, infinity = only on nodes without any (the paper's kvcache_balancing_threshold)."""
+    """`threshold`: the policy considers a fetch only if the pool's prefix is longer than the node's own prefix by this
+    factor. 1 = whenever it is longer, infinity = only on nodes without a prefix (the paper's
+    kvcache_balancing_threshold)."""
 
     fetches = True  # prefixes may come from the pool
-    asks_everybody = False  # as a central scheduler knows of everybody
+    asks_everybody = False  # ask all nodes, like a central scheduler
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
         if not threshold >= 1:
@@ -30,7 +31,7 @@ class TwoStages(ABC):
         self.limits, self.rng, self.threshold = limits, rng, threshold
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
-        """Most rivals ask nobody and decide on what gossip told."""
+        """Most policies ask no node and decide from gossip alone."""
         return range(len(view)) if self.asks_everybody else ()
 
     @abstractmethod
@@ -72,12 +73,12 @@ class TwoStages(ABC):
         )
 
     def drawn(self, items: Sequence[T]) -> T:
-        """Equals are drawn, so that acceptors with equal views do not all choose the same node."""
+        """A random one of equal candidates, so that acceptors with equal views do not all choose the same node."""
         return items[0] if len(items) == 1 else self.rng.choice(items)
 
 
 def _rejected(stage: str, *stages: Stage) -> Rejected:
-    """All nodes of the last stage were skipped: for good, or until a queue moves on."""
+    """The last stage skipped all nodes, either permanently or until a queue has room."""
     full = [row for row in stages[-1].rows(len(stages[-1].view)) if row["skipped"] == QUEUE_FULL]
     if not full:
         return Rejected(f"the prompt is longer than the KV memory of every {stage} node", None, stages=stages)

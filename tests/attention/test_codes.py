@@ -98,7 +98,7 @@ def test_a_backend_that_reads_no_codes_is_refused_and_auto_goes_on(tmp_path):
     mine.write_text(
         "from attention.torch_backend import TorchBackend\nclass Mine(TorchBackend):\n    reads_codes = False\n"
     )
-    with pytest.raises(ValueError, match=r"'torch' reads no quantized KV.*--kv-cache-dtype int8"):
+    with pytest.raises(ValueError, match=r"'torch' cannot read quantized KV.*--kv-cache-dtype int8"):
         choose(f"{mine}:Mine", "cpu", kv_dtype="int8")
     assert choose(f"{mine}:Mine", "cpu", kv_dtype="bfloat16").name == "torch"
     assert getattr(choose("auto", "cpu", kv_dtype="fp8"), "reads_codes", False)
@@ -112,5 +112,5 @@ def test_kernels_of_ones_own_read_codes_only_if_they_say_so_themselves(tmp_path,
     if reads:
         assert choose(f"{mine}:Mine", "cpu", kv_dtype="int8").name == "torch"
         return
-    with pytest.raises(ValueError, match="reads no quantized KV"):
+    with pytest.raises(ValueError, match="cannot read quantized KV"):
         choose(f"{mine}:Mine", "cpu", kv_dtype="int8")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.admission import REMEMBERED, History, TinyLFU, admissions, choose
+from cache.admission import REMEMBERED_KEYS, History, TinyLFU, admissions, choose
 from cache.policy import PLAIN, Facts
 
 CHAT, BATCH = Facts(service_class="interactive"), Facts(service_class="batch")
@@ -65,7 +65,7 @@ def test_tinylfu_prefers_the_one_that_is_wanted_more_often_and_forgets_old_fame(
 
 def test_names():
     assert set(admissions) == {"always", "second-hit", "tinylfu", "class-aware"}
-    assert REMEMBERED > 0
+    assert REMEMBERED_KEYS > 0
     with pytest.raises(ValueError, match="choose always"):
         choose("sometimes")
 

@@ -173,7 +173,7 @@ def test_no_database_at_all_is_started_empty(tmp_path, caplog, content):
     churn(directory, 5000, 1 << 20, 5, 4).close()
     (directory / "data.mdb").write_bytes(content)
     tier = SsdTier(directory, 5000, 1 << 20, ROOT)
-    assert "starting it empty" in caplog.text
+    assert "starting with an empty tier" in caplog.text
     assert tier.stats()["blocks"] == 0
     data = bytes(5000)
     assert tier.put(b"k" * 16, data, checksum(data))
@@ -187,6 +187,6 @@ def test_a_process_that_dies_while_it_opens_costs_one_start(tmp_path, caplog):
     start = f"{die}\nfrom cache.ssd import SsdTier\nSsdTier({str(directory)!r}, 5000, 1 << 20, {ROOT!r})"
     assert subprocess.run([sys.executable, "-c", start], cwd=PROJECT, capture_output=True).returncode < 0
     tier = SsdTier(directory, 5000, 1 << 20, ROOT)
-    assert "1 processes died opening it" in caplog.text
+    assert "1 processes died while opening it" in caplog.text
     assert tier.stats()["blocks"] == 0
     tier.close()

@@ -37,7 +37,7 @@ async def test_another_object_of_that_name_needs_a_word():
         objects = Objects(cluster.stores["a"])
         assert await objects.put(NAME, content(9000))
         assert not await objects.put(NAME, content(9000)), "the same bytes again"
-        with pytest.raises(Exists, match="9000 of them"):
+        with pytest.raises(Exists, match=r"different content \(9000 bytes\)"):
             await objects.put(NAME, content(9000, seed=1))
         assert await objects.get(NAME) == content(9000)
         assert await objects.put(NAME, content(5000, seed=1), replace=True)
@@ -70,7 +70,7 @@ async def test_an_object_that_lost_a_chunk_is_missing_and_can_be_put_again():
 
 @pytest.mark.parametrize("name", ["weights", "objects/", ""])
 def test_names_are_in_the_key_space(name):
-    with pytest.raises(ValueError, match="objects/SOMETHING"):
+    with pytest.raises(ValueError, match="names start with objects/"):
         manifest_key(name)
 
 

@@ -247,7 +247,7 @@ def test_a_policy_from_a_file(tmp_path):
         ("clock", "choose lru"),
         ("{dir}/none.py:Mine", "no file"),
         ("{dir}/mine.py", "FILE.py:NAME"),
-        ("{dir}/mine.py:Other", "defines no class"),
+        ("{dir}/mine.py:Other", "has no class"),
         ("{dir}/mine.py:Half", "it lacks added"),
     ],
 )

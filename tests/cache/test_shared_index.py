@@ -74,5 +74,5 @@ def test_halves_of_two_rows_do_not_make_one(region):
 def test_another_version_is_refused(region):
     SharedIndex(region, "dram", 4096)
     region.memory[8] = 9
-    with pytest.raises(ValueError, match="no index of version"):
+    with pytest.raises(ValueError, match="not an index of version"):
         IndexView(region)

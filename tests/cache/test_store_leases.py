@@ -168,7 +168,7 @@ async def test_slots_behind_a_fence_that_times_out_stay_held(caplog):
         transfer.fence = fence
         cluster.hub.kill("a")
         await quiet(b)
-        assert caplog.text.count("stay held") == 2
+        assert caplog.text.count("are still held") == 2
 
 
 async def test_closing_does_not_wait_for_a_fence():

@@ -93,6 +93,6 @@ def test_drain_drops_no_request(start: Start, tiny_model):
         assert leaver.process.wait(30) == 0
         with pytest.raises(rest.RestError, match="last_of_its_role"):
             rest.post(door.url + "/drain", {})
-        assert "will be placed again" not in leaver.log.read_text()
+        assert "will place them again" not in leaver.log.read_text()
     assert [e[-1] for e in events] == ["[DONE]"] * 8
     assert {json.loads(e[-2])["choices"][0]["finish_reason"] for e in events} == {"length"}

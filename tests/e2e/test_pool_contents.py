@@ -58,5 +58,5 @@ def test_encoded_prefixes_and_weights(start: Start, tiny_model, tmp_path: Path):
             (tmp_path / name).write_bytes((model / name).read_bytes())
         cluster.kill("mixed-0")
         bare = cluster.add("mixed", "--model", str(tmp_path), "--load-format", "auto", "--prefix-fetch", "never")
-        assert any("the weights come from the pooled store" in line for line in bare.last_lines(200))
+        assert any("loading the weights from the pooled store" in line for line in bare.last_lines(200))
         assert complete(bare.url, PROMPT, 8)["choices"][0]["text"] == answer["choices"][0]["text"]

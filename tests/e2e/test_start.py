@@ -53,7 +53,7 @@ def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_p
             ([*join, "--block-size", "32"], "--block-size 16"),
             ([*join, "--seed", "1"], "same model"),
             ([*join, "--kv-cache-dtype", "int8"], "pass --kv-cache-dtype float32"),
-            ([*join, "--cluster-key-file", str(key)], "give both the same --cluster-key-file"),
+            ([*join, "--cluster-key-file", str(key)], "give both nodes the same --cluster-key-file"),
             ([*tiny_model, "--role", "store", "--port", str(host_port(door)[1])], "--port"),
         ]:
             code, told = run(*flags)

@@ -85,7 +85,7 @@ def test_a_claim_gets_the_blocks_of_batch_streams_and_nobody_behind_it_does():
         b.reserve(10, chat)
     b.claim(chat)
     step = b.schedule(10)
-    with pytest.raises(OutOfBlocks, match="comes behind"):
+    with pytest.raises(OutOfBlocks, match="is queued behind"):
         b.reserve(10, of("another", "batch", [98] * 3, 10, 5))
     b.reserve(10, chat)
     b.unclaim(chat)

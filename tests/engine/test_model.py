@@ -182,7 +182,7 @@ def test_weights_that_do_not_match_are_named():
     with pytest.raises(ValueError, match=r"lack layers\.1\.up"):
         Model(our_config(theirs), weights, choose("torch", "cpu"))
     weights = our_weights(theirs) | {"layers.9.q": torch.zeros(1)}
-    with pytest.raises(ValueError, match=r"no place for: layers\.9\.q"):
+    with pytest.raises(ValueError, match=r"no place for these weights: layers\.9\.q"):
         Model(our_config(theirs), weights, choose("torch", "cpu"))
 
 

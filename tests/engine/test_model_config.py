@@ -357,7 +357,7 @@ def test_a_path_that_is_not_there(model):
 def test_a_hub_id_without_a_network(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match=r"could not be fetched from the Hugging Face hub.*HF_HUB_OFFLINE") as error:
+    with pytest.raises(ModelError, match=r"the Hugging Face hub did not deliver it.*HF_HUB_OFFLINE") as error:
         describe("some-org/some-model")
     assert "\n" not in str(error.value)
 
@@ -377,6 +377,6 @@ def test_a_hub_snapshot_is_a_directory(monkeypatch, tmp_path):
 
 
 def test_a_size_of_values_that_cannot_be_is_refused_with_the_next_that_can():
-    with pytest.raises(ModelError, match=r"--value-bytes 100 is no multiple of 64, .* --block-size 16: .* is 128$"):
+    with pytest.raises(ModelError, match=r"--value-bytes 100 is not a multiple of 64, .* --block-size 16: .* is 128$"):
         no_model(100, 16)
     assert no_model(128, 16).format == "none"

@@ -262,7 +262,7 @@ def test_choice(monkeypatch, caplog):
     times[1] = [0.4, 2.0]
     with caplog.at_level("INFO"):
         assert type(choose_ops("cpu", "cpu", torch.float32)) is TorchOps
-    (message,) = (message for message in caplog.messages if message.startswith("products by torch"))
+    (message,) = (message for message in caplog.messages if message.startswith("matrix products by torch"))
     assert "in float32" in message and "torch 400.00 ms for 1 rows, 2000.00 ms for 128 rows" in message
     for other in (("torch", "cpu", torch.bfloat16), ("cpu", "cpu", torch.float64), ("torch", "cuda", torch.bfloat16)):
         assert type(choose_ops(*other)) is TorchOps

@@ -143,7 +143,7 @@ def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0), prefill_s=lambda request: 9.0)
     own = OwnLoad("n", load, words, Rejection(), 1.0)
     promise = Promise(claim=7, wait_s=1.0, ttft_s=2.0, redirects_left=1)
-    with pytest.raises(RemoteError, match=r"2\.00 s more work on n") as caught:
+    with pytest.raises(RemoteError, match=r"n has 2\.00 s more work") as caught:
         own.keep(promise, None)
     assert caught.value.code == "redirect" and words.arrivals == [7]
     own.keep(replace(promise, redirects_left=0), None)

@@ -114,7 +114,7 @@ def test_a_directory_without_weights_needs_a_cluster(tmp_path):
         adopt(source, None)
     adopted = adopt(source, {"fingerprint": "f1"})
     assert adopted.fingerprint == "f1"
-    with pytest.raises(ModelError, match="the pooled store of the cluster has no weights"):
+    with pytest.raises(ModelError, match="the cluster's pooled store does not have its weights"):
         open_weights(adopted, torch.float32, None)
 
 

@@ -124,7 +124,7 @@ def test_a_row_may_ask_for_the_tokens_after_each_of_its_draft():
             greedy_row([1], 0, [7]),
         ]
         assert ours.step(rows)[0] == expected
-    with pytest.raises(ValueError, match="row 0 of the step wants 3 tokens after 2"):
+    with pytest.raises(ValueError, match="row 0 of the step requests 3 tokens after 2"):
         ours.step([Row([8, 9], 3, [3], SamplingRow(GREEDY, known, 2), num_samples=3)])
 
 

@@ -111,7 +111,7 @@ async def test_blocks_of_a_running_step_are_free_only_behind_it():
 # --- records on a full disk
 
 
-@pytest.mark.expects_error("--record-steps /dev/full: No space left on device; the record ends here")
+@pytest.mark.expects_error("--record-steps /dev/full: No space left on device; the recording ends here")
 async def test_a_full_disk_ends_the_record_and_nothing_else():
     worker, _ = make()
     worker._recorder = StepRecorder(Path("/dev/full"))

@@ -20,7 +20,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.control_tokens import MARKS
 from engine.text.gguf_tokenizer import build
 from engine.text.token_bytes import BYTE_OF
-from engine.text.tokenizer import LONG, Tokenizer
+from engine.text.tokenizer import DECODE_CHUNK_TOKENS, Tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
 TEXTS = [
@@ -384,7 +384,7 @@ def test_tools_stand_in_the_text_where_a_template_knows_none():
 
 def test_a_long_list_is_decoded_in_pieces(embedded_tokenizer):
     ids = embedded_tokenizer.encode("déjà vu 😀 <|im_end|>" * 1000)
-    assert len(ids) > 2 * LONG
+    assert len(ids) > 2 * DECODE_CHUNK_TOKENS
     for skip in (True, False):
         whole = embedded_tokenizer._core.decode(ids, skip_special_tokens=skip)
         assert embedded_tokenizer.decode(ids, skip) == whole

@@ -51,7 +51,7 @@ class FakeFrontend:
 
     def compile_grammar(self, kind: str, source: str) -> str:
         if "!bad" in source:
-            raise ValueError(f"the {kind} cannot be compiled: !bad")
+            raise ValueError(f"cannot compile the {kind}: !bad")
         return f"{kind} {source}"
 
     def tokenizer_info(self) -> dict[str, Any]:

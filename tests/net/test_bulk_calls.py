@@ -123,7 +123,7 @@ async def test_a_question_has_its_bytes_before_its_tail(nodes, nbytes):
     assert home.ends == ["finished"] * 3
 
 
-@pytest.mark.expects_error("'broken' asked by")
+@pytest.mark.expects_error("'broken' requested by")
 async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes):
     a, ours, home = nodes
 
@@ -135,12 +135,12 @@ async def test_errors_reach_the_asker_and_the_connection_lives_on(nodes):
         await ask(a, BulkCall("nothing", {}, 0))
     with pytest.raises(RemoteError, match="internal error in broken"):
         await ask(a, BulkCall("broken", {}, 0))
-    with pytest.raises(RemoteError, match="where none were asked for"):
+    with pytest.raises(RemoteError, match="none were requested"):
         await ask(a, BulkCall("get", {"first": 0, "last": 9}, 9))
     ours.memory[:] = bytes([7]) * len(ours.memory)
     put = Put(ours, 5 * MIB)
     put.kind = "unknown"
-    with pytest.raises(RemoteError, match="does not take 'unknown'"):
+    with pytest.raises(RemoteError, match="does not accept 'unknown'"):
         await ask(a, put)
     assert not any(home.region.memory[::4096]), "its bytes went nowhere"
     await ask(a, Get(ours, 0, 100))

@@ -23,7 +23,7 @@ def test_within_a_host_the_plainest_and_between_hosts_the_default():
 def test_one_that_is_not_there_is_named_with_the_flag():
     congestion.check("auto")
     congestion.check("reno")
-    with pytest.raises(ValueError, match=r"--tcp-congestion nothing: the kernel does not have it; there are: .*reno"):
+    with pytest.raises(ValueError, match=r"--tcp-congestion nothing: the kernel does not have it; available: .*reno"):
         congestion.check("nothing")
 
 

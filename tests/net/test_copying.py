@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from net.copying import PIECE, Copier, Copy
+from net.copying import PIECE_BYTES, Copier, Copy
 from net.memory import Region
 from net.transport import Op
 
@@ -35,7 +35,7 @@ def test_parts_hold_every_byte_once(regions, count):
     parts = copy.parts(count)
     assert len(parts) <= count
     assert sum(length for part in parts for _, _, length in part) == (7 << 20) + 12345
-    assert max(length for part in parts for _, _, length in part) <= PIECE
+    assert max(length for part in parts for _, _, length in part) <= PIECE_BYTES
     for part in parts:
         copy.run(part)
     assert b.memory[100 : 100 + (7 << 20)] == bytes(7 << 20)

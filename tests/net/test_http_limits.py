@@ -32,7 +32,7 @@ async def status(session, method="GET", path="/v1/models", **options):
         return response.status
 
 
-@pytest.mark.expects_error("the API keys stay as they were")
+@pytest.mark.expects_error("keeping the old API keys")
 async def test_keys_of_a_file_are_read_again(tmp_path):
     now, path = [0.0], tmp_path / "keys"
     path.write_text("# alice\nalice-key\n\nbob-key-1\n")
@@ -196,7 +196,7 @@ async def test_data_without_keys_is_local(path, address, headers, let_in):
     if let_in:
         assert await data_is_local(request, handler) == "answer"
     else:
-        with pytest.raises(ApiError, match="clients of this machine") as error:
+        with pytest.raises(ApiError, match="clients on this machine") as error:
             await data_is_local(request, handler)
         assert error.value.status == 403
 
@@ -216,7 +216,7 @@ def test_the_key_that_is_sent(tmp_path):
     assert key_to_send(None, path) == "alice-key" and key_to_send("own", path) == "own"
     assert key_to_send(None, None) is None
     path.write_text("# nobody\n")
-    with pytest.raises(ApiKeyFileError, match="holds no key"):
+    with pytest.raises(ApiKeyFileError, match="contains no key"):
         key_to_send(None, path)
 
 

@@ -47,7 +47,7 @@ async def test_no_token_at_all_is_wanted(client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
     plain = await client.completions.create(model="fake", prompt="xyz", max_tokens=0, echo=True)
     assert (plain.choices[0].text, plain.choices[0].logprobs) == ("xyz", None)
-    with pytest.raises(openai.BadRequestError, match="max_tokens: 0 asks for the prompt alone, send echo: true"):
+    with pytest.raises(openai.BadRequestError, match="max_tokens: 0 returns only the prompt; send echo: true"):
         await client.completions.create(model="fake", prompt="xyz", max_tokens=0)
 
 

@@ -52,7 +52,7 @@ async def test_the_key_is_proved_and_the_answer_sealed(key_file):
 async def test_a_node_without_the_key_is_no_answer(key_file):
     for keys in (ApiKeys(None), ApiKeys("secret")):
         async with serving(FakeFrontend(), keys=keys) as url:
-            with pytest.raises(ClusterError, match="no cluster key, or another one"):
+            with pytest.raises(ClusterError, match="no cluster key or a different one"):
                 await fetch_cluster(url[7:], "secret", cluster_key=key_file(OLD))
 
 

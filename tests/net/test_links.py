@@ -125,7 +125,7 @@ async def test_a_restarted_peer_is_found_again():
         moved = Channel("b2", {})
         moved.handle("echo", echo)
         a.introduce("b", await moved.start("127.0.0.1"))
-        with pytest.raises(PeerLost, match="now 'b2'"):
+        with pytest.raises(PeerLost, match="now belongs to 'b2'"):
             await a.call("b", "echo", {})
         assert (await a.call("b2", "echo", {}))[0] == {"from": "a"}
         await moved.close()

@@ -41,7 +41,7 @@ async def test_a_probe_by_messages_brings_what_each_node_told_last():
         assert a.counters == {"read_message": 3}
 
 
-@pytest.mark.expects_error("this node cannot tell its load")
+@pytest.mark.expects_error("this node cannot report its load")
 async def test_a_source_is_asked_at_every_probe_and_one_that_fails_keeps_the_last_word():
     async with nodes("a", "b") as (a, b):
         running = [0]

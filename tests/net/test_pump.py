@@ -8,7 +8,7 @@ import pytest
 from net.errors import PeerLost, TransferError
 from net.rails import Rail
 from net.rdma import pump
-from net.rdma.job import ATTEMPTS, SLICE, Job
+from net.rdma.job import SLICE_ATTEMPTS, SLICE_BYTES, Job
 from net.rdma.pump import BULK_WINDOW, Pump
 from net.transport import BULK, URGENT, Op
 from tests.net.peers import until
@@ -83,7 +83,7 @@ async def test_every_job_ends_whole_on_rails_that_break_and_come_back(seed):
     rng = random.Random(seed)
     print("seed", seed)
     net = Net(rng.randint(1, 3))
-    jobs = [net.start(rng.randint(1, 40) * SLICE + rng.randint(0, 9), rng.choice(list(Op))) for _ in range(4)]
+    jobs = [net.start(rng.randint(1, 40) * SLICE_BYTES + rng.randint(0, 9), rng.choice(list(Op))) for _ in range(4)]
     failures = {id(job): 0 for job, _ in jobs}
     await asyncio.sleep(0)
     for _ in range(4000):
@@ -94,7 +94,7 @@ async def test_every_job_ends_whole_on_rails_that_break_and_come_back(seed):
         if not pair.ready:
             net.settle(index)
             net.revive(index)
-        elif pair.queue and rng.random() < 0.03 and all(piece.attempts < ATTEMPTS - 2 for piece in pair.queue):
+        elif pair.queue and rng.random() < 0.03 and all(piece.attempts < SLICE_ATTEMPTS - 2 for piece in pair.queue):
             for piece in pair.queue:  # an unacknowledged slice may have landed all the same
                 net.landed[id(piece)] = net.landed.get(id(piece), 0) + rng.randint(0, 1)
                 failures[id(piece.job)] += 1
@@ -115,7 +115,7 @@ async def test_a_write_that_went_again_waits_for_the_word_of_the_peer():
     """A late first try must not land in memory that is reused; a READ writes at home, where the reset was the fence."""
     for op in Op:
         net = Net(2)
-        _, task = net.start(4 * SLICE, op)
+        _, task = net.start(4 * SLICE_BYTES, op)
         await asyncio.sleep(0)
         net.pump.pairs[0].fail()
         assert net.broken == [0]
@@ -129,13 +129,13 @@ async def test_a_write_that_went_again_waits_for_the_word_of_the_peer():
 
 async def test_urgent_slices_do_not_queue_behind_all_of_the_bulk():
     net = Net(1)
-    _, bulk = net.start(64 * SLICE)
+    _, bulk = net.start(64 * SLICE_BYTES)
     await asyncio.sleep(0)
     pair = net.pump.pairs[0]
-    assert len(pair.queue) == BULK_WINDOW // SLICE < DEPTH
-    _, urgent = net.start(SLICE, priority=URGENT)
+    assert len(pair.queue) == BULK_WINDOW // SLICE_BYTES < DEPTH
+    _, urgent = net.start(SLICE_BYTES, priority=URGENT)
     await asyncio.sleep(0)
-    assert len(pair.queue) == BULK_WINDOW // SLICE + 1, "there was room kept for it"
+    assert len(pair.queue) == BULK_WINDOW // SLICE_BYTES + 1, "there was room kept for it"
     net.arrive(0, len(pair.queue))
     await urgent
     assert not bulk.done()
@@ -147,7 +147,7 @@ async def test_urgent_slices_do_not_queue_behind_all_of_the_bulk():
 async def test_far_rails_are_used_while_the_near_one_is_down():
     net = Net(2, distances=[1, 0])
     far, near = net.pump.pairs
-    _, task = net.start(8 * SLICE)
+    _, task = net.start(8 * SLICE_BYTES)
     await asyncio.sleep(0)
     assert near.queue and not far.queue
     near.fail()
@@ -162,22 +162,22 @@ async def test_an_atomic_is_not_tried_twice_and_a_slice_not_for_ever():
     _, task = net.start(8, Op.READ, once=True)
     await asyncio.sleep(0)
     net.pump.pairs[0].fail()
-    with pytest.raises(TransferError, match="whether it took effect is not known"):
+    with pytest.raises(TransferError, match="may or may not have taken effect"):
         await task
     net = Net(1)
     _, task = net.start(8, Op.READ)
     await asyncio.sleep(0)
-    for _ in range(ATTEMPTS):
+    for _ in range(SLICE_ATTEMPTS):
         net.pump.pairs[0].fail()
         net.revive(0)
-    with pytest.raises(TransferError, match=f"failed {ATTEMPTS} times"):
+    with pytest.raises(TransferError, match=f"failed {SLICE_ATTEMPTS} times"):
         await task
 
 
 async def test_refused_memory_fails_its_transfer_alone_and_the_rail_may_come_back_at_once():
     net = Net(1)
-    _, bad = net.start(SLICE)
-    _, good = net.start(SLICE)
+    _, bad = net.start(SLICE_BYTES)
+    _, good = net.start(SLICE_BYTES)
     await asyncio.sleep(0)
     net.pump.pairs[0].fail(refused=True)
     assert net.pump.rails[0].retry_at == 0.0
@@ -193,7 +193,7 @@ async def test_refused_memory_fails_its_transfer_once_no_other_rail_moves_any_of
     """The caller may free the memory when the transfer has failed: the other rail's card must have let go of it."""
     for op in Op:
         net = Net(2)
-        _, bad = net.start(12 * SLICE, op)
+        _, bad = net.start(12 * SLICE_BYTES, op)
         await asyncio.sleep(0)
         refusing, other = net.pump.pairs
         assert refusing.queue and other.queue
@@ -212,21 +212,21 @@ async def test_refused_memory_fails_its_transfer_once_no_other_rail_moves_any_of
 
 async def test_a_slice_that_failed_too_often_ends_its_transfer_once_the_others_are_still():
     net = Net(2)
-    _, task = net.start(2 * SLICE, Op.READ)
+    _, task = net.start(2 * SLICE_BYTES, Op.READ)
     await asyncio.sleep(0)
-    net.pump.pairs[0].queue[0].attempts = ATTEMPTS - 1
+    net.pump.pairs[0].queue[0].attempts = SLICE_ATTEMPTS - 1
     net.pump.pairs[0].fail()
     await asyncio.sleep(0.001)
     assert not task.done() and len(net.pump.pairs[1].queue) == 1
     net.arrive(1, 1)
-    with pytest.raises(TransferError, match=f"failed {ATTEMPTS} times"):
+    with pytest.raises(TransferError, match=f"failed {SLICE_ATTEMPTS} times"):
         await task
     assert not net.pump.pairs[1].queue
 
 
 async def test_cancelled_twice_it_still_waits_for_what_is_in_the_queues():
     net = Net(1)
-    _, task = net.start(4 * SLICE)
+    _, task = net.start(4 * SLICE_BYTES)
     await asyncio.sleep(0)
     for _ in range(3):
         task.cancel()
@@ -240,7 +240,7 @@ async def test_cancelled_twice_it_still_waits_for_what_is_in_the_queues():
 async def test_a_cancelled_write_on_a_stuck_rail_waits_for_the_word_of_the_peer(monkeypatch):
     monkeypatch.setattr(pump, "CANCEL_S", 0.01)
     net = Net(2)
-    _, task = net.start(4 * SLICE)
+    _, task = net.start(4 * SLICE_BYTES)
     await asyncio.sleep(0)
     task.cancel()
     await until(lambda: net.broken)
@@ -258,12 +258,12 @@ async def test_a_job_that_comes_after_the_end_is_told_at_once():
     net = Net(1)
     net.pump.end(PeerLost("gone"))
     with pytest.raises(PeerLost, match="gone"):
-        await asyncio.wait_for(net.start(SLICE)[1], 5)
+        await asyncio.wait_for(net.start(SLICE_BYTES)[1], 5)
 
 
 async def test_cancelling_waits_for_what_is_in_the_queues():
     net = Net(1)
-    _, task = net.start(40 * SLICE)
+    _, task = net.start(40 * SLICE_BYTES)
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.sleep(0)
@@ -278,7 +278,7 @@ async def test_cancelling_waits_for_what_is_in_the_queues():
 
 async def test_a_lost_peer_fails_everything():
     net = Net(2)
-    tasks = [net.start(4 * SLICE)[1] for _ in range(3)]
+    tasks = [net.start(4 * SLICE_BYTES)[1] for _ in range(3)]
     await asyncio.sleep(0)
     net.pump.end(PeerLost("gone"))
     for task in tasks:

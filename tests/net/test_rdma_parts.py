@@ -114,7 +114,7 @@ async def test_a_region_withdrawn_while_it_is_pinned_is_not_told_to_anybody(larg
     again = asyncio.create_task(registered([card], large))
     await asyncio.sleep(0.01)
     card.may.set()
-    with pytest.raises(Unusable, match="withdrawn"):
+    with pytest.raises(Unusable, match="unregistered during its registration"):
         await waiting
     [keys] = await again
     assert card.pinned == {keys.lkey}

@@ -174,7 +174,7 @@ async def test_nothing_of_a_call_is_readable_on_the_wire(tmp_path):
     await asyncio.gather(*taps)
 
 
-@pytest.mark.expects_error("the cluster keys stay as they were")
+@pytest.mark.expects_error("keeping the old cluster keys")
 def test_the_key_file_says_what_is_wrong(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("net.cluster_key.LOOK_S", 0.0)
     with pytest.raises(KeyFileError, match="No such file"):

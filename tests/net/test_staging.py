@@ -169,7 +169,7 @@ async def test_refusals_name_what_is_wrong():
                 await a.engine.submit("b", Op.READ, local, "device", [(0, SIZE - 4, 8)])
             with pytest.raises(TransferError, match="not registered"):
                 await a.engine.submit("b", Op.READ, local, "nothing", [(0, 0, 8)])
-        with pytest.raises(ValueError, match="registered already"):
+        with pytest.raises(ValueError, match="already registered"):
             a.engine.register(DeviceRegion("host", a.device))
         b.device.broken = True
         for op in Op:

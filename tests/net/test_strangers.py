@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from net.channel import Channel
 from net.cluster_key import ClusterKey
 from net.connection import HELLO_MAX
-from net.doorstep import MOST_OF_ADDRESS, Doorstep
+from net.doorstep import MAX_WAITING_PER_ADDRESS, Doorstep
 from net.wire import MAGIC, PREFIX, VERSION, Decoder, allocate, encode
 
 SILENT = 300
@@ -54,7 +54,7 @@ async def test_silent_connections_cost_little_and_keep_nobody_out(tmp_path, with
             cost = tracemalloc.get_traced_memory()[0] - before
             tracemalloc.stop()
             assert cost < SILENT * PER_STRANGER, f"{cost / SILENT:.0f} bytes each, with the client's end"
-            for reader in readers[: SILENT - MOST_OF_ADDRESS]:
+            for reader in readers[: SILENT - MAX_WAITING_PER_ADDRESS]:
                 with suppress(ConnectionError):
                     assert await reader.read() == b"", "those that waited longest were let go"
             assert await other.connect(address) == "node", "and whoever says hello gets in"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from net.load_words import LoadWords
-from net.restarts import MOST, WINDOW_S, Restarts
+from net.restarts import MAX_RESTARTS, WINDOW_S, Restarts
 from net.supervisor import UNNAMED, Supervisor
 from net.tasks import keep, spawn
 from net.transfer import TransferEngine
@@ -52,8 +52,8 @@ def test_restarts_are_bounded_in_every_window(gaps, most):
 
 def test_pauses_double_and_a_quiet_minute_is_forgiven():
     restarts = Restarts()
-    assert [restarts.failed(t) for t in range(MOST + 1)] == [0.5, 1.0, 2.0, 4.0, 8.0, None]
-    assert restarts.failed(MOST + 1 + WINDOW_S) == 0.5
+    assert [restarts.failed(t) for t in range(MAX_RESTARTS + 1)] == [0.5, 1.0, 2.0, 4.0, 8.0, None]
+    assert restarts.failed(MAX_RESTARTS + 1 + WINDOW_S) == 0.5
     assert Restarts(0).failed(0.0) is None
 
 
@@ -85,7 +85,7 @@ async def test_what_has_no_name_is_counted_too():
     assert (told.counted, told.reasons) == ([UNNAMED] * 2, [])
 
 
-@pytest.mark.expects_error("thread 'worker' ended by an exception")
+@pytest.mark.expects_error("an exception ended thread 'worker'")
 async def test_a_thread_that_dies_is_told():
     with supervised() as told:
         thread = threading.Thread(target=lambda: 1 / 0, name="worker")

@@ -17,7 +17,7 @@ SIZE = 6 * MIB
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
-    monkeypatch.setattr("net.tcp_bundle.SLICE", MIB // 2)
+    monkeypatch.setattr("net.tcp_bundle.SLICE_BYTES", MIB // 2)
     monkeypatch.setattr("net.rails.BACKOFF_S", 0.05)  # after the first slice that arrives
 
 

@@ -82,13 +82,13 @@ def test_a_file_overrides_numbers_places_and_sockets(sysfs, tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("rails = 3", "no table"),
-        ("[rails]\na = -1", "from 0 on"),
-        ("[rails]\na = true", "from 0 on"),
+        ("rails = 3", "not a table"),
+        ("[rails]\na = -1", "at least 0"),
+        ("[rails]\na = true", "at least 0"),
         ("[rails]\na = 1\nb = 1", "same number"),
         ('[near]\n"gpu0" = ["a"]', "places like"),
         ('[near]\n"cuda:0" = []', "list of devices"),
-        ("[nics]\na = 1", "nothing else"),
+        ("[nics]\na = 1", "only have the tables"),
         ("[rails", "not TOML"),
     ],
 )

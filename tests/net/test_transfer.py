@@ -80,7 +80,7 @@ async def test_the_path_says_which_transport_and_why_not_the_better_one():
     ("change", "reason"),
     [
         ({"boot": "another"}, "another host"),
-        ({"path": "/nowhere/shm"}, "out of reach"),
+        ({"path": "/nowhere/shm"}, "unreachable"),
         ({"token": "wrong"}, "another one"),
         ({"refused": "it cannot offer its memory: no space"}, "no space"),
     ],
@@ -131,7 +131,7 @@ async def test_regions_come_and_go_while_connected(order):
             await channel.call("b", "unregister", {"name": "late"})
             with pytest.raises(TransferError, match="not registered there"):
                 await engine.submit("b", Op.READ, "ours", "late", [(0, 0, 64)])
-        with pytest.raises(ValueError, match="registered already"):
+        with pytest.raises(ValueError, match="already registered"):
             engine.register(region)
 
 

@@ -91,7 +91,7 @@ async def test_a_frozen_peer_costs_the_deadline_and_no_more(monkeypatch):
         channel.on_lost(lost.append)
         await engine.open("b")
         process.send_signal(signal.SIGSTOP)
-        with pytest.raises(TimeoutError, match=r"not done within 0\.1 s"):
+        with pytest.raises(TimeoutError, match=r"did not finish within 0\.1 s"):
             await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, SIZE)], timeout_s=0.1)
         assert not lost
         with pytest.raises(PeerLost):
@@ -257,7 +257,7 @@ async def test_who_does_not_know_of_its_loss_gets_no_way_in_before_it_has_heard_
         theirs.memory[0] = 0
         with pytest.raises((ConnectionError, TransferError)):
             await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=epoch)
-        with pytest.raises(TransferError, match="has lost this node since it gave the memory"):
+        with pytest.raises(TransferError, match="lost this node after it granted access to the memory"):
             await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=epoch)
         assert theirs.memory[0] == 0
         await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 1)], epoch=b.epoch_of("a"))

@@ -85,8 +85,8 @@ def test_a_damaged_stream_never_does_worse_than_a_frame_error(garbage, at, cuts)
     ("stream", "reason"),
     [
         (PREFIX.pack(MAGIC, VERSION + 1, 2, 0) + b"{}", "wire version"),
-        (PREFIX.pack(MAGIC, VERSION, HEADER_MAX + 1, 0), "header of .* over the limit"),
-        (PREFIX.pack(MAGIC, VERSION, 2, 1 << 60) + b"{}", "payload of .* over the limit"),
+        (PREFIX.pack(MAGIC, VERSION, HEADER_MAX + 1, 0), "header of .* exceeds the limit"),
+        (PREFIX.pack(MAGIC, VERSION, 2, 1 << 60) + b"{}", "payload of .* exceeds the limit"),
         (PREFIX.pack(MAGIC, VERSION, 2, 0) + b"{,", "not JSON"),
         (PREFIX.pack(MAGIC, VERSION, 2, 0) + b"[]", "not a JSON object"),
     ],

@@ -27,13 +27,13 @@ def test_it_is_read_as_it_is_spelled():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("urgent:ttft=1", "no class 'urgent'; there are interactive, standard, batch"),
+        ("urgent:ttft=1", "no class 'urgent'; the classes are interactive, standard, batch"),
         ("batch", "names no objective; write batch:ttft=SECONDS"),
         ("batch:", "names no objective"),
-        ("batch:tpot=1", "no objective 'tpot'; there are ttft and tbt"),
-        ("batch:ttft=0", "'ttft=0' is no number of seconds above 0"),
-        ("batch:ttft=soon", "is no number"),
-        ("batch:ttft=nan", "is no number"),
+        ("batch:tpot=1", "no objective 'tpot'; the objectives are ttft and tbt"),
+        ("batch:ttft=0", "'ttft=0' is not a number of seconds above 0"),
+        ("batch:ttft=soon", "is not a number"),
+        ("batch:ttft=nan", "is not a number"),
     ],
 )
 def test_what_is_wrong_is_said(text, wrong):

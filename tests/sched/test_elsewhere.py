@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from sched.cells import SUMMARY, cell_of
 from sched.member import Member, Status
-from sched.placements.elsewhere import DRAWN, LEAST_S, LESS, better_cell, elsewhere
+from sched.placements.elsewhere import (
+    ASKED_PER_ROLE,
+    LEAST_DIFFERENCE_S,
+    LEAST_DIFFERENCE_SHARE,
+    better_cell,
+    elsewhere,
+)
 from sched.record import node_key
 
 
@@ -28,7 +34,7 @@ def test_only_a_clearly_better_cell_is_asked(works, own, number):
     if chosen is None:
         return
     assert own < len(works) and chosen != own
-    assert works[chosen] + max(LEAST_S, LESS * works[own]) <= works[own]
+    assert works[chosen] + max(LEAST_DIFFERENCE_S, LEAST_DIFFERENCE_SHARE * works[own]) <= works[own]
 
 
 def test_the_better_of_two_cells_is_found_and_a_cell_nobody_told_of_is_not():
@@ -51,5 +57,5 @@ def test_nodes_of_both_roles_that_live_there_are_drawn():
         assert len(cells) == 1 and 0 not in cells
         assert all(member.status is Status.ALIVE for member in asked)
         for role in ("prefill", "decode"):
-            assert DRAWN <= sum(role in member.roles for member in asked) <= 2 * DRAWN
+            assert ASKED_PER_ROLE <= sum(role in member.roles for member in asked) <= 2 * ASKED_PER_ROLE
     assert elsewhere(rows, 0, 0, members, random.Random(0)) == []

@@ -7,9 +7,19 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sched.role_change import BOTH, DRAIN, DWELL, HOLD_S, REST, RoleController, Seen, loads, wanted
+from sched.role_change import (
+    BOTH,
+    CELL_PAUSE_HOLDS,
+    DRAIN_HOLDS,
+    HOLD_S,
+    NODE_PAUSE_HOLDS,
+    RoleController,
+    Seen,
+    loads,
+    wanted,
+)
 
-REST_S, DWELL_S = REST * HOLD_S, DWELL * HOLD_S
+REST_S, DWELL_S = CELL_PAUSE_HOLDS * HOLD_S, NODE_PAUSE_HOLDS * HOLD_S
 PREFILL, DECODE = frozenset({"prefill"}), frozenset({"decode"})
 
 
@@ -78,7 +88,7 @@ def test_a_node_finishes_what_it_gives_up_before_it_begins_with_the_other_stage(
             times.append((second, does))
             layouts[0] = replace(decoding, does=does)
     assert [does for _, does in times] == [frozenset(), PREFILL]
-    assert times[1][0] - times[0][0] == DRAIN * HOLD_S, "it does not wait for ever"
+    assert times[1][0] - times[0][0] == DRAIN_HOLDS * HOLD_S, "it does not wait for ever"
 
 
 def test_a_stage_that_can_spare_nobody_gives_nobody():

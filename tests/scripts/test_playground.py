@@ -136,10 +136,10 @@ def test_serving_starts_a_node_with_the_file(small, monkeypatch):
     ("text", "wanted", "words"),
     [
         (None, "", "there is no file"),
-        ("x = 1", "", "say which class"),
+        ("x = 1", "", "name the class"),
         ("x = 1", ":Mine", "no class or function 'Mine'"),
         ("class Mine:\n    name = 'mine'", ":Mine", "lacks plan, write_kv"),
-        (HEAD + "class A(TorchBackend): pass\nclass B(TorchBackend): pass", "", "would do: A, B"),
+        (HEAD + "class A(TorchBackend): pass\nclass B(TorchBackend): pass", "", "suitable classes in the file: A, B"),
         (
             HEAD + "def make():\n    one = TorchBackend()\n    one.name = None\n    return one",
             ":make",

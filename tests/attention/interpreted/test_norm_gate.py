@@ -99,7 +99,7 @@ def test_no_rows_and_wrong_shapes() -> None:
     x = torch.ones(2, 64, device=DEVICE)
     with pytest.raises(ValueError, match="norm"):
         OURS.rms_norm(x.T, weight, EPS)
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="same shape"):
         OURS.add_rms_norm(x, x[:1], weight, EPS)
 
 
