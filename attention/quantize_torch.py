@@ -1,8 +1,9 @@
-"""KV blocks in one byte per element on a CPU: what a block becomes when it leaves the arena for the pool, and back.
+"""KV blocks in one byte per element on a CPU: what a block becomes when it leaves the arena for the pool or for another
+node, and back.
 
 The formats are fp8 (e4m3) and int8, with one scale per head and layer of K and of V: scale = max |x| / LARGEST, so that
 |x - x'| <= scale / 2 for int8 and <= max(|x| / 16, scale / 1024) for fp8. An encoded block is one span of bytes, layer
-after layer:
+after layer, so a layer can be moved and decoded by itself:
 
     codes [2, num_kv_heads, block_size, head_size] one byte each | scales [2, num_kv_heads] float32
 
@@ -10,6 +11,9 @@ A few layers at a time: they stay in the cache, and below the size from which to
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -23,27 +27,36 @@ def encode_block(block: Tensor, dtype: torch.dtype, out: Tensor) -> None:
     """block [num_layers, 2, num_kv_heads, block_size, head_size], finite, any float type; out [encoded bytes] uint8,
     written whole. `dtype` is a key of attention.codes.LARGEST."""
     rows = out.view(len(block), -1)
-    codes_bytes = block[0].numel()
-    for part in chunks(block):
-        x = block[part].to(torch.float32, copy=True)  # never the arena itself
-        scales = x.abs().amax((-1, -2)).div_(LARGEST[dtype])
-        inverse = torch.where(scales == 0, 1.0, scales).reciprocal_()
-        codes = to_codes(x.mul_(inverse[..., None, None]), dtype)
-        rows[part, :codes_bytes] = codes.view(torch.uint8).flatten(1)
-        rows[part, codes_bytes:] = scales.flatten(1).view(torch.uint8)
+    for part in chunks(len(block), block.shape[1:]):
+        rows[part] = encode_layers(block[part].to(torch.float32, copy=True), dtype)  # never the arena itself
 
 
 def decode_block(encoded: Tensor, dtype: torch.dtype, block: Tensor) -> None:
     """The reverse: encoded [encoded bytes] uint8; block is written whole, in its own type."""
     rows = encoded.view(len(block), -1)
-    codes_bytes = block[0].numel()
-    for part in chunks(block):
-        codes = rows[part, :codes_bytes].view(torch.int8).view(block[part].shape)
-        scales = rows[part, codes_bytes:].contiguous().view(torch.float32).view(block[part].shape[:3])
-        block[part] = from_codes(codes, dtype).mul_(scales[..., None, None])
+    for part in chunks(len(block), block.shape[1:]):
+        block[part] = decode_layers(rows[part], dtype, block.shape[1:])
 
 
-def chunks(block: Tensor) -> list[slice]:
-    """Of its layers."""
-    step = max(1, CHUNK_ELEMENTS // block[0].numel())
-    return [slice(first, first + step) for first in range(0, len(block), step)]
+def encode_layers(layers: Tensor, dtype: torch.dtype) -> Tensor:
+    """layers [n, 2, num_kv_heads, block_size, head_size] float32, finite, overwritten; of any blocks. Returns
+    [n, encoded bytes of a layer] uint8."""
+    scales = layers.abs().amax((-1, -2)).div_(LARGEST[dtype])
+    inverse = torch.where(scales == 0, 1.0, scales).reciprocal_()
+    codes = to_codes(layers.mul_(inverse[..., None, None]), dtype)
+    return torch.cat((codes.view(torch.uint8).flatten(1), scales.flatten(1).view(torch.uint8)), 1)
+
+
+def decode_layers(encoded: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The reverse: encoded [n, encoded bytes of a layer] uint8, shape (2, num_kv_heads, block_size, head_size). Returns
+    [n, *shape] float32."""
+    codes_bytes = prod(shape)
+    codes = encoded[:, :codes_bytes].view(torch.int8).view(-1, *shape)
+    scales = encoded[:, codes_bytes:].contiguous().view(torch.float32).view(-1, *shape[:2])
+    return from_codes(codes, dtype).mul_(scales[..., None, None])
+
+
+def chunks(count: int, shape: Sequence[int]) -> list[slice]:
+    """Of `count` layers of `shape`, as many as should be converted together."""
+    step = max(1, CHUNK_ELEMENTS // prod(shape))
+    return [slice(first, min(count, first + step)) for first in range(0, count, step)]

@@ -25,7 +25,7 @@ type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 encodings = ("fp8", "int8")
 """Types of one byte per element with float32 scales: one per token and head in the arena, one per head where blocks
-are converted on their way to the pool."""
+are converted on their way to the pool or to a decode node."""
 
 SCALE_BYTES = 4
 
@@ -47,6 +47,7 @@ class BlockGeometry:
     block_size: int  # tokens
     dtype: str  # in the arena: a key of type_bytes, or one of `encodings`
     pool_dtype: str = ""  # in the pool: one of `encodings`; anything else = as in the arena
+    wire_dtype: str = ""  # on the way from a prefill node to a decode node: likewise
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -75,12 +76,24 @@ class BlockGeometry:
         return self.pool_dtype in encodings and self.dtype not in encodings
 
     @property
+    def wire_encoded(self) -> bool:
+        """Blocks are converted on the way from a prefill node to a decode node."""
+        return self.wire_dtype in encodings and self.dtype not in encodings
+
+    @property
+    def encoded_layer_bytes(self) -> int:
+        """Bytes of one layer of a converted block; its part starts at layer * encoded_layer_bytes."""
+        return 2 * self.num_kv_heads * (self.block_size * self.head_size + SCALE_BYTES)
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of one converted block."""
+        return self.num_layers * self.encoded_layer_bytes
+
+    @property
     def pool_bytes(self) -> int:
         """Bytes of one block in the pool."""
-        if not self.encoded:
-            return self.block_bytes
-        heads = self.num_layers * 2 * self.num_kv_heads
-        return heads * (self.block_size * self.head_size + SCALE_BYTES)
+        return self.encoded_bytes if self.encoded else self.block_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -94,6 +107,8 @@ def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
     text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
     if g.encoded:
         text += f"|{g.pool_dtype}"
+    if g.wire_encoded:
+        text += f"|wire {g.wire_dtype}"
     return blake2b(text.encode(), digest_size=KEY_BYTES, person=b"mooncake-root").digest()
 
 

@@ -2,7 +2,8 @@
 blocks before the next. Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) is made of it.
 
 A part that has landed is not checked yet: a checksum covers a whole block, so only the end of the last part says
-whether the bytes were right. Who computes with parts has to take the result back when `read` says no.
+whether the bytes were right. What computes with parts has to take the result back when `read` says no: until then no
+block has a name under which another request could find it, and no token leaves the node.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cache.arena import UNCHECKED, checksum
+from xxhash import xxh3_64
+
+from cache.arena import UNCHECKED
 from cache.block import BlockKey
 from cache.calls import HOME_ERRORS, Calls, Ticket
 from cache.protocol import Deadlines
 from net.memory import Region
+from net.tasks import awaited
 from net.transfer import Completion, Op, TransferEngine
 
 log = logging.getLogger(__name__)
@@ -97,20 +101,57 @@ class PinnedBlocks:
     async def read(
         self, region: Region, offsets: Sequence[int], parts: Sequence[Part], landed: Callable[[int], None]
     ) -> bool:
-        """Read block i to offsets[i] of `region`; landed(j) is called when parts[j] of all of them is there. False
-        when a home fails or a block does not match its checksum, of which the home is told. Nothing is written any
-        more when this returns or is cancelled."""
-        for index, part in enumerate(parts):
-            reads = [self._read(region, offsets, lease, part) for lease in self._leases]
-            done = await asyncio.gather(*reads, return_exceptions=True)
-            failed = [self._failed(*pair) for pair in zip(self._leases, done, strict=True)]
-            if any(failed):
-                return False
+        """Read block i to offsets[i] of `region`; landed(j) is called when parts[j] of all of them is there. The rest
+        is as of `read_parts`."""
+
+        async def there(index: int) -> None:
             landed(index)
-        bad = await asyncio.to_thread(self._damaged, region, offsets)
+
+        return await self.read_parts(
+            region, lambda index: [offset + parts[index][0] for offset in offsets], parts, there
+        )
+
+    async def read_parts(
+        self,
+        region: Region,
+        places: Callable[[int], Sequence[int]],
+        parts: Sequence[Part],
+        landed: Callable[[int], Awaitable[None]],
+    ) -> bool:
+        """Read parts[j] of block i to places(j)[i] of `region`, one part after the other; together they are the blocks,
+        from front to end. landed(j) runs when parts[j] of all blocks is there, while the next part comes; the one
+        behind that comes once landed(j) has returned, so places that alternate between two areas are enough. False when
+        a home fails or a block does not match its checksum, of which the home is told: the checksum is made part by
+        part, so nothing of a block has to stay. Nothing is written any more when this returns or is cancelled."""
+        sums = _Checksums(self._leases)
+        coming = self._begin(region, places(0), parts[0])
+        try:
+            for index, (_, length) in enumerate(parts):
+                if self._any_failed(await coming):
+                    return False
+                here = places(index)
+                if index + 1 < len(parts):
+                    coming = self._begin(region, places(index + 1), parts[index + 1])
+                await landed(index)
+                if sums.wanted:
+                    await asyncio.to_thread(sums.add, region.memory, here, length)
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)  # its end is nobody's any more
+        bad = sums.differing()
         for lease, positions in bad:
             lease.ticket.bad += positions
         return not any(positions for _, positions in bad)
+
+    def _begin(
+        self, region: Region, places: Sequence[int], part: Part
+    ) -> asyncio.Task[list[Completion | BaseException]]:
+        reads = [self._read(region, places, lease, part) for lease in self._leases]
+        return awaited(_all(reads))
+
+    def _any_failed(self, done: Sequence[Completion | BaseException]) -> bool:
+        failed = [self._failed(*pair) for pair in zip(self._leases, done, strict=True)]
+        return any(failed)
 
     def _failed(self, lease: Lease, done: Completion | BaseException) -> bool:
         """Account for one home's part. Raises what no home can cause."""
@@ -124,21 +165,43 @@ class PinnedBlocks:
             lease.ticket.open = False  # it is lost and knows by itself
         return True
 
-    async def _read(self, region: Region, offsets: Sequence[int], lease: Lease, part: Part) -> Completion:
+    async def _read(self, region: Region, places: Sequence[int], lease: Lease, part: Part) -> Completion:
         size, (start, length) = lease.reply["slot_bytes"], part
         pairs = zip(lease.positions, lease.reply["slots"], strict=True)
-        spans = [(offsets[position] + start, slot * size + start, length) for position, slot in pairs]
+        spans = [(places[position], slot * size + start, length) for position, slot in pairs]
         return await self._transfer.submit(
             lease.home, Op.READ, region.name, lease.reply["region"], spans, timeout_s=self._deadlines.transfer_s
         )
 
-    def _damaged(self, region: Region, offsets: Sequence[int]) -> list[tuple[Lease, list[int]]]:
+
+async def _all(reads: Sequence[Coroutine[Any, Any, Completion]]) -> list[Completion | BaseException]:
+    return await asyncio.gather(*reads, return_exceptions=True)
+
+
+class _Checksums:
+    """Of the blocks of leases whose homes have some, part by part: the same as cache.arena.checksum of whole blocks."""
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        self._leases = leases
+        self._sums = [
+            [(i, position, xxh3_64()) for i, position in enumerate(lease.positions) if _checked(lease, i)]
+            for lease in leases
+        ]
+        self.wanted = any(self._sums)
+
+    def add(self, memory: memoryview, places: Sequence[int], length: int) -> None:
+        """The next `length` bytes of each block i are at places[i]."""
+        for sums in self._sums:
+            for _, position, one in sums:
+                one.update(memory[places[position] : places[position] + length])
+
+    def differing(self) -> list[tuple[Lease, list[int]]]:
         """Positions in each lease whose bytes are not what was stored."""
-        out = []
-        for lease in self._leases:
-            size = lease.reply["slot_bytes"]
-            starts = [offsets[position] for position in lease.positions]
-            sums = [checksum(region.memory[start : start + size]) for start in starts]
-            wanted = lease.reply["checksums"]
-            out.append((lease, [i for i, one in enumerate(sums) if one != wanted[i] != UNCHECKED]))
-        return out
+        return [
+            (lease, [i for i, _, one in sums if one.intdigest() != lease.reply["checksums"][i]])
+            for lease, sums in zip(self._leases, self._sums, strict=True)
+        ]
+
+
+def _checked(lease: Lease, position: int) -> bool:
+    return bool(lease.reply["checksums"][position] != UNCHECKED)

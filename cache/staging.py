@@ -1,4 +1,5 @@
-"""Staging: memory that values pass through on their way between the pool and callers who have no arena of their own."""
+"""Staging: memory that values pass through on their way between the pool and callers who have no arena of their own,
+and KV blocks that are encoded on their way."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ REGION = "value-staging"
 class Staging:
     """Slots of `slot_bytes` in a region that is made when first needed, which takes pages only as they are used."""
 
-    def __init__(self, slot_bytes: int) -> None:
+    def __init__(self, slot_bytes: int, nbytes: int = STAGING_BYTES, name: str = REGION) -> None:
+        """As many slots as `nbytes` hold, 4 at least; name: of the region."""
         self.slot_bytes = slot_bytes
-        self.num_slots = max(4, STAGING_BYTES // slot_bytes)
+        self.num_slots = max(4, nbytes // slot_bytes)
+        self._name = name
         self._region: Region | None = None
         self._free = list(range(self.num_slots))
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -26,7 +29,7 @@ class Staging:
     def region(self) -> Region:
         """Raises OSError when memory is refused."""
         if self._region is None:
-            self._region = Region.shared(REGION, self.num_slots * self.slot_bytes)
+            self._region = Region.shared(self._name, self.num_slots * self.slot_bytes)
         return self._region
 
     @asynccontextmanager

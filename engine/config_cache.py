@@ -91,6 +91,23 @@ class CacheConfig(ModelConfig):
         "precision",
         ("auto", "fp8", "int8"),
     )
+    wire_dtype: str = flag(
+        "auto",
+        "cache",
+        "KV element type on the way from prefill to decode nodes: auto = the cluster's, else as in the KV arena; fp8 "
+        "(e4m3) and int8 have a scale per head and block, move half of the bytes of bfloat16, and lose precision: what "
+        "decodes a prompt attends to its KV as if it came from such a pool; equal in a cluster",
+        ("auto", "fp8", "int8"),
+    )
+    kv_staging_bytes: int = flag(
+        -1,
+        "cache",
+        "where --pool-dtype or --wire-dtype encode: memory that encoded blocks pass through, for each of what goes to "
+        "the pool, comes from it, and goes to decode nodes; a prefix of which two layers take more than half of it is "
+        "not loaded layer by layer; auto = 16M, or 4 blocks if they are larger",
+        least=1,
+        auto=-1,
+    )
     block_checksums: bool = flag(
         True,
         "cache",

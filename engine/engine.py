@@ -20,10 +20,11 @@ from engine.kv.cache_policies import eviction
 from engine.kv.device_blocks import DeviceBlocks
 from engine.kv.encoded_blocks import EncodedBlocks
 from engine.kv.kv_ready import KV_REGION
-from engine.kv.pool_blocks import PlainBlocks, PoolBlocks
+from engine.kv.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.prefix_sources import PrefixSources, Prices
 from engine.kv.reuse import Arena, PrefixLoader, Publisher
+from engine.kv.wire import WireCodec
 from engine.load import EngineLoad
 from engine.loading import LoadedModel
 from engine.serving.own_load import OwnLoad
@@ -58,7 +59,6 @@ class Engine:
         self._transfer = transfer
         self.region = loaded.region
         self._processes = loaded.processes
-        self._on_host = isinstance(self.region, Region)
         if isinstance(self.region, Region):
             store.attach(self.region)
         else:
@@ -86,23 +86,23 @@ class Engine:
         )
         self.load = EngineLoad(config, self.batcher, self.costs)
         reused = store if config.enable_prefix_caching else None
-        self._pool_blocks = pool_blocks(store, self.region, geometry)
+        self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
         rails = RailNews(transfer, store.router.homes)
         borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry.block_bytes)
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
         sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
+        by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
         loader = PrefixLoader(
             self.batcher,
-            Arena(reused, KV_REGION, geometry, prefetch),
+            Arena(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
             self.costs,
             metrics,
             sources,
-            # other ranks compute without waiting, and so do kernels that are queued already
-            by_layer=config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and self._on_host,
             used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
         )
+        self._wire = self._wire_codec(geometry)
         self.worker = Worker(
             self.batcher,
             loaded.runner,
@@ -117,7 +117,7 @@ class Engine:
             cluster.channel,
             transfer,
             self.worker,
-            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas),
+            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire),
             config.max_waiting_requests,
             OwnLoad(config.node_id, self.load, cluster.words, rejection, config.slo_scale),
             metrics,
@@ -129,6 +129,14 @@ class Engine:
     def is_busy(self) -> bool:
         """Requests run."""
         return bool(self.batcher.running)
+
+    def _wire_codec(self, geometry: BlockGeometry) -> WireCodec | None:
+        """What encodes KV on its way to decode nodes, registered; None = nothing does."""
+        if not geometry.wire_encoded or not isinstance(self.region, Region):
+            return None
+        codec = WireCodec(self.region, geometry, self._config.kv_staging_bytes)
+        self._transfer.register(codec.region)
+        return codec
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft
@@ -168,6 +176,9 @@ class Engine:
         await self.publisher.close()
         self._pool_blocks.close()
         self._transfer.unregister(self.region.name)
+        if self._wire is not None:
+            self._transfer.unregister(self._wire.region.name)
+            self._wire.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)  # and with them, on GPUs, their parts of the region
 
@@ -205,10 +216,15 @@ class Engine:
         return None
 
 
-def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry) -> PoolBlocks:
-    """How blocks of `arena` go to the pool."""
+def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry, staging_bytes: int) -> PoolBlocks:
+    """How blocks of `arena` go to the pool; staging_bytes: of each area in which they are encoded."""
     if isinstance(arena, DeviceRegion):
         return DeviceBlocks(store, arena, geometry)
     if geometry.encoded:
-        return EncodedBlocks(store, arena, geometry)
+        return EncodedBlocks(store, arena, geometry, staging_bytes)
     return PlainBlocks(store, arena.name, geometry)
+
+
+def layers_of(blocks: PoolBlocks) -> Layers | None:
+    """How they come layer by layer. None from a device: kernels that are queued already do not wait."""
+    return blocks.layers if isinstance(blocks, PlainBlocks | EncodedBlocks) else None

@@ -28,6 +28,8 @@ CPU_KV_BYTES = 2 * GiB
 
 DRAM_SHARE_BYTES = GiB
 
+KV_STAGING_BYTES = 16 * MiB
+
 GPU_RESERVE_BYTES = GiB
 """Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
 
@@ -76,9 +78,14 @@ def resolve(
         _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = _kv_dtype(config, model, dtype, cluster)
-    config = replace(config, pool_dtype=_pool_dtype(config, kv_dtype, cluster))
-    if device == "cuda" and config.pool_dtype != kv_dtype:
-        raise UsageError(f"--pool-dtype {config.pool_dtype}: only a CPU encodes blocks; use --device cpu, or auto")
+    config = replace(
+        config,
+        pool_dtype=_encoding("--pool-dtype", config.pool_dtype, kv_dtype, cluster),
+        wire_dtype=_encoding("--wire-dtype", config.wire_dtype, kv_dtype, cluster),
+    )
+    for flag, encoding in (("--pool-dtype", config.pool_dtype), ("--wire-dtype", config.wire_dtype)):
+        if device == "cuda" and encoding != kv_dtype:
+            raise UsageError(f"{flag} {encoding}: only a CPU encodes blocks; use --device cpu, or leave it on auto")
     shape = geometry(config, model, kv_dtype)
     block_bytes = shape.block_bytes
     kv_bytes = _kv_cache_bytes(config, model, machine, device, dtype) // block_bytes * block_bytes
@@ -94,6 +101,7 @@ def resolve(
         tbt_budget_ms=config.tbt_budget_ms or 1000 * min(one.tbt_s for one in config.classes.values()),
         kv_cache_bytes=kv_bytes,
         dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
+        kv_staging_bytes=_kv_staging_bytes(config, shape),
     )
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     check_memory(resolved, machine)
@@ -148,7 +156,7 @@ def _max_connections(config: Config, machine: Machine) -> int:
 def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     """Shape of this node's KV blocks."""
     sizes = model.num_layers, model.num_kv_heads, model.head_size, config.block_size
-    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype)
+    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype)
 
 
 def identity(config: Config, geometry: BlockGeometry, root: str) -> dict[str, Any]:
@@ -159,14 +167,15 @@ def identity(config: Config, geometry: BlockGeometry, root: str) -> dict[str, An
         "block_size": config.block_size,
         "dtype": geometry.dtype,
         "pool_dtype": config.pool_dtype,
+        "wire_dtype": config.wire_dtype,
     }
 
 
 def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
     """Why a resolved `config` with the root key `root` (hex) and a node that says `theirs` cannot share KV, with the
-    remedy; None if they can. `theirs` has model, block_size, dtype and pool_dtype (of the KV) and root, as GET /cluster
-    does; a node of another version may lack one."""
-    if lacking := {"model", "block_size", "dtype", "pool_dtype", "root"} - set(theirs):
+    remedy; None if they can. `theirs` has model, block_size, dtype, pool_dtype and wire_dtype (of the KV) and root, as
+    GET /cluster does; a node of another version may lack one."""
+    if lacking := {"model", "block_size", "dtype", "pool_dtype", "wire_dtype", "root"} - set(theirs):
         return f"the other side does not say its {', '.join(sorted(lacking))}: it is of another version of Mooncake"
     if theirs["block_size"] != config.block_size:
         return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
@@ -176,6 +185,8 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
         return f"the cluster keeps KV in {theirs['dtype']}, not {config.kv_cache_dtype}; pass {flag} {theirs['dtype']}"
     if theirs["pool_dtype"] != config.pool_dtype:
         return f"the cluster has --pool-dtype {theirs['pool_dtype']}, not {config.pool_dtype}; give this node the same"
+    if theirs["wire_dtype"] != config.wire_dtype:
+        return f"the cluster has --wire-dtype {theirs['wire_dtype']}, not {config.wire_dtype}; give this node the same"
     if theirs["root"] != root:
         return (
             f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
@@ -231,18 +242,34 @@ def _kv_dtype(config: Config, model: ModelSizes, dtype: str, cluster: Mapping[st
     return wanted
 
 
-def _pool_dtype(config: Config, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
-    """As told, or as the cluster to be joined, or as the arena. Blocks of a quantized arena stay as they are."""
+def _encoding(flag: str, wanted: str, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
+    """What a flag that is `wanted` means: as told, or as the cluster to be joined, or as the arena. Blocks of a
+    quantized arena stay as they are."""
     if kv_dtype in encodings:
-        if config.pool_dtype not in ("auto", kv_dtype):
+        if wanted not in ("auto", kv_dtype):
+            where = "the pool keeps" if flag == "--pool-dtype" else "decode nodes get"
             raise UsageError(
-                f"--pool-dtype {config.pool_dtype}: with --kv-cache-dtype {kv_dtype} the pool keeps the arena's blocks "
-                "as they are; leave out one of the two"
+                f"{flag} {wanted}: with --kv-cache-dtype {kv_dtype} {where} the arena's blocks as they are; leave out "
+                "one of the two"
             )
         return kv_dtype
-    if config.pool_dtype != "auto":
-        return config.pool_dtype
-    return kv_dtype if cluster is None else str(cluster["pool_dtype"])
+    if wanted != "auto":
+        return wanted
+    name = flag.removeprefix("--").replace("-", "_")
+    return kv_dtype if cluster is None else str(cluster.get(name, kv_dtype))
+
+
+def _kv_staging_bytes(config: Config, shape: BlockGeometry) -> int:
+    """Room for two calls at once, of one block at least and as much again."""
+    least, wanted = 4 * shape.encoded_bytes, config.kv_staging_bytes
+    if wanted == -1:
+        return max(KV_STAGING_BYTES, least)
+    if wanted < least and (shape.encoded or shape.wire_encoded):
+        raise UsageError(
+            f"--kv-staging-bytes {wanted} holds fewer than 4 encoded blocks of {shape.encoded_bytes} bytes; leave it "
+            f"on auto or give {least} or more"
+        )
+    return wanted
 
 
 def _model_name(config: Config) -> str:

@@ -118,6 +118,7 @@ CLUSTER = (
     Declared(Counter, "mooncake:transfer_bytes", "KV bytes moved", ("direction", "transport")),
     Declared(Counter, "mooncake:transfer_seconds", "Time spent in transfers", ("direction", "transport")),
     Declared(Counter, "mooncake:transfer_failures", "Failed transfers", ("transport",)),
+    Declared(Counter, "mooncake:wire_saved_bytes", "KV bytes that --wire-dtype saved in transfers to decode nodes"),
     Declared(
         Counter,
         "mooncake:store_hit_blocks",

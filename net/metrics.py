@@ -163,6 +163,10 @@ class Metrics:
         self._child("mooncake:transfer_bytes", **labels).inc(nbytes)
         self._child("mooncake:transfer_seconds", **labels).inc(seconds)
 
+    def count_wire_saved(self, nbytes: int) -> None:
+        """KV bytes that did not move to a decode node because the rest was encoded (--wire-dtype)."""
+        self._child("mooncake:wire_saved_bytes").inc(nbytes)
+
     def count_transfer_failure(self, transport: str) -> None:
         self._child("mooncake:transfer_failures", transport=transport).inc()
 

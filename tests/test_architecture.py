@@ -174,6 +174,7 @@ MAY_TORCH = (
     "engine.checkpoint.weights",
     "engine.checkpoint.pooled_weights",
     "engine.kv.encoded_blocks",
+    "engine.kv.wire",
 )
 # ... these inside a function, for the roles that run a model ...
 LAZY_TORCH = ("engine.machine",)

@@ -1,59 +1,59 @@
-"""Blocks in one byte per element in the pool and on the wire (--pool-dtype): encoded when they leave the arena, decoded
-when they come back. What moves, what a home keeps and what checksums cover are the encoded bytes.
+"""Blocks in one byte per element in the pool and on the way to and from it (--pool-dtype): encoded when they leave the
+arena, decoded when they come back. What moves, what a home keeps and what checksums cover are the encoded bytes.
 
-Two staging areas of a few blocks each, one per direction. The conversion runs in one thread of its own.
+Two staging areas, one per direction. A prefix that comes layer by layer needs room there for two layers of each block:
+one is decoded while the next arrives. The conversion runs in one thread of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attention.codes import DTYPES
-from attention.quantize_torch import decode_block, encode_block
+from attention.quantize_torch import chunks, decode_block, decode_layers, encode_block
 from cache.block import BlockGeometry, BlockKey
 from cache.policy import Facts
 from cache.results import GetResult
+from cache.staging import Staging
 from cache.store import Store
+from engine.kv.conversion import Conversion
+from engine.kv.pool_blocks import LayerRead
 from engine.kv.prefetch import total
 from net.memory import Region
 
-STAGING_BYTES = 16 << 20
-
 
 class EncodedBlocks:
-    """`arena`: the engine's, on the CPU. Registers its staging areas with `store`."""
+    """`arena`: the engine's, on the CPU. Registers its staging areas, `staging_bytes` each, with `store`."""
 
-    def __init__(self, store: Store, arena: Region, geometry: BlockGeometry) -> None:
+    def __init__(self, store: Store, arena: Region, geometry: BlockGeometry, staging_bytes: int) -> None:
         self._store = store
+        self._geometry = geometry
         self._dtype = DTYPES[geometry.pool_dtype]
-        self._nbytes = geometry.pool_bytes
-        self._window = max(1, STAGING_BYTES // self._nbytes)
         self._blocks = torch.frombuffer(arena.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
-        self._out, self._in = (Region.shared(name, self._window * self._nbytes) for name in ("kv-out", "kv-in"))
-        self._codes_out, self._codes_in = self._codes(self._out), self._codes(self._in)
-        self._offsets = [slot * self._nbytes for slot in range(self._window)]
-        self._putting, self._getting = asyncio.Lock(), asyncio.Lock()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="kv-codec")
-        store.attach(self._out)
-        store.attach(self._in)
+        self._out, self._in = (Staging(geometry.encoded_bytes, staging_bytes, name) for name in ("kv-out", "kv-in"))
+        self._codes_out, self._codes_in = (self._codes(staging) for staging in (self._out, self._in))
+        self._window = self._in.num_slots // 2  # so that two calls have room
+        self._conversion = Conversion("kv-codec")
+        store.attach(self._out.region())
+        store.attach(self._in.region())
 
-    def _codes(self, region: Region) -> Tensor:
-        """[window, encoded bytes] uint8"""
-        return torch.frombuffer(region.memory, dtype=torch.uint8).view(self._window, -1)
+    def _codes(self, staging: Staging) -> Tensor:
+        """[layers that have room, encoded bytes of a layer] uint8"""
+        codes = torch.frombuffer(staging.region().memory, dtype=torch.uint8)
+        return codes.view(-1, self._geometry.encoded_layer_bytes)
 
     async def put(self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts]) -> int:
         stored = 0
-        async with self._putting:
-            for first in range(0, len(keys), self._window):
-                part = slice(first, first + self._window)
-                await self._convert(self._encode, block_ids[part])
-                offsets = self._offsets[: len(keys[part])]
-                stored += await self._store.put_from(keys[part], self._out.name, offsets, facts[part])
+        for first in range(0, len(keys), self._window):
+            part = slice(first, first + self._window)
+            async with self._out.slots(len(keys[part])) as offsets:
+                await self._conversion.run(partial(self._encode, block_ids[part], offsets))
+                stored += await self._store.put_from(keys[part], self._out.region().name, offsets, facts[part])
         return stored
 
     async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
@@ -63,34 +63,65 @@ class EncodedBlocks:
         parts = []
         for first in range(0, len(keys), self._window):
             part = slice(first, first + self._window)
-            async with self._getting:  # between windows others have their turn
-                wanted = len(keys[part])
-                result = await self._store.get_into(keys[part], self._in.name, self._offsets[:wanted])
-                await self._convert(self._decode, block_ids[part][: result.blocks])
+            wanted = len(keys[part])
+            async with self._in.slots(wanted) as offsets:  # between windows others have their turn
+                result = await self._store.get_into(keys[part], self._in.region().name, offsets)
+                await self._conversion.run(partial(self._decode, block_ids[part][: result.blocks], offsets))
             parts.append(result)
             if result.blocks < wanted:
                 break
         return total(parts)
 
-    async def _convert(self, work: Callable[[Sequence[int]], None], block_ids: Sequence[int]) -> None:
-        """Ends when the thread is done with the memory, even when this is cancelled."""
-        task = asyncio.get_running_loop().run_in_executor(self._executor, work, block_ids)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            raise
+    @asynccontextmanager
+    async def layers(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> AsyncIterator[LayerRead | None]:
+        """As of PlainBlocks; None too for more blocks than half of the staging area has room for."""
+        geometry = self._geometry
+        nbytes, count = geometry.encoded_layer_bytes, len(keys)
+        num_slots = -(-2 * count // geometry.num_layers)
+        if num_slots > self._window:
+            yield None
+            return
+        async with self._in.slots(num_slots) as slots, self._store.pinned(keys) as pinned:
+            if pinned is None:
+                yield None
+                return
+            rooms = [slot + layer * nbytes for slot in slots for layer in range(geometry.num_layers)]
+            areas = rooms[:count], rooms[count : 2 * count]
 
-    def _encode(self, block_ids: Sequence[int]) -> None:
-        for slot, block_id in enumerate(block_ids):
-            encode_block(self._blocks[block_id], self._dtype, self._codes_out[slot])
+            async def read(landed: Callable[[int], None]) -> bool:
+                async def decode(layer: int) -> None:
+                    await self._conversion.run(partial(self._decode_layer, layer, block_ids, areas[layer % 2]))
+                    landed(layer)
 
-    def _decode(self, block_ids: Sequence[int]) -> None:
-        for slot, block_id in enumerate(block_ids):
-            decode_block(self._codes_in[slot], self._dtype, self._blocks[block_id])
+                parts = [(layer * nbytes, nbytes) for layer in range(geometry.num_layers)]
+                return await pinned.read_parts(self._in.region(), lambda layer: areas[layer % 2], parts, decode)
+
+            yield LayerRead(pinned, read)
+
+    def _encode(self, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
+        for block_id, offset in zip(block_ids, offsets, strict=True):
+            encode_block(self._blocks[block_id], self._dtype, self._of_block(self._codes_out, offset))
+
+    def _decode(self, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
+        for block_id, offset in zip(block_ids, offsets, strict=False):
+            decode_block(self._of_block(self._codes_in, offset), self._dtype, self._blocks[block_id])
+
+    def _of_block(self, codes: Tensor, offset: int) -> Tensor:
+        """[encoded bytes of a block]"""
+        first = offset // self._geometry.encoded_layer_bytes
+        return codes[first : first + self._geometry.num_layers].view(-1)
+
+    def _decode_layer(self, layer: int, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
+        """Of each block, from offsets[i] of the staging area."""
+        ids = torch.tensor(block_ids)
+        rows = torch.tensor(offsets) // self._geometry.encoded_layer_bytes
+        shape = self._geometry.shape[1:]
+        for part in chunks(len(ids), shape):
+            values = decode_layers(self._codes_in[rows[part]], self._dtype, shape)
+            self._blocks[ids[part], layer] = values.to(self._blocks.dtype)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True)
+        self._conversion.close()
         del self._blocks, self._codes_out, self._codes_in  # they keep the memory mapped
         self._out.close()
         self._in.close()

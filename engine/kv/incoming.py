@@ -2,6 +2,7 @@
 
 reserve    wait for blocks in the order of the queue; they are held with transfer references from now on
 pull       read a part of the KV out of the prefill node's blocks (with --kv-transfer push it writes them itself)
+decode     with --wire-dtype and push: decode what it has written
 arrive     handover: everything has landed, the request decodes
 give_up    the request has ended: the blocks go back once nobody can write to them any more
 """
@@ -15,13 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cache.block import BlockGeometry
 from cache.pool import OutOfBlocks
 from engine.kv.kv_ready import KV_REGION, KvTarget
-from engine.kv.pull import KvPull
+from engine.kv.pull import Decoder, KvPull
 from engine.request import Request
 from engine.serving import messages
-from engine.serving.messages import Fence, Pull, Pulled
+from engine.serving.messages import Decode, Fence, Pull, Pulled
 from engine.worker import Worker
 from net.bodies import encode, typed
 from net.channel import Channel
@@ -35,6 +35,14 @@ log = logging.getLogger("mooncake.engine")
 BLOCKED_RETRY_S = 0.02
 WORD_S = 60.0  # for a prefill node that lives to say that it writes no more
 FENCE_S = 10.0  # between two warnings about one that was cut off and may still be writing
+
+
+@dataclass(frozen=True, slots=True)
+class KvForm:
+    """The form in which KV arrives."""
+
+    block_bytes: int  # of a block of the arena
+    decoder: Decoder | None = None  # None: it arrives as it lies in the arena
 
 
 @dataclass(slots=True)
@@ -55,7 +63,7 @@ class Incoming:
         channel: Channel,
         transfer: TransferEngine,
         worker: Worker,
-        geometry: BlockGeometry,
+        form: KvForm,
         max_waiting: int,
         metrics: Metrics,
         cancelled: Callable[[str], bool],
@@ -64,7 +72,7 @@ class Incoming:
         self._channel = channel
         self._transfer = transfer
         self._worker = worker
-        self._geometry = geometry
+        self._form = form
         self._max_waiting = max_waiting
         self._metrics = metrics
         self._cancelled = cancelled
@@ -74,6 +82,7 @@ class Incoming:
         self._turns: dict[str, asyncio.Future[None]] = {}  # of requests that wait for blocks
         self._look: asyncio.TimerHandle | None = None
         channel.handle(messages.PULL, typed(Pull, self._on_pull))
+        channel.handle(messages.DECODE, typed(Decode, self._on_decode))
 
     def __len__(self) -> int:
         return len(self._reservations) + len(self._ending)
@@ -101,7 +110,8 @@ class Incoming:
             self._num_waiting -= 1
         held = request.block_ids[first_missing:]
         self._worker.batcher.pool.hold(held)
-        pull = KvPull(self._transfer, KV_REGION, self._geometry.block_bytes, prefill_node, held)
+        form = self._form
+        pull = KvPull(self._transfer, KV_REGION, form.block_bytes, prefill_node, held, form.decoder)
         self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
         epoch = self._transfer.epoch_of(prefill_node)
         return KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epoch)
@@ -145,15 +155,23 @@ class Incoming:
                 turn.set_result(None)
 
     async def _on_pull(self, peer: str, body: Pull, data: memoryview) -> Pulled:
-        reservation = self._reservations.get(body.id)
-        if reservation is None or reservation.prefill_node != peer:
-            raise RemoteError("the request has ended on the decode node", code="gone")
+        pull = self._pull(body.id, peer)
         try:
-            done = await reservation.pull.read(body.region, unpack_spans(data), body.timeout_s)
+            done = await pull.read(body.region, unpack_spans(data), body.timeout_s)
         except (ConnectionError, TimeoutError, TransferError) as error:
             raise RemoteError(f"reading the KV failed: {error}", code="transfer") from None
         self._metrics.count_transfer("read", done.transport, done.nbytes, done.seconds)
         return Pulled(done.nbytes, done.seconds, done.transport)
+
+    async def _on_decode(self, peer: str, body: Decode, data: memoryview) -> None:
+        await self._pull(body.id, peer).decode(unpack_spans(data))
+
+    def _pull(self, request_id: str, prefill_node: str) -> KvPull:
+        """Raises RemoteError when there is none any more."""
+        reservation = self._reservations.get(request_id)
+        if reservation is None or reservation.prefill_node != prefill_node:
+            raise RemoteError("the request has ended on the decode node", code="gone")
+        return reservation.pull
 
     def arrive(self, request_id: str, first_token: int) -> None:
         """All KV has landed. Raises RemoteError when the request has ended."""

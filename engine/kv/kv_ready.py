@@ -39,6 +39,7 @@ class Piece(NamedTuple):
     local: int
     remote: int
     nbytes: int
+    tokens: int  # of the block whose KV is there; what lies behind them is not the prompt's
 
 
 class KvReady:
@@ -70,27 +71,26 @@ class KvReady:
         if layer < self._geometry.num_layers - 1 or (self._overlap == "none" and end < self._num_tokens):
             return []
         size = self._geometry.block_size
-        pieces = self._whole(block_ids, range(self._target.first_missing, -(-end // size)))
+        pieces = self._whole(block_ids, range(self._target.first_missing, -(-end // size)), end)
         self._complete.difference_update(range(end // size, -(-end // size)))
         return pieces
 
     def _layer(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
         size, first = self._geometry.block_size, self._target.first_missing
-        found = self._whole(block_ids, range(first, start // size)) if layer == 0 else []
+        found = self._whole(block_ids, range(first, start // size), start) if layer == 0 else []
         touched = range(max(start // size, first), -(-end // size))
         nbytes = self._geometry.layer_bytes
-        pieces = [self._piece(block_ids, i, layer * nbytes, nbytes) for i in touched]
+        pieces = [self._piece(block_ids, i, layer * nbytes, nbytes, end) for i in touched]
         if layer == self._geometry.num_layers - 1:
             self._complete.update(i for i in touched if (i + 1) * size <= end)
         return found + pieces
 
-    def _whole(self, block_ids: Sequence[int], indices: Iterable[int]) -> list[Piece]:
+    def _whole(self, block_ids: Sequence[int], indices: Iterable[int], end: int) -> list[Piece]:
         missing = [i for i in indices if i not in self._complete]
         self._complete.update(missing)
-        return [self._piece(block_ids, i, 0, self._geometry.block_bytes) for i in missing]
+        return [self._piece(block_ids, i, 0, self._geometry.block_bytes, end) for i in missing]
 
-    def _piece(self, block_ids: Sequence[int], index: int, offset: int, nbytes: int) -> Piece:
-        size = self._geometry.block_bytes
-        return Piece(
-            block_ids[index], block_ids[index] * size + offset, self._target.block_ids[index] * size + offset, nbytes
-        )
+    def _piece(self, block_ids: Sequence[int], index: int, offset: int, nbytes: int, end: int) -> Piece:
+        size, block_id = self._geometry.block_bytes, block_ids[index]
+        tokens = min(self._geometry.block_size, end - index * self._geometry.block_size)
+        return Piece(block_id, block_id * size + offset, self._target.block_ids[index] * size + offset, nbytes, tokens)

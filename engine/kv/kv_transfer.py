@@ -1,8 +1,9 @@
 """One prompt's KV on its way from the prefill node to the decode node, while the rest of it is computed.
 
 What may leave is decided by kv_ready.py, who moves the bytes by a Mover: push.py writes them into the
-decode node's slots, pull.py has the decode node read them. One batch is in flight at a time and it is bounded;
-meanwhile what gets ready gathers, so that a slow network gets fewer, larger batches.
+decode node's slots, pull.py has the decode node read them; with --wire-dtype wire.py encodes them first. One batch is
+in flight at a time and it is bounded; meanwhile what gets ready gathers, so that a slow network gets fewer, larger
+batches.
 """
 
 from __future__ import annotations
@@ -32,11 +33,19 @@ class Mover(Protocol):
         or written any more, unless the decode node is lost or will never go on with the request."""
 
 
+class Encoder(Protocol):
+    """Has a mover move other, fewer bytes than those of this node's KV arena."""
+
+    async def move(self, pieces: Sequence[Piece], mover: Mover) -> Completion:
+        """Returns when the decode node has the KV of all pieces. Raises as the mover does."""
+
+
 @dataclass(slots=True)
 class KvReport:
     """What has been moved so far."""
 
     nbytes: int = 0
+    saved: int = 0  # bytes that did not move because the rest was encoded
     batches: int = 0
     seconds: float = 0.0  # sum of the batches' durations
     transport: str = ""
@@ -46,11 +55,14 @@ class KvReport:
 class KvTransfer:
     """One request's. All methods run on the event loop; blocks with bytes still to move are held in `pool`."""
 
-    def __init__(self, node: str, mover: Mover, ready: KvReady, pool: BlockPool) -> None:
-        """node: the decode node."""
+    def __init__(
+        self, node: str, mover: Mover, ready: KvReady, pool: BlockPool, encoder: Encoder | None = None
+    ) -> None:
+        """node: the decode node; encoder: None = bytes move as they lie in the arena."""
         self.node = node
         self.report = KvReport()
         self._mover = mover
+        self._encoder = encoder
         self._ready = ready
         self._pool = pool
         self._waiting: deque[Piece] = deque()
@@ -78,15 +90,21 @@ class KvTransfer:
             batch = self._moving = self._next_batch()
             begin = time.monotonic()
             try:
-                done = await self._mover.move([(piece.local, piece.remote, piece.nbytes) for piece in batch])
+                done = await self._move(batch)
             finally:
                 self._moving = []
                 self._pool.unhold([piece.block_id for piece in batch])
             self.report.intervals.add(begin, time.monotonic(), done.nbytes)
             self.report.nbytes += done.nbytes
+            self.report.saved += sum(piece.nbytes for piece in batch) - done.nbytes
             self.report.seconds += done.seconds
             self.report.batches += 1
             self.report.transport = done.transport
+
+    async def _move(self, batch: Sequence[Piece]) -> Completion:
+        if self._encoder is not None:
+            return await self._encoder.move(batch, self._mover)
+        return await self._mover.move([(piece.local, piece.remote, piece.nbytes) for piece in batch])
 
     def _next_batch(self) -> list[Piece]:
         batch = [self._waiting.popleft()]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.kv.kv_ready import KvTarget
-from net.spans import Span
+from engine.serving import messages
+from engine.serving.messages import Decode
+from net.bodies import encode
+from net.channel import Channel
+from net.spans import Span, pack_spans
 from net.transfer import URGENT, Completion, Op, TransferEngine
 
 
@@ -24,3 +28,21 @@ class Push:
         return await self._transfer.submit(
             *(target.node, Op.WRITE, self._region, target.region, spans, self._timeout_s, URGENT), epoch=target.epoch
         )
+
+
+class EncodedPush:
+    """The same for encoded bytes (engine/kv/wire.py): once they have landed the decode node is asked to decode them."""
+
+    def __init__(self, push: Push, channel: Channel, request_id: str, target: KvTarget, timeout_s: float) -> None:
+        """push: from the region of the encoded bytes."""
+        self._push = push
+        self._channel = channel
+        self._request_id = request_id
+        self._target = target
+        self._timeout_s = timeout_s
+
+    async def move(self, spans: Sequence[Span]) -> Completion:
+        done = await self._push.move(spans)
+        body, data = encode(Decode(self._request_id)), [pack_spans(spans)]
+        await self._channel.call(self._target.node, messages.DECODE, body, data, self._timeout_s)
+        return done

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from cache.block import BlockGeometry, BlockKey
@@ -19,11 +20,10 @@ from cache.layered import PinnedBlocks
 from cache.policy import Facts
 from cache.pool import BlockPool, OutOfBlocks
 from cache.results import GetResult
-from cache.store import Store
 from engine.batcher import Batcher
 from engine.costs import StepCosts
 from engine.kv.layered_load import LayeredLoad, LayerGate, hides
-from engine.kv.pool_blocks import PoolBlocks
+from engine.kv.pool_blocks import LayerRead, Layers, PoolBlocks
 from engine.kv.prefetch import Prefetch
 from engine.kv.prefix_sources import POOL, PrefixSources, Source
 from engine.request import Request
@@ -44,12 +44,13 @@ Named = tuple[BlockKey, int, Facts]
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What blocks are loaded into: `region` of `store`, in the way of `prefetch`."""
+    """What blocks are loaded into, in the way of `prefetch`. With `layers`, of the pool, a request starts before its
+    prefix has arrived, and waits layer by layer, where it is to wait at all; in company it starts once nobody should
+    have to wait for it."""
 
-    store: Store | None
-    region: str
     geometry: BlockGeometry
     prefetch: Prefetch
+    layers: Layers | None = None
 
 
 class PrefixLoader:
@@ -63,18 +64,13 @@ class PrefixLoader:
         costs: StepCosts,
         metrics: Metrics,
         sources: PrefixSources,
-        by_layer: bool = False,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """by_layer: a request starts before its prefix has arrived, and waits layer by layer, where blocks need no
-        decoding and it is to wait at all; in company it starts once nobody should have to wait for it. used: told of
-        blocks that were found in the engine's own arena."""
+        """used: told of blocks that were found in the engine's own arena."""
         self._used = used
-        self._by_layer = by_layer and not arena.geometry.encoded and arena.prefetch.policy == "wait"
+        self._layers = arena.layers if arena.prefetch.policy == "wait" else None
         self._prefetch = arena.prefetch
         self._batcher = batcher
-        self._store = arena.store
-        self._region = arena.region
         self._geometry = arena.geometry
         self._costs = costs
         self._metrics = metrics
@@ -105,8 +101,8 @@ class PrefixLoader:
             before = len(request.block_ids)
             if request.finished:
                 break
-            if self._by_layer and source.name == POOL:
-                load = await self._start(request, source)
+            if self._layers is not None and source.name == POOL:
+                load = await self._start(self._layers, request, source)
                 if load is not None or request.finished or len(request.block_ids) > before:
                     return load
             await self._fetch(request, source)
@@ -114,7 +110,7 @@ class PrefixLoader:
                 break
         return None
 
-    async def _start(self, request: Request, source: Source) -> LayeredLoad | None:
+    async def _start(self, layers: Layers, request: Request, source: Source) -> LayeredLoad | None:
         """Begin to read all of it from the pool layer by layer; None when it cannot be had that way."""
         pool, first, keys = self._batcher.pool, len(request.block_ids), source.keys
         if pool.num_free < len(keys):
@@ -143,7 +139,7 @@ class PrefixLoader:
                     level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
                     log.log(level, "could not begin a layered load", exc_info=error)
 
-        task = awaited(self._read_layers(request, source, blocks, landed, begun))
+        task = awaited(self._read_layers(layers(keys, blocks), request, source, landed, begun))
         task.add_done_callback(over)
         load = LayeredLoad(first, blocks, gate, task)
         started = False
@@ -167,18 +163,16 @@ class PrefixLoader:
 
     async def _read_layers(
         self,
+        arriving: AbstractAsyncContextManager[LayerRead | None],
         request: Request,
         source: Source,
-        blocks: Sequence[int],
         on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
     ) -> bool:
         """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
         pinned, so that only a failure can keep them from coming."""
-        assert self._store is not None
-        geometry, intervals, asked = self._geometry, Intervals(), time.monotonic()
-        layer_bytes, last, begin = geometry.layer_bytes * len(blocks), asked, asked
-        parts = [(layer * geometry.layer_bytes, geometry.layer_bytes) for layer in range(geometry.num_layers)]
+        intervals, asked, nbytes = Intervals(), time.monotonic(), source.block_bytes * len(source.keys)
+        layer_bytes, last, begin = nbytes // self._geometry.num_layers, asked, asked
 
         def landed(layer: int) -> None:
             nonlocal last
@@ -187,19 +181,18 @@ class PrefixLoader:
             intervals.add(last, now, layer_bytes)
             last = now
 
-        async with self._store.pinned(source.keys) as pinned:
+        async with arriving as found:
             if not begun.done():
-                begun.set_result(pinned is not None)
-            if pinned is None:
+                begun.set_result(found is not None)
+            if found is None:
                 return False
             last = begin = time.monotonic()
-            offsets = [block * geometry.block_bytes for block in blocks]
-            with self._sources.loading(source.block_bytes * len(blocks)) as before:
-                whole = await pinned.read(self._store.region(self._region), offsets, parts, landed)
+            with self._sources.loading(nbytes) as before:
+                whole = await found.read(landed)
                 way_s = time.monotonic() - begin
         if whole:
-            self._sources.observe(GetResult(len(blocks), geometry.block_bytes * len(blocks)), before, way_s)
-            self._account(request, source, pinned, asked, intervals)
+            self._sources.observe(GetResult(len(source.keys), nbytes), before, way_s)
+            self._account(request, source, found.pinned, asked, intervals)
         return whole
 
     def _account(
@@ -213,7 +206,7 @@ class PrefixLoader:
         """asked: when the blocks were asked for, monotonic."""
         now, num_blocks = time.monotonic(), len(source.keys)
         seconds = now - asked
-        nbytes = num_blocks * self._geometry.block_bytes
+        nbytes = num_blocks * source.block_bytes
         self._metrics.count_prefix_load(pinned.tiers, 0)
         for transport, count in pinned.transports.items():
             self._metrics.count_transfer("read", transport, count, seconds)

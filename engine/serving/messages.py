@@ -30,6 +30,7 @@ ABORT = "engine.abort"
 ADOPT = "engine.adopt"  # does a request wait there whose acceptor was lost? Then its tokens come here from now on
 # prefill node -> decode node
 PULL = "engine.kv.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
+DECODE = "engine.kv.decode"  # what I wrote to these bytes of yours is encoded; answer when it is decoded
 HANDOVER = "engine.handover"  # all KV has landed, this is the first token
 # prefill node -> a node whose arena has a part of the prompt (engine/kv/lending.py)
 BORROW = "engine.kv.borrow"  # keep these blocks where they are while I read them
@@ -112,6 +113,13 @@ class Pulled:
     nbytes: int
     seconds: float
     transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """DECODE; spans are its data, as those of PULL."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)

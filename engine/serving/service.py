@@ -17,16 +17,16 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cache.block import BlockGeometry
 from engine.kv.arenas import Arenas
-from engine.kv.incoming import Incoming, Reservation
+from engine.kv.incoming import Incoming, KvForm, Reservation
 from engine.kv.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.kv.kv_transfer import KvTransfer, Mover
 from engine.kv.lending import Lending
 from engine.kv.pull import PullOffer
-from engine.kv.push import Push
+from engine.kv.push import EncodedPush, Push
 from engine.request import Request
 from engine.serving import messages
 from engine.serving.items import report_of, update_of
@@ -53,6 +53,9 @@ from net.metrics import Metrics
 from net.tasks import spawn
 from net.transfer import TransferEngine
 
+if TYPE_CHECKING:
+    from engine.kv.wire import WireCodec
+
 log = logging.getLogger("mooncake.engine")
 
 MOVE_TIMEOUT_S = 30.0  # of one batch
@@ -68,6 +71,7 @@ class KvMoves:
     how: str = "push"  # --kv-transfer
     overlap: str = "layer"  # --kv-overlap
     arenas: Arenas | None = None  # told of the decode nodes
+    wire: WireCodec | None = None  # what encodes and decodes it on its way; None: nothing does
 
 
 class EngineService:
@@ -99,7 +103,7 @@ class EngineService:
             channel,
             transfer,
             worker,
-            moves.geometry,
+            KvForm(moves.geometry.block_bytes, moves.wire),
             max_waiting,
             metrics,
             lambda request_id: request_id in self._fenced,
@@ -159,16 +163,18 @@ class EngineService:
         transfer = None
         if (target := body.target) is not None:
             ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap)
-            transfer = KvTransfer(
-                target.node, self._mover(request.request_id, target), ready, self._worker.batcher.pool
-            )
+            mover = self._mover(request.request_id, target)
+            transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._moves.wire)
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
 
     def _mover(self, request_id: str, target: KvTarget) -> Mover:
+        wire = self._moves.wire
+        region = KV_REGION if wire is None else wire.region.name
         if self._moves.how == "pull":
-            return PullOffer(self._channel, KV_REGION, request_id, target, MOVE_TIMEOUT_S)
-        return Push(self._transfer, KV_REGION, target, MOVE_TIMEOUT_S)
+            return PullOffer(self._channel, region, request_id, target, MOVE_TIMEOUT_S)
+        push = Push(self._transfer, region, target, MOVE_TIMEOUT_S)
+        return push if wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
 
     async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
         """After the last layer: wait until all KV has landed, then let the decode node go on."""
@@ -188,6 +194,9 @@ class EngineService:
                 "exposed_seconds": now - begin,  # from the end of the prefill until all had landed
                 "intervals": report.intervals.before(now),
             }
+            if (wire := self._moves.wire) is not None:
+                detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
+                self._metrics.count_wire_saved(report.saved)
             request.journal.note(now, "kv_moved", detail)
             # Told now: the decode node may have made a short answer before it has answered here.
             self._tell(acceptor, request, Landed(self._report(request)))

@@ -15,7 +15,7 @@ from net.http.joining import NONCE_BYTES, SEALED_TYPE, NotOurs, Question
 
 Json = dict[str, Any]
 
-IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype")
+IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype", "wire_dtype")
 """Of the answer: what nodes compare before they talk. Who only asks says the same."""
 
 

@@ -32,6 +32,8 @@ def test_geometry_of_an_unknown_type():
         {"dtype": "float16"},
         {"pool_dtype": "fp8"},
         {"pool_dtype": "int8"},
+        {"wire_dtype": "fp8"},
+        {"wire_dtype": "int8"},
     ],
 )
 def test_every_part_of_the_geometry_changes_the_root(change):

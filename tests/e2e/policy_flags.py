@@ -153,6 +153,7 @@ OTHERS = {
     "dtype": "a number format",
     "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
     "pool_dtype": "a number format: test_pool_contents.py",
+    "wire_dtype": "a number format: test_wire_dtype.py",
     "device": "a machine",
     "attention_backend": "an implementation: tests/attention",
     "cpu_level": "an implementation: tests/attention",

@@ -50,6 +50,7 @@ def test_encoded_prefixes_and_weights(start: Start, tiny_model, tmp_path: Path):
         (fetched,) = [e["detail"] for e in timeline(first.url, again["id"])["events"] if e["event"] == "prefix_fetched"]
         blocks = (len(PROMPT) - 1) // BLOCK
         assert (fetched["tiers"], fetched["bytes"]) == ({"dram": blocks}, blocks * ENCODED)
+        assert len(fetched["intervals"]) == 3, "layer by layer"
 
         published(first.url)
         model = Path(tiny_model[1])

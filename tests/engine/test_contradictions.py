@@ -48,11 +48,15 @@ ON_THIS = [
     ("--device cuda", SMALL, "no NVIDIA GPU"),
     ("--device cuda --kv-cache-bytes 90G", H100, "the GPUs of this node have 81920 MiB"),
     ("--device cuda --pool-dtype int8", H100, "--device cpu"),
+    ("--device cuda --wire-dtype int8", H100, "--wire-dtype int8: only a CPU encodes blocks; use --device cpu"),
     ("--device cuda --tensor-parallel-size 3", H100, "torch sees 1"),
     ("--tensor-parallel-size 2", SMALL, "--tensor-parallel-size 2"),
     ("--max-model-len 100000", SMALL, "exceeds the model's"),
     ("--kv-cache-bytes 1M --max-model-len 8192", SMALL, "give --kv-cache-bytes"),
     ("--kv-cache-dtype fp8 --pool-dtype int8", SMALL, "leave out one of the two"),
+    ("--kv-cache-dtype fp8 --wire-dtype int8", SMALL, "--wire-dtype int8: with --kv-cache-dtype fp8 decode nodes get"),
+    ("--wire-dtype int8 --kv-staging-bytes 64K", SMALL, "--kv-staging-bytes 65536 holds fewer than 4 encoded blocks"),
+    ("--pool-dtype fp8 --kv-staging-bytes 64K", SMALL, "--kv-staging-bytes 65536 holds fewer than 4 encoded blocks"),
     ("--role store --dram-bytes 1K", SMALL, "holds no block"),
 ]
 
@@ -82,6 +86,9 @@ def test_refused_on_this_machine(line, machine, said):
         "--allowed-origins https://a.example,http://localhost:3000",
         "--allowed-origins *",
         "--kv-cache-bytes 9G",
+        "--kv-staging-bytes 64K",
+        "--kv-cache-dtype int8 --wire-dtype int8",
+        "--pool-dtype fp8 --wire-dtype int8 --kv-staging-bytes 1M",
     ],
 )
 def test_what_works_is_let_through(line):

@@ -219,6 +219,7 @@ async def test_the_transports_to_a_peer_are_tried(monkeypatch):
                 "block_size": 16,
                 "dtype": "float32",
                 "pool_dtype": "float32",
+                "wire_dtype": "float32",
                 "members": [
                     {"node_id": "node-1", "status": "alive", "http": "http://127.0.0.1:1"},
                     {"node_id": "node-2", "status": "alive", "http": "http://127.0.0.1:2"},

@@ -72,8 +72,8 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
     blocks = PlainBlocks(store, "kv", GEOMETRY)
     sources = PrefixSources(store, blocks, None, None, GEOMETRY, Prices(costs), "always")
-    arena = Arena(store, "kv", GEOMETRY, Prefetch("wait", 0.0, lambda: False))
-    loader = PrefixLoader(batcher, arena, costs, metrics, sources, by_layer=True)
+    arena = Arena(GEOMETRY, Prefetch("wait", 0.0, lambda: False), blocks.layers)
+    loader = PrefixLoader(batcher, arena, costs, metrics, sources)
     worker = Worker(batcher, ours, Reuse(loader, Publisher(pool, None, metrics)), costs, metrics)
     got: list[Emission] = []
     worker.start(got.extend)

@@ -48,7 +48,7 @@ async def node():
         prefetch, costs = Prefetch("wait", 0.0, lambda: False), StepCosts()
         sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, Prices(costs), "auto")
         loader = PrefixLoader(
-            batcher, Arena(store, "kv", GEOMETRY, prefetch), costs, metrics, sources,
+            batcher, Arena(GEOMETRY, prefetch), costs, metrics, sources,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()

@@ -43,20 +43,19 @@ class DictStore:
         return GetResult(run, run * self.nbytes, {"home": run}, {"tcp": run}, {"dram": run})
 
 
-def make(pool_dtype):
+def make(pool_dtype, staging_bytes=1 << 20):
     geometry = BlockGeometry(4, 2, 8, 4, "bfloat16", pool_dtype)
     arena = Region.shared("kv", BLOCKS * geometry.block_bytes)
     store = DictStore(geometry.pool_bytes)
     store.attach(arena)
     view = torch.frombuffer(arena.memory, dtype=torch.bfloat16).view(-1, *geometry.shape)
-    return geometry, arena, store, view, pool_blocks(store, arena, geometry)
+    return geometry, arena, store, view, pool_blocks(store, arena, geometry, staging_bytes)
 
 
 @pytest.mark.parametrize("pool_dtype", ["bfloat16", "fp8", "int8"])
-async def test_blocks_come_back_as_they_went(pool_dtype, monkeypatch):
+async def test_blocks_come_back_as_they_went(pool_dtype):
     """More blocks than one staging area holds, to other places than they came from, and one that is missing."""
-    monkeypatch.setattr("engine.kv.encoded_blocks.STAGING_BYTES", 1500)
-    geometry, arena, store, view, pool = make(pool_dtype)
+    geometry, arena, store, view, pool = make(pool_dtype, 2500)
     torch.manual_seed(1)
     view[:6] = torch.randn(6, *geometry.shape)
     keys = [bytes([i]) * 16 for i in range(6)]

@@ -10,7 +10,7 @@ import pytest
 
 from cache.pool import BlockPool
 from engine.batcher import Batcher, BatchRules
-from engine.kv.incoming import Incoming
+from engine.kv.incoming import Incoming, KvForm
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from net.errors import RemoteError
@@ -33,7 +33,13 @@ class Node:
         self.cancelled: set[str] = set()
         transfer = SimpleNamespace(epoch_of=lambda node: "")
         self.incoming = Incoming(
-            Wires(), transfer, self.worker, GEOMETRY, 100, Metrics("m", "n"), self.cancelled.__contains__
+            Wires(),
+            transfer,
+            self.worker,
+            KvForm(GEOMETRY.block_bytes),
+            100,
+            Metrics("m", "n"),
+            self.cancelled.__contains__,
         )
         self.got: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []

@@ -26,6 +26,7 @@ MODEL = ModelConfig(
     max_position_embeddings=8192,
 )
 """SmolLM2-135M."""
+TYPES = ("dtype", "pool_dtype", "wire_dtype")
 LAPTOP = Machine(num_cpus=4, free_bytes=8 * GiB, bfloat16=False)
 H100 = replace(LAPTOP, gpu=Gpu("H100", 80 * GiB, 79 * GiB, True))
 
@@ -79,6 +80,24 @@ def test_a_joiner_adopts_the_clusters_pool_dtype():
     cluster = {"dtype": "float32", "pool_dtype": "fp8"}
     assert settle(cluster=cluster).pool_dtype == "fp8"
     assert settle("--pool-dtype", "int8", cluster=cluster).pool_dtype == "int8"
+
+
+def test_a_joiner_adopts_the_clusters_wire_dtype():
+    assert settle().wire_dtype == "float32"
+    cluster = {"dtype": "float32", "pool_dtype": "float32", "wire_dtype": "int8"}
+    joined = settle(cluster=cluster)
+    assert (joined.pool_dtype, joined.wire_dtype) == ("float32", "int8")
+    assert settle("--wire-dtype", "fp8", cluster=cluster).wire_dtype == "fp8"
+    shape = geometry(joined, MODEL, joined.kv_cache_dtype)
+    assert shape.wire_encoded and not shape.encoded and shape.pool_bytes == shape.block_bytes
+
+
+def test_the_staging_areas_have_room_for_four_blocks():
+    assert settle("--wire-dtype", "int8").kv_staging_bytes == 16 << 20
+    large = settle("--wire-dtype", "int8", "--block-size", "1024")
+    shape = geometry(large, MODEL, large.kv_cache_dtype)
+    assert large.kv_staging_bytes == 4 * shape.encoded_bytes > 16 << 20
+    assert settle("--wire-dtype", "int8", "--kv-staging-bytes", "5M").kv_staging_bytes == 5 << 20
 
 
 def test_the_dram_share_is_cut_into_blocks_of_the_pool():
@@ -169,14 +188,16 @@ def test_a_full_gpu_is_refused():
 
 def test_peers_must_agree_on_what_kv_means():
     config = settle()
-    same = {"model": "m", "block_size": 16, "dtype": "float32", "pool_dtype": "float32", "root": "aa"}
+    same = {"model": "m", "block_size": 16, "root": "aa"} | dict.fromkeys(TYPES, "float32")
     assert disagreement(config, "aa", same) is None
     assert "--block-size 32" in str(disagreement(config, "aa", same | {"block_size": 32}))
     assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
     assert "--pool-dtype int8" in str(disagreement(config, "aa", same | {"pool_dtype": "int8"}))
+    assert "--wire-dtype fp8, not float32" in str(disagreement(config, "aa", same | {"wire_dtype": "fp8"}))
     assert "same model" in str(disagreement(config, "bb", same))
-    older = {name: value for name, value in same.items() if name != "pool_dtype"}
-    assert "does not say its pool_dtype" in str(disagreement(config, "aa", older))
+    for name in ("pool_dtype", "wire_dtype"):
+        older = {key: value for key, value in same.items() if key != name}
+        assert f"does not say its {name}" in str(disagreement(config, "aa", older))
 
 
 def test_survey_reads_proc_and_cgroup(tmp_path):
@@ -253,7 +274,7 @@ def test_a_joiner_adopts_a_quantized_arena_and_computes_as_it_can():
     cluster = {"dtype": "fp8", "pool_dtype": "fp8"}
     config = settle(machine=replace(LAPTOP, bfloat16=True), cluster=cluster)
     assert (config.dtype, config.kv_cache_dtype, config.pool_dtype) == ("bfloat16", "fp8", "fp8")
-    theirs = {"model": "m", "block_size": 16, "dtype": "fp8", "pool_dtype": "fp8", "root": "aa"}
+    theirs = {"model": "m", "block_size": 16, "root": "aa"} | dict.fromkeys(TYPES, "fp8")
     assert disagreement(config, "aa", theirs) is None
     for wish in ("int8", "bfloat16"):
         other = settle("--kv-cache-dtype", wish, cluster=cluster)

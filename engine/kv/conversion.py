@@ -1,0 +1,33 @@
+"""A thread that encodes and decodes KV blocks while the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Conversion:
+    """One conversion after the other. They write to memory that others own: a call ends behind its conversion."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Ends when the thread is done with the memory, however often this is cancelled; then it raises
+        CancelledError. Raises what `work` raised."""
+        task = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            task.exception()  # seen
+            raise cancelled
+        task.result()
+
+    def close(self) -> None:
+        """Behind what is under way."""
+        self._executor.shutdown(wait=True)
