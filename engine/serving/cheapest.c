@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 enum { A0, A1, A2, OPEN_AT, TOTAL_BLOCKS = 10, CHUNK = 64 };
-enum { SMALL = 16, FEW = 4, DRAWN = 3, TRIES = 2 * DRAWN, MOST_WIDTH = 256 }; /* as in the reference */
+/* as in the reference */
+enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MOST_WIDTH = 256 };
 
 /* What View.address points at. */
 struct view {
@@ -92,16 +93,16 @@ static int64_t cheapest(const struct view *view, const double *matched, double n
 static int64_t decodes(const struct view *view, int64_t need, int64_t width, uint64_t *state, int64_t *chosen,
                        int64_t count)
 {
-    int64_t roomy[MOST_WIDTH], picked[DRAWN], found = 0, size = 0;
-    int64_t most = view->nodes <= SMALL ? FEW : width < view->orders ? width : view->orders;
-    if (most > FEW)
-        for (int tries = 0; tries < TRIES && found < DRAWN; tries++) {
+    int64_t roomy[MOST_WIDTH], picked[DRAWN_NODES], found = 0, size = 0;
+    int64_t most = view->nodes <= SMALL_CLUSTER ? SHORTLIST_SIZE : width < view->orders ? width : view->orders;
+    if (most > SHORTLIST_SIZE)
+        for (int tries = 0; tries < MAX_DRAWS && found < DRAWN_NODES; tries++) {
             int64_t at = (int64_t)(drawn(state) * (double)most);
             if (view->free[at] >= (double)need)
                 picked[found++] = view->order[at];
         }
-    if (found == DRAWN) {
-        for (int i = 0; i < DRAWN; i++)
+    if (found == DRAWN_NODES) {
+        for (int i = 0; i < DRAWN_NODES; i++)
             count = add(chosen, count, picked[i]);
         return count;
     }
@@ -111,11 +112,11 @@ static int64_t decodes(const struct view *view, int64_t need, int64_t width, uin
     if (!size)
         for (; size < view->orders && size < most; size++)
             roomy[size] = view->order[size];
-    if (size <= FEW)
+    if (size <= SHORTLIST_SIZE)
         for (int64_t i = 0; i < size; i++)
             count = add(chosen, count, roomy[i]);
     else
-        for (int i = 0; i < DRAWN; i++)
+        for (int i = 0; i < DRAWN_NODES; i++)
             count = add(chosen, count, one_of(roomy, size, state));
     return count;
 }
@@ -127,17 +128,17 @@ int64_t shortlist(const struct view *view, const double *matched, double now, do
 {
     uint64_t state = (uint64_t)(seed * 0x1.0p53);
     int64_t best[MOST_WIDTH], holder, count = 0;
-    int64_t wanted = view->nodes <= SMALL && width < FEW ? FEW : width;
+    int64_t wanted = view->nodes <= SMALL_CLUSTER && width < SHORTLIST_SIZE ? SHORTLIST_SIZE : width;
     int64_t size = cheapest(view, matched, now, tokens, block_size, wanted, best, &holder);
     if (!size)
         return 0;
-    if (view->nodes <= SMALL) {
+    if (view->nodes <= SMALL_CLUSTER) {
         for (int64_t i = 0; i < size; i++)
             count = add(chosen, count, best[i]);
     } else {
         const double *open_at = view->table + OPEN_AT * view->nodes;
         const double *total = view->table + TOTAL_BLOCKS * view->nodes;
-        for (int i = 0; i < DRAWN; i++)
+        for (int i = 0; i < DRAWN_NODES; i++)
             count = add(chosen, count, one_of(best, size, &state));
         int64_t other = view->num_takers ? one_of(view->takers, view->num_takers, &state) : one_of(best, size, &state);
         if (open_at[other] < INFINITY && total[other] * block_size > tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sched.placements.choice import Placement, Rejected
 from sched.placements.costs import DecodeCosts, PrefillCosts, least
 from sched.placements.demand import Demand
-from sched.placements.few import MOST, place_few
+from sched.placements.few import MAX_FEW_NODES, place_few
 from sched.placements.links import Vector
 from sched.placements.two_stages import TwoStages
 from sched.placements.view import View
@@ -26,7 +26,7 @@ class CentralGreedy(TwoStages):
         cls._as_written = chosen == (CentralGreedy.choose_prefill, CentralGreedy.choose_decode, CentralGreedy._placed)
 
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
-        if self._as_written and len(view) <= MOST:
+        if self._as_written and len(view) <= MAX_FEW_NODES:
             placed = place_few(now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn)
             if placed is not None:
                 return placed

@@ -1,6 +1,6 @@
-"""Algorithm 1 over a few nodes, in plain floats: a numpy call costs as much as a node does here, and the columns of
-costs.py take forty of them. The estimates and the choice are those of costs.py and central.py; tests hold them
-together. The columns are made when the decision is explained.
+"""Algorithm 1 over a few nodes, in plain floats. A numpy call costs as much as one node costs here, and costs.py makes
+forty such calls. The estimates and the choice equal those of costs.py and central.py; tests compare them. `explain`
+computes the columns on demand.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sched.placements.demand import Demand
 from sched.placements.links import Line, Lines, Vector, columns
 from sched.placements.view import View
 
-MOST = 48
-"""Nodes of a view up to which plain floats are faster than columns."""
+MAX_FEW_NODES = 48
+"""Up to this many nodes, plain floats are faster than columns."""
 
 Rows = list[list[float]]
 """A view's table: a list for each of COLUMNS with an entry for each node."""
@@ -25,7 +25,7 @@ Rows = list[list[float]]
 
 @dataclass(slots=True)
 class FewCosts:
-    """Both stages of one decision, kept as they were: the view may be charged and the links may learn afterwards."""
+    """A copy of the inputs of both stages, because the view and the links may change after the decision."""
 
     now: float
     demand: Demand
@@ -71,8 +71,8 @@ def place_few(
     limits: Limits,
     drawn: Callable[[list[int]], int],
 ) -> Placement | Rejected | None:
-    """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. None: no node
-    can prefill it, or none can decode it; nothing was drawn then."""
+    """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. None: no node can
+    prefill the request, or no node can decode it; `drawn` was not called."""
     table: Rows = view.table.tolist()
     local: list[float] = matched.tolist()
     a0, a1, a2, open_at, work_until, closed, waiting, _, _, free, total, step, soon, *_ = table

@@ -1,8 +1,9 @@
-"""Algorithm 1 without a centre: gossip shortlists, fresh load words decide.
+"""Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide.
 
-The node that looks best in gossiped state looks best to every acceptor until the next update, and all send there: the
-burst per node grows with the cluster (reference/scheduling.md section 5, "stale argmin"). So of the K cheapest nodes,
-as many as requests have probably been placed since the records were written, a few are drawn, and they are asked.
+The node that looks best in gossiped state looks best to every acceptor until the next update. All acceptors would send
+their requests there, and the burst per node would grow with the cluster (reference/scheduling.md section 5, "stale
+argmin"). So the acceptor takes the K cheapest nodes, where K is the number of requests that were probably placed since
+the records were written. It draws a few of them at random and asks these.
 """
 
 from __future__ import annotations
@@ -19,32 +20,33 @@ from sched.placements.demand import Demand
 from sched.placements.links import Vector
 from sched.placements.view import View
 
-DRAWN = 3
-"""Nodes drawn of the K cheapest, beside the best cache holder and one of all."""
+DRAWN_NODES = 3
+"""Number of nodes drawn from the K cheapest. The acceptor also asks the best cache holder and one random node."""
 
-SMALL = 16
-"""Up to so many nodes of a role the cheapest are asked, FEW or as many as the state is old: drawing would only miss the
-best."""
+SMALL_CLUSTER = 16
+"""Up to this many nodes of a role, the acceptor asks the cheapest nodes without drawing, because a draw would only miss
+the best ones."""
 
-FEW = 4
+SHORTLIST_SIZE = 4
+"""Least number of nodes on the shortlist of a small cluster; older state makes the shortlist longer."""
 
-TRIES = 2 * DRAWN
-"""Draws of a decode node before all are looked at: enough where most have room."""
+MAX_DRAWS = 2 * DRAWN_NODES
+"""Number of draws for decode nodes before the policy looks at all nodes. It suffices while most nodes have room."""
 
 INFINITE = math.inf
 
 Compiled = Callable[[float, Demand, View, Vector, int, float], list[int] | None]
-"""(now, demand, view, matched, width, seed): the shortlist when no pool is counted, drawn with `seed` in [0, 1). None:
-it is left to numpy."""
+"""(now, demand, view, matched, width, seed): the shortlist without the pool, drawn with `seed` in [0, 1). None: numpy
+must compute it."""
 
 
 def width_of(view: View) -> int:
-    """As many nodes as have probably been chosen since the records were written."""
-    return max(DRAWN, 1 + math.ceil(view.expected_arrivals))
+    """The number of nodes that were probably chosen since the records were written."""
+    return max(DRAWN_NODES, 1 + math.ceil(view.expected_arrivals))
 
 
 def _cheapest(rank: Vector, most: int) -> list[int]:
-    """At most so many nodes of finite rank, the cheapest first and of equals the first."""
+    """At most `most` nodes of finite rank, cheapest first; among equals, the first."""
     if most < len(rank):
         bound = rank.item(int(rank.argpartition(most - 1)[most - 1]))
         nodes: list[int] = np.flatnonzero(rank <= bound).tolist()
@@ -55,7 +57,7 @@ def _cheapest(rank: Vector, most: int) -> list[int]:
 
 
 class MooncakePlacement(CentralGreedy):
-    """A random shortlist as wide as the state is old; then the paper's choice among those that answered."""
+    """A random shortlist that grows with the age of the state, then the paper's choice among the answering nodes."""
 
     asks_everybody = False
     compiled: Compiled | None = None  # set by the maker of the policy (engine/serving/cheapest.py)
@@ -75,9 +77,9 @@ class MooncakePlacement(CentralGreedy):
         return list(dict.fromkeys(chosen))
 
     def _prefills(self, rank: Vector, view: View, width: int) -> list[int]:
-        """The cheapest first when there are few; nodes that cannot take it never."""
-        if len(rank) <= SMALL:
-            return _cheapest(rank, max(FEW, width))
+        """The cheapest nodes of a small cluster, otherwise a draw; never nodes that cannot take the request."""
+        if len(rank) <= SMALL_CLUSTER:
+            return _cheapest(rank, max(SHORTLIST_SIZE, width))
         cheapest = _cheapest(rank, width)
         if not cheapest:
             return []
@@ -89,29 +91,29 @@ class MooncakePlacement(CentralGreedy):
         return drawn
 
     def _decodes(self, demand: Demand, view: View, width: int) -> list[int]:
-        """Of the fastest with room for this request; hand-over times count when they have answered."""
+        """Some of the fastest nodes with room for this request. Hand-over times count after they have answered."""
         order, need = view.decode_order, demand.num_blocks
-        most = FEW if len(view) <= SMALL else min(width, len(order))
-        if most > FEW and (drawn := self._roomy(order, most, need)):
+        most = SHORTLIST_SIZE if len(view) <= SMALL_CLUSTER else min(width, len(order))
+        if most > SHORTLIST_SIZE and (drawn := self._roomy(order, most, need)):
             return drawn
         roomy = list(islice((i for i, free in order if free >= need), most))
         if not roomy:
             roomy = [i for i, _ in order[:most]]
-        return roomy if len(roomy) <= FEW else self._some(roomy)
+        return roomy if len(roomy) <= SHORTLIST_SIZE else self._some(roomy)
 
     def _roomy(self, order: list[tuple[int, float]], most: int, need: int) -> list[int]:
-        """DRAWN of the first `most` with room for `need` blocks; empty when too few of them seem to have it: then
-        whoever asks has to go through all."""
+        """DRAWN_NODES of the first `most` nodes, with room for `need` blocks. Empty when too few seem to have room; the
+        caller must then look at all nodes."""
         random, drawn = self.rng.random, []
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             i, free = order[int(random() * most)]
             if free >= need:
                 drawn.append(i)
-                if len(drawn) == DRAWN:
+                if len(drawn) == DRAWN_NODES:
                     return drawn
         return []
 
     def _some(self, nodes: list[int]) -> list[int]:
-        """DRAWN draws, seldom twice the same: six times as fast as a sample, and twice as a loop over DRAWN."""
+        """DRAWN_NODES draws, rarely the same node twice. 6x as fast as a sample, and 2x as fast as a loop."""
         random, size = self.rng.random, len(nodes)
         return [nodes[int(random() * size)], nodes[int(random() * size)], nodes[int(random() * size)]]

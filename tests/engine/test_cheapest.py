@@ -16,7 +16,7 @@ from engine.serving.placement_policy import placement_policy
 from sched.admission import Limits
 from sched.placements.demand import Demand
 from sched.placements.measured_links import MeasuredLinks
-from sched.placements.mooncake import SMALL, MooncakePlacement
+from sched.placements.mooncake import SMALL_CLUSTER, MooncakePlacement
 from sched.placements.view import Candidate, View
 
 NOW = 4.0
@@ -108,7 +108,7 @@ def test_the_shortlist_is_that_of_the_reference(count, number, distinct, tokens,
 def test_every_draw_is_made():
     """Views where each of the ways to a decode node is taken; a constant of the two that differs shows."""
     rng, ways = random.Random(3), set()
-    for count in (1, 4, SMALL, SMALL + 1, 60, 400):
+    for count in (1, 4, SMALL_CLUSTER, SMALL_CLUSTER + 1, 60, 400):
         for roomy in (0, 2, 300):
             view = view_of(count, count + roomy, 64)
             view.free_blocks[:] = np.where(np.arange(count) < roomy, 10_000.0, 0.0)

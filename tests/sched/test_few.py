@@ -129,7 +129,7 @@ WANTED = Demand(num_tokens=1000, max_tokens=100, pool_tokens=512, block_size=16,
 
 def test_few_nodes_are_chosen_among_in_floats_and_many_in_columns():
     policy = MooncakePlacement(Limits(), random.Random(0))
-    for count, stages in ((3, [FewCosts]), (central.MOST + 1, [PrefillCosts, DecodeCosts])):
+    for count, stages in ((3, [FewCosts]), (central.MAX_FEW_NODES + 1, [PrefillCosts, DecodeCosts])):
         view = view_of(count)
         placed = policy.place(NOW, WANTED, view, view.none)
         assert isinstance(placed, Placement) and [type(stage) for stage in placed.stages] == stages

@@ -15,7 +15,7 @@ from sched.admission import Limits
 from sched.placements.arrivals import ArrivalRate
 from sched.placements.choice import Placement, Rejected
 from sched.placements.costs import prefill_costs
-from sched.placements.mooncake import DRAWN, FEW, SMALL, MooncakePlacement, width_of
+from sched.placements.mooncake import DRAWN_NODES, SHORTLIST_SIZE, SMALL_CLUSTER, MooncakePlacement, width_of
 from sched.placements.table import placements
 from sched.placements.view import View
 from tests.sched.test_placement import FAST, MIXED, NOW, Node, decide, demand, node
@@ -88,18 +88,18 @@ def test_a_policy_without_probes_asks_nobody(name):
 def test_a_small_cluster_is_asked_where_it_is_cheapest():
     view, matched = view_of([node(f"n{i}", wait_s=float(10 - i), step_s=0.01 * (1 + i)) for i in range(10)])
     asked = policy("mooncake").shortlist(NOW, demand(), view, matched)
-    assert set(asked[:FEW]) == {9, 8, 7, 6}
+    assert set(asked[:SHORTLIST_SIZE]) == {9, 8, 7, 6}
     assert {0, 1, 2} <= set(asked), "and the best decode nodes"
 
 
 def test_a_shortlist_is_as_wide_as_the_state_is_old():
-    nodes = [node(f"n{i}", BOTH, wait_s=0.1 * i) for i in range(SMALL * 8)]
+    nodes = [node(f"n{i}", BOTH, wait_s=0.1 * i) for i in range(SMALL_CLUSTER * 8)]
     for arrivals in (0.0, 40.0):
         view, matched = view_of(nodes, arrivals)
         chosen = MooncakePlacement(Limits(), random.Random(1))
         costs = prefill_costs(NOW, demand(), view, matched, 1.5)
-        drawn = [i for _ in range(200) for i in chosen._prefills(costs.ttft_s, view, width_of(view))[:DRAWN]]
-        assert max(drawn) < max(DRAWN, 1 + arrivals)
+        drawn = [i for _ in range(200) for i in chosen._prefills(costs.ttft_s, view, width_of(view))[:DRAWN_NODES]]
+        assert max(drawn) < max(DRAWN_NODES, 1 + arrivals)
     assert len(set(drawn)) > 30, "the herd is spread over the K cheapest"
 
 
