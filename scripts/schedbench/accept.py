@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from cache.block import BlockGeometry
+from cache.results import LeadingRun
 from engine.cluster import Cluster
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -65,8 +66,8 @@ class Answers:
     def elsewhere(self, rng: Any) -> list[Member]:
         return []
 
-    async def lookup(self, keys: Any) -> int:
-        return 0
+    async def find(self, keys: Any) -> LeadingRun:
+        return LeadingRun(0)
 
     async def reserve(self, peer: str, amount: int) -> Any:
         return SimpleNamespace(previous=0, amount=amount, one_sided=False)
