@@ -94,17 +94,17 @@ class CacheConfig(ModelConfig):
     wire_dtype: str = flag(
         "auto",
         "cache",
-        "KV element type on the way from prefill to decode nodes: auto = the cluster's, else as in the KV arena; fp8 "
-        "(e4m3) and int8 have a scale per head and block, move half of the bytes of bfloat16, and lose precision: what "
-        "decodes a prompt attends to its KV as if it came from such a pool; equal in a cluster",
+        "KV element type in transfers from prefill to decode nodes; auto = the cluster's type, otherwise as in the KV "
+        "arena; fp8 (e4m3) and int8 have one scale per head and block, move half the bytes of bfloat16, and lose as "
+        "much precision as a quantized pool; all nodes of a cluster use the same type",
         ("auto", "fp8", "int8"),
     )
     kv_staging_bytes: int = flag(
         -1,
         "cache",
-        "where --pool-dtype or --wire-dtype encode: memory that encoded blocks pass through, for each of what goes to "
-        "the pool, comes from it, and goes to decode nodes; a prefix of which two layers take more than half of it is "
-        "not loaded layer by layer; auto = 16M, or 4 blocks if they are larger",
+        "size of each buffer for encoded blocks with --pool-dtype or --wire-dtype: one for blocks to the pool, one for "
+        "blocks from it, one for KV to decode nodes; a node does not load a prefix layer by layer if two of its layers "
+        "take more than half a buffer; auto = 16M, or 4 blocks if they are larger",
         least=1,
         auto=-1,
     )
