@@ -11,6 +11,7 @@ Files:
     model/        The decoder: its shape from any configuration file, its operations on CPU and GPU
     node/         One node, wired; how it starts, reports and leaves
     observe/      What is told of requests and nodes: timelines, explain, top, OpenTelemetry
+    pooled/       Blocks of the engine's arena on their way to the pooled store and back: plain, encoded
     sampling/     From logits to tokens: penalties, draws
     speculation/  Speculative decoding: who guesses, and which guesses hold
     step/         One step: requests, blocks, rows and tensors

@@ -107,3 +107,19 @@ def test_a_model():
 def test_every_file_the_pages_name_exists(page):
     named = re.findall(r"`((?:attention|cache|engine|net|sched|scripts|tests|docs)/[\w./-]+)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_what_to_read_first_is_short():
+    rows = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for change, files, most in rows:
+        lines = sum(len((ROOT / file).read_text().splitlines()) for file in re.findall(r"`([^`]+)`", files))
+        assert 0 < lines <= int(most.replace(",", "")), f"{change}: {lines} lines"
+
+
+def test_a_request_passes_few_files_on_each_node():
+    page = (ROOT / "docs/request.md").read_text()
+    for role in ("acceptor", "prefill node", "decode node"):
+        section = page.partition(f"## On the {role}")[2].partition("\n## ")[0]
+        hops = re.findall(r"^\| \d\. .* \| `([^`]+)` \|$", section, re.MULTILINE)
+        assert 0 < len(hops) <= 8 and all((ROOT / hop).is_file() for hop in hops), (role, hops)
