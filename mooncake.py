@@ -5,13 +5,13 @@
     python mooncake.py --role prefill --port 8000                  the first node of a cluster
     python mooncake.py --role decode  --port 8001 --join HOST:8000
     python mooncake.py --role store   --port 8002 --join HOST:8000
-    python mooncake.py --role store --model none                   a store by itself (cache/client.py talks to it)
+    python mooncake.py --role store --model none                   a store by itself (cache/store/client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
     python mooncake.py explain [REQUEST-ID] [--url HOST:8000]      why it (or the last request) went where it went
     python mooncake.py top [--url HOST:8000]                       the cluster as it is now, in the terminal
     python mooncake.py drain --url HOST:8000                       that node leaves without dropping a request
 
-This file is the table of contents: flags -> Config -> Node -> run. What a node is made of is wired in engine/node.py.
+This file is the table of contents: flags -> Config -> Node -> run. engine/node/node.py wires a node.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# The standard library has a module named sched, and the console script finds that one first otherwise.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+# The rooms: next to this file in a checkout, in a folder of their own where a wheel was installed (setup.py). First on
+# the path, because the standard library has a module named sched, too.
+here = Path(__file__).resolve().parent
+sys.path.insert(0, str(here / "mooncake_rooms" if (here / "mooncake_rooms").is_dir() else here))
 if find_spec("uvloop") is None:
     sys.exit("mooncake: this Python has not its packages: run scripts/setup, then .venv/bin/python mooncake.py")
 
 from cache.ssd.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
-from engine.config import NO_MODEL, Config
+from engine.config.config import NO_MODEL, Config
+from engine.config.flags import UsageError, as_dict, parse, show
+from engine.config.machine import survey
+from engine.config.net_options import api_key, open_cluster_key
+from engine.config.resolve import resolve
 from engine.doctor.run import main as doctor
-from engine.drain import main as drain
-from engine.flags import UsageError, as_dict, parse, show
-from engine.logs import configure as configure_logs
-from engine.machine import survey
 from engine.model.model_error import ModelError
-from engine.net_options import api_key, open_cluster_key
-from engine.node import Node
-from engine.node_report import ready_line
-from engine.phases import Phases
-from engine.resolve import resolve
-from engine.serving.explain import main as explain
+from engine.node.drain import main as drain
+from engine.node.node import Node
+from engine.node.phases import Phases
+from engine.node.report import ready_line
+from engine.observe.explain import main as explain
+from engine.observe.logs import configure as configure_logs
+from engine.observe.top import main as top
 from engine.speculation.draft_source import draft_source
-from engine.top import main as top
+from net.channel.sockets import ListenError, listen
 from net.http.client import ClusterError, fetch_cluster
-from net.sockets import ListenError, listen
-from net.tasks import awaited
+from net.loop.tasks import awaited
 
 GIL_SWITCH_S = 0.001
 SPIN_COUNT = "3000"

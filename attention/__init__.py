@@ -1,4 +1,15 @@
-"""How attention is computed: one ragged-batch interface, several backends."""
+"""How attention is computed: one ragged-batch interface, several backends.
+
+Files:
+    codes           KV with one byte per element: conversion between values and codes
+    interface       The attention backend protocol and the ragged batch it works on
+    quantize_torch  KV blocks in one byte per element on a CPU
+    reference       Attention written down: every other backend is tested against this one
+    rotary          Rotary position embedding, half-split
+    torch_backend   The backend that runs anywhere torch does: gather blocks, then torch's fused attention
+    cpu/            Attention on CPUs in C++, on the paged pool itself: no gather, no copy of the context
+    triton/         Attention kernels in Triton for NVIDIA GPUs
+"""
 
 from __future__ import annotations
 
@@ -11,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attention.codes import DTYPES
-from attention.cpu_choice import Heads, fastest_of
+from attention.cpu.choice import Heads, fastest_of
 from attention.interface import AttentionBackend, RaggedBatch, reads_codes
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
@@ -27,7 +38,7 @@ log = logging.getLogger(__name__)
 def triton_backend() -> AttentionBackend:
     """The Triton kernels, imported when they are asked for. Raises ValueError where triton is not installed."""
     try:
-        from attention.triton_backend import TritonBackend
+        from attention.triton.backend import TritonBackend
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -36,7 +47,7 @@ def triton_backend() -> AttentionBackend:
 
 
 def cpu_backend(level: str = "auto") -> CpuBackend:
-    """The C++ kernels of a level of attention.cpu_level, compiled when they are asked for. Raises ValueError where they
+    """The C++ kernels of a level of attention.cpu.level, compiled when they are asked for. Raises ValueError where they
     cannot be had."""
     from attention.cpu import CpuBackend
 
@@ -75,7 +86,7 @@ def choose(
     """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
     ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in attention.codes.DTYPES,
     anything else is a float type. On a CPU 'auto' measures, with the model's heads in its `dtype`, on one rank; its
-    kernels are those of `cpu_level` (attention/cpu_level.py). Raises ValueError."""
+    kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
     backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype), cpu_level)
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
@@ -116,7 +127,7 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
     the log says what was measured, or why there are no kernels. Raises ValueError for a level that this CPU lacks."""
     size = heads.head_size
     if device != "cpu":
-        takes = size % 16 == 0 and size <= 256  # attention/tiles.py
+        takes = size % 16 == 0 and size <= 256  # attention/triton/tiles.py
         return triton_backend() if takes and runs_triton() else TorchBackend()
     from attention.cpu.backend import check_head_size
 

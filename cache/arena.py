@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
-from net.memory import Region
+from net.transfer.common.memory import Region
 
 Buffer = bytes | bytearray | memoryview
 

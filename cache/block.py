@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from cache.key_chain import chain
+from cache.keys import chain
 
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 

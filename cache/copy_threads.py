@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import TypeVar
 
-from net.copying import all_ended
+from net.transfer.common.copying import all_ended
 
 T = TypeVar("T")
 

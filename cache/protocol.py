@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
-from cache.ssd.reads import FREE, SsdPrice
+from cache.ssd_reads import FREE, SsdPrice
 from net.errors import RemoteError
+
+GET, PUT = "store.get", "store.put"
+"""Kinds of the bulk calls for blocks (net/transfer/tcp/bulk_call.py)."""
 
 STORED, PRESENT = 0, -1
 """Instead of a slot to write. PRESENT: the block is here, or somebody is writing it, or admission refuses it."""
@@ -76,7 +79,7 @@ def split_keys(data: bytes | memoryview) -> list[BlockKey]:
     return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
 
 
-# --- bodies of the messages of cache/lasting.py; keys travel as data
+# --- bodies of the messages of cache/server/lasting.py; keys travel as data
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,14 @@
-"""How bytes move: frames, channels, transports, HTTP."""
+"""How bytes move: frames, channels, transports, HTTP.
+
+Files:
+    bodies     Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire
+    compiled   Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake
+    errors     What can go wrong between two nodes, as the callers of channel and transfer engine see it
+    user_file  A class from a file of the user's own: `--eviction mine.py:NAME`
+    channel/   Control messages between nodes: frames, connections, calls and posts
+    gossip/    The shell of gossip: one UDP socket, and load words read over the transfer engine
+    http/      The OpenAI API of a node
+    loop/      What keeps the event loop of a node healthy: tasks, clocks, deadlines, stalls
+    metrics/   A node's Prometheus metrics
+    transfer/  The transfer engine: spans of bytes between registered regions of two nodes
+"""

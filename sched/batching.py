@@ -9,8 +9,8 @@
 Whatever the policy, a step with prefill is kept within a time (BoundedSteps): until it ends nobody is aborted, admitted
 or answered.
 
-They are budget policies of one scheduler (engine/batcher.py), not schedulers: a step has a token budget, a policy says
-how much of it prefill may take. On a node that only prefills, all but `mixed` are the same.
+They are budget policies of one scheduler (engine/core/batcher.py), not schedulers: a step has a token budget, a policy
+says how much of it prefill may take. On a node that only prefills, all but `mixed` are the same.
 """
 
 from __future__ import annotations

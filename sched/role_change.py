@@ -9,7 +9,7 @@ records:
 
 One node switches when, for `hold_s`, the load of one stage is above BUSY_LOAD and exceeds that of the other stage by
 LEAST_LOAD_DIFFERENCE, and the other stage can spare a node. Rendezvous hashing chooses it among the nodes that do only
-the other stage. Nodes that do both do not switch, because they would gain nothing (scripts/lab/ablations/roles.py).
+the other stage. Nodes that do both do not switch, because they would gain nothing (lab/ablations/simulated/roles.py).
 
 A node that switches takes no new requests for its old stage and finishes the current ones, so no request is dropped.
 Only then, or after DRAIN_HOLDS times `hold_s`, it begins with the new stage, because steps with both stages are slow.

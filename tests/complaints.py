@@ -25,7 +25,7 @@ WHAT_TO_DO = (
     'provokes the line, then name it: @pytest.mark.expects_error("regular expression"). See tests/complaints.py'
 )
 ENTRY = re.compile(r"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z] |\{\"time\")")
-"""What begins an entry in the log of a node; see engine/logs.py."""
+"""What begins an entry in the log of a node; see engine/observe/logs.py."""
 ERROR = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [EC] |^\{\"time\".*\"level\": \"(?:error|critical)\"")
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -66,7 +66,7 @@ class NodeLogs:
 
     def take(self) -> list[str]:
         """Complaints since the last call."""
-        nodes = sys.modules.get("scripts.nodes")
+        nodes = sys.modules.get("lab.launch.nodes")
         found = []
         for node in [] if nodes is None else nodes.started:
             if not node.log.exists():

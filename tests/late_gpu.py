@@ -1,4 +1,4 @@
-"""A GPU whose work is done as late as CUDA may do it, in any order that CUDA may choose: an engine.gpu.Gpu over
+"""A GPU whose work is done as late as CUDA may do it, in any order that CUDA may choose: an engine.model.gpu.Gpu over
 ordinary tensors. Memory that is read too early holds POISON, or what lay there before.
 
 Inside `with gpu:` every operation on a tensor of the device, also a copy from or to page-locked host memory, is put
@@ -91,7 +91,7 @@ class LateGpu(TorchDispatchMode):
         self._graph: Graph | None = None  # being recorded
         self._scratch: list[Tensor] = []  # memory of recorded operations, which all graphs share
 
-    # --- engine.gpu.Gpu
+    # --- engine.model.gpu.Gpu
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._storages

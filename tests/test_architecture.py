@@ -19,90 +19,92 @@ import pytest
 from engine import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine", "attention", "cache", "net", "sched", "sim")
+ROOMS = ("engine", "attention", "cache", "net", "sched", "lab")
 
 # Which rooms a room may use. A longer name is a module with a rule of its own.
 USES = {
     "attention": {"net"},  # compiled code and files of the user: net/compiled.py, net/user_file.py
     "sched": set(),
-    "sim": {"sched", "cache"},
+    "lab": {"attention", "cache", "engine", "net", "sched"},
+    "lab.simulator": {"sched", "cache"},
+    "lab.virtual": {"sched"},
     "net": set(),
-    "net.gossip": {"sched"},
-    "net.load_words": {"sched"},
+    "net.gossip.driver": {"sched"},
+    "net.gossip.load_words": {"sched"},
     "cache": {"net"},
     "engine": {"attention", "cache", "net", "sched"},
 }
 
 # Pure cores: no input, no output, no clock, no chance. `sched` stands for all of its modules.
 PURE = (
-    "engine.journal",
-    "engine.phases",
-    "engine.request",
-    "engine.batcher",
-    "engine.block_book",
-    "engine.serving.recent",
-    "engine.serving.clocks",
-    "engine.serving.intervals",
-    "engine.serving.persistence",
-    "engine.kv.arenas",
-    "engine.kv.kv_ready",
+    "engine.step.journal",
+    "engine.node.phases",
+    "engine.step.request",
+    "engine.core.batcher",
+    "engine.step.block_book",
+    "engine.observe.recent",
+    "engine.front.clocks",
+    "engine.observe.intervals",
+    "engine.front.persistence",
+    "engine.handoff.arenas",
+    "engine.core.kv_ready",
     "engine.speculation.ngram",
-    "engine.contradictions",
-    "engine.resolve",
+    "engine.config.contradictions",
+    "engine.config.resolve",
     "engine.speculation.speculative",
     "engine.sampling.params",
     "engine.sampling.uniform",
-    "engine.seats",
-    "engine.step",
-    "engine.serving.timeline",
-    "engine.serving.truth",
-    "engine.serving.updates",
+    "engine.core.seats",
+    "engine.step.step",
+    "engine.observe.timeline",
+    "engine.observe.truth",
+    "engine.handoff.updates",
     "cache.block",
-    "cache.pool",
-    "cache.prefix",
-    "cache.policy",
-    "cache.policies",
-    "cache.admission",
-    "cache.homes",
-    "cache.pace",
-    "cache.ssd.reads",
-    "cache.routing",
-    "cache.heat",
+    "cache.pool.block_pool",
+    "cache.pool.prefix",
+    "cache.pool.policy",
+    "cache.pool.policies",
+    "cache.pool.admission",
+    "cache.homes.rendezvous",
+    "cache.homes.pace",
+    "cache.ssd_reads",
+    "cache.homes.routing",
+    "cache.homes.heat",
     "cache.recent",
-    "cache.repair",
-    "cache.agreement",
-    "cache.deciding",
+    "cache.homes.repair",
+    "cache.homes.agreement",
+    "cache.homes.deciding",
     "net.bodies",
-    "net.wire",
-    "net.doorstep",
-    "net.keyring",
-    "net.sealed_packets",
-    "net.seldom",
-    "net.sealed_stream",
-    "net.landed",
-    "net.rails",
-    "net.restarts",
-    "net.topology",
-    "net.traffic",
-    "net.rdma.completion_shares",
-    "net.rdma.endpoint",
-    "net.rdma.gids",
-    "net.rdma.send_queue",
+    "net.channel.wire",
+    "net.channel.doorstep",
+    "net.channel.keyring",
+    "net.gossip.sealed_packets",
+    "net.loop.seldom",
+    "net.channel.sealed_stream",
+    "net.transfer.common.landed",
+    "net.transfer.common.rails",
+    "net.loop.restarts",
+    "net.transfer.common.topology",
+    "net.transfer.common.traffic",
+    "net.transfer.rdma.completion_shares",
+    "net.transfer.rdma.endpoint",
+    "net.transfer.rdma.gids",
+    "net.transfer.rdma.send_queue",
     "sched",
-    "sim.caches",
-    "sim.contention",
-    "sim.fit",
-    "sim.job",
-    "sim.loop",
-    "sim.making",
-    "sim.models",
-    "sim.network",
-    "sim.node",
-    "sim.plan",
-    "sim.refusals",
-    "sim.result",
-    "sim.segment",
-    "sim.speculation",
+    "lab.simulator.models.caches",
+    "lab.simulator.models.contention",
+    "lab.simulator.models.fit",
+    "lab.simulator.job",
+    "lab.simulator.models.loop",
+    "lab.simulator.making",
+    "lab.simulator.models.step_models",
+    "lab.simulator.models.network",
+    "lab.simulator.node",
+    "lab.formulas.plan",
+    "lab.simulator.refusals",
+    "lab.simulator.result",
+    "lab.simulator.segment",
+    "lab.simulator.models.speculation",
 )
 IMPURE_IMPORTS = {
     "asyncio",
@@ -120,38 +122,38 @@ IMPURE_IMPORTS = {
 # the day. What decides uses steady clocks.
 WALL_CLOCK = (
     "engine.checkpoint.weight_cache",
-    "engine.front_door",
-    "engine.serving.flight_log",
-    "engine.serving.live",
-    "engine.serving.messages",
-    "engine.serving.own_load",
-    "engine.serving.probing",
+    "engine.node.front_door",
+    "engine.front.flight_log",
+    "engine.observe.live",
+    "engine.handoff.messages",
+    "engine.handoff.own_load",
+    "engine.front.probing",
     "engine.text.chat_template",
     "net.http.info",
-    "net.http.openai",
-    "net.load_words",
+    "net.http.openai.routes",
+    "net.gossip.load_words",
 )
 
 # What is unpickled can run any code: bytes of peers, clients and disks never are.
 PICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
-MAY_PICKLE = ("engine.model.rank_processes", "engine.model.rank_worker")
+MAY_PICKLE = ("engine.loading.rank_processes", "engine.loading.rank_worker")
 
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
 MAY_TORCH = (
-    "engine.gpu",
-    "engine.layer_reports",
+    "engine.model.gpu",
+    "engine.step.layer_reports",
     "attention",
-    "engine.kv.cuda_memory",
-    "engine.kv.rank_arenas",
-    "engine.kv.split_arena",
-    "engine.kv.split_memory",
+    "engine.loading.cuda_memory",
+    "engine.loading.rank_arenas",
+    "engine.loading.split_arena",
+    "engine.loading.split_memory",
     "engine.speculation.draft",
     "engine.checkpoint.gguf_weights",
     "engine.sampling.host_draw",
-    "engine.inputs",
+    "engine.step.inputs",
     "engine.model.huge_pages",
-    "engine.loading",
+    "engine.loading.load_model",
     "engine.sampling.logit_rules",
     "engine.sampling.logprobs",
     "engine.model.decoder",
@@ -163,27 +165,27 @@ MAY_TORCH = (
     "engine.model.ops_cpu",
     "engine.model.ops_triton",
     "engine.model.parallel",
-    "engine.model.rank_processes",
-    "engine.model.rank_worker",
-    "engine.speculation.rejection",
+    "engine.loading.rank_processes",
+    "engine.loading.rank_worker",
+    "engine.sampling.rejection",
     "engine.model.rope",
-    "engine.runner",
+    "engine.step.runner",
     "engine.checkpoint.safetensors_weights",
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
     "engine.checkpoint.pooled_weights",
-    "engine.kv.encoded_blocks",
-    "engine.kv.wire",
+    "engine.pooled.encoded_blocks",
+    "engine.handoff.wire",
 )
 # ... these inside a function, for the roles that run a model ...
-LAZY_TORCH = ("engine.machine",)
+LAZY_TORCH = ("engine.config.machine",)
 # ... and these are all that a store node imports at start.
 STORE_NODE = (
     "mooncake",
-    "engine.node",
-    "engine.node_report",
-    "engine.front_door",
+    "engine.node.node",
+    "engine.node.report",
+    "engine.node.front_door",
     "engine.text.tokenizer",
     "cache",
     "net",
@@ -238,6 +240,10 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
+# What nodes run, and the simulator. Benchmarks may use torch, clocks and tasks as they like.
+OF_NODES = [name for name in MODULES if top(name) != "lab" or within(name, ("lab.simulator", "lab.virtual"))]
+
+
 def most_specific(name: str) -> set[str]:
     """The entry of USES with the longest name that covers `name`."""
     return USES[max((rule for rule in USES if within(name, (rule,))), key=len)]
@@ -249,26 +255,17 @@ def test_dependencies_point_down(name):
     wrong = [
         f"{name}:{line} imports {module}"
         for module, line, _ in imports_of(name)
-        if top(module) in {*ROOMS, "mooncake", "scripts", "tests"} - allowed
+        if module == "mooncake" or top(module) in {*ROOMS, "tests"} - allowed  # mooncake.engine is a peer's
     ]
     assert not wrong, wrong
 
 
-def files_with_scripts() -> dict[str, Path]:
-    scripts = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in sorted((ROOT / "scripts").rglob("*.py"))
-    }
-    return MODULES | scripts
-
-
-FILES = files_with_scripts()
+FILES = MODULES
 
 
 def file_of(*modules: str) -> set[str]:
-    """The first of `modules` that is a file of ours; a script also finds what lies beside it by its bare name."""
-    named = [one for module in modules for one in (module, f"scripts.{module}") if one in FILES]
-    return set(named[:1])
+    """The first of `modules` that is a file of ours."""
+    return set([one for one in modules if one in FILES][:1])
 
 
 def needs(name: str) -> set[str]:
@@ -300,13 +297,24 @@ def test_no_two_files_import_each_other():
     assert circle({name: needs(name) for name in FILES}) == []
 
 
+def test_no_two_folders_import_each_other():
+    """Inside a room folders point down, too. An `__init__.py` is the front door of its folder: it registers what lies
+    below it, and does not count."""
+    graph: dict[str, set[str]] = {}
+    files = {name: path for name, path in FILES.items() if path.name != "__init__.py" and name != "mooncake"}
+    for name, path in files.items():
+        below = {files[one].parent for one in needs(name) if one in files} - {path.parent}
+        graph.setdefault(str(path.parent.relative_to(ROOT)), set()).update(str(one.relative_to(ROOT)) for one in below)
+    assert circle(graph) == []
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if within(name, PURE)])
 def test_pure_cores_do_no_input_output_and_read_no_clock(name):
     wrong = [f"{name}:{line} imports {module}" for module, line, _ in imports_of(name) if top(module) in IMPURE_IMPORTS]
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not within(name, MAY_TORCH)])
+@pytest.mark.parametrize("name", [name for name in OF_NODES if not within(name, MAY_TORCH)])
 def test_torch_stays_in_its_rooms(name):
     late = within(name, LAZY_TORCH)
     wrong = [
@@ -319,20 +327,20 @@ def test_torch_stays_in_its_rooms(name):
 
 def test_nothing_unpickles_what_others_wrote():
     """The pipes of multiprocessing pickle; only a node and the ranks it has started itself talk over one."""
-    found = {name for name in MODULES for module, _, _ in imports_of(name) if top(module) in PICKLES}
+    found = {name for name in OF_NODES for module, _, _ in imports_of(name) if top(module) in PICKLES}
     assert found <= set(MAY_PICKLE)
 
 
 def test_only_these_read_the_wall_clock():
     reads = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.now\b|\butcnow\b|from time import .*\btime\b")
-    found = {name for name, path in MODULES.items() if reads.search(path.read_text())}
+    found = {name for name in OF_NODES if reads.search(MODULES[name].read_text())}
     assert found == set(WALL_CLOCK)
 
 
 def test_every_task_is_made_in_one_place():
-    """net/tasks.py: so that nobody can forget to say who hears of its failure."""
+    """net/loop/tasks.py: so that nobody can forget to say who hears of its failure."""
     makes = re.compile(r"\b(create_task|ensure_future)\(")
-    assert {name for name, path in MODULES.items() if makes.search(path.read_text())} == {"net.tasks"}
+    assert {name for name in OF_NODES if makes.search(MODULES[name].read_text())} == {"net.loop.tasks"}
 
 
 def test_a_store_node_loads_no_torch():
@@ -376,8 +384,6 @@ def test_the_reader_of_circles_sees_every_kind(tmp_path, monkeypatch):
         "p": "",
         "p.q": "def late():\n    from . import r\n",
         "p.r": "import a, ast\n",
-        "scripts.s": "import t\n",
-        "scripts.t": "",
     }
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
@@ -389,8 +395,6 @@ def test_the_reader_of_circles_sees_every_kind(tmp_path, monkeypatch):
         "p": set(),
         "p.q": {"p.r"},
         "p.r": {"a"},
-        "scripts.s": {"scripts.t"},
-        "scripts.t": set(),
     }
     found = circle(graph)
     assert len(found) == 5 and set(found) == {"a", "b", "p.q", "p.r"}
@@ -454,6 +458,57 @@ def test_a_token_passes_at_most_three_generators():
             if isinstance(node, ast.AsyncFunctionDef) and any(isinstance(one, ast.Yield) for one in ast.walk(node))
         ]
 
-    way = [name for name in MODULES if within(name, ("engine.serving", "net.http.streams", "net.http.openai"))]
+    way = [
+        name
+        for name in MODULES
+        if within(name, ("engine.front", "engine.node.frontend", "net.http.openai.streams", "net.http.openai.routes"))
+    ]
     found = [one for name in way for one in generators(name)]
     assert len(found) <= 3, found
+
+
+# Folders of engine/, low to high: which others each may import.
+FLOORS = {
+    "config": set(),
+    "observe": set(),
+    "model": set(),
+    "checkpoint": {"config", "model"},
+    "text": {"config", "model", "checkpoint"},
+    "sampling": {"text"},
+    "step": {"observe", "model", "sampling"},
+    "speculation": {"config", "checkpoint", "text", "sampling", "step"},
+    "core": {"config", "observe", "sampling", "step", "speculation"},
+    "loading": {"config", "observe", "model", "checkpoint", "sampling", "step", "speculation", "core"},
+    "pooled": set(),
+    "handoff": {"observe", "sampling", "step", "core", "pooled"},
+    "front": {"config", "observe", "text", "sampling", "step", "core", "handoff"},
+    "node": {
+        "config",
+        "observe",
+        "checkpoint",
+        "text",
+        "sampling",
+        "speculation",
+        "core",
+        "loading",
+        "pooled",
+        "handoff",
+        "front",
+    },
+    "doctor": {"config"},
+}
+
+
+def floor(name: str) -> str:
+    """The folder of engine/ that a file lies in; "" for the package itself and for other rooms."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "engine" and len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if floor(name)])
+def test_the_folders_of_the_engine_point_down(name):
+    assert {floor(one) for one in needs(name)} - {"", floor(name)} <= FLOORS[floor(name)]
+
+
+def test_the_floors_have_no_circle():
+    assert circle(FLOORS) == []

@@ -53,7 +53,7 @@ def test_a_warning():
 
 def test_a_node(tmp_path):
     import os, sys, time
-    from scripts.nodes import spawn
+    from lab.launch.nodes import spawn
     argv = [sys.executable, "-c", "import sys; sys.stderr.write('2026-01-01 00:00:00,000 E mooncake.x: bad\\\\n')"]
     spawn("n0", "store", argv, tmp_path, dict(os.environ)).process.wait()
 """

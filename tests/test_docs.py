@@ -9,28 +9,42 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from engine.flags import UsageError, parse, rows
-from scripts.up import OWN_FLAGS
+from engine.config.flags import UsageError, parse, rows
+from lab.bench import BENCHMARKS
+from lab.faults import FAULTS
+from lab.launch.up import OWN_FLAGS
+from lab.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ROOMS = "attention|cache|docs|engine|net|sched|scripts|sim|tests|\\.ci"
+ROOMS = "attention|cache|docs|engine|lab|net|sched|scripts|tests|\\.ci"
 OF_OTHERS = ("clients.md",)  # shows command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
+TABLES = {"scripts/bench.py": BENCHMARKS, "scripts/faults.py": FAULTS, "scripts/tools.py": TOOLS}
+SINGLE = {
+    "scripts/ablate.py": "lab.ablations.command",
+    "scripts/gendocs.py": "lab.docs.command",
+    "scripts/playground.py": "lab.playground.command",
+    "scripts/reproduce.py": "lab.ablations.reproduce",
+    "scripts/simulate.py": "lab.simulator.command",
+}
+MODULES = SINGLE | {f"{script} {name}": found[name] for script, found in TABLES.items() for name in found}
 of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 HELP = """
-import contextlib, io, json, runpy, sys
+import contextlib, io, json, sys
+from importlib import import_module
 found = {}
-for script in sys.argv[1:]:
-    sys.argv, sys.path[0] = [script, "--help"], "scripts"  # as when it is run
+for script, module in json.loads(sys.argv[1]).items():
+    sys.argv = [script, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
-            runpy.run_path(script, run_name="__main__")
+            import_module(module).main()
             code = "returned"
         except SystemExit as end:
             code = end.code
@@ -60,8 +74,8 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         while words and re.fullmatch(r"python3?|\.venv/bin/python|[A-Z_]+=.*", words[0]):
             words = words[1:]
         if words and re.fullmatch(r"mooncake\.py|(scripts|\.ci)/[\w/]+(\.py)?", words[0]):
-            if words[0] == "mooncake.py" and words[1:2] and words[1] in COMMANDS:
-                yield f"mooncake.py {words[1]}", words[2:]
+            if (words[0] == "mooncake.py" and words[1:2] and words[1] in COMMANDS) or words[0] in TABLES:
+                yield " ".join(words[:2]), words[2:]
             else:
                 yield words[0], words[1:]
 
@@ -69,12 +83,9 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 @cache
 def helps() -> dict[str, str]:
     """Every Python script with a command line -> what its --help prints; one process imports what they share once."""
-    scripts = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "scripts").glob("*.py"))
-        if '__name__ == "__main__"' in path.read_text()
-    ]
-    done = subprocess.run([sys.executable, "-c", HELP, *scripts], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, json.dumps(MODULES)], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert {script: code for script, (code, _) in found.items() if code not in (0, None)} == {}
@@ -97,8 +108,9 @@ def flags_of(program: str) -> set[str]:
         return node | set(re.findall(r"--[a-z][\w-]*", of_the_command("doctor")))
     if program.startswith("mooncake.py "):
         return set(re.findall(r"--[a-z][\w-]*", of_the_command(program.split()[1])))
-    if (ROOT / program).suffix == ".py":
-        own = re.findall(r'add_argument\(\s*"(--[\w-]+)"', (ROOT / program).read_text())  # of its subcommands too
+    if program in helps():
+        source = Path(import_module(MODULES[program]).__file__ or "").read_text()
+        own = re.findall(r'add_argument\(\s*"(--[\w-]+)"', source)  # of its subcommands too
         return {*re.findall(r"--[a-z][\w-]*", helps()[program]), *own, "--help"}
     return set(re.findall(r"--[a-z][\w-]*", (ROOT / program).read_text()))  # a shell script
 

@@ -1,5 +1,6 @@
 """The front page holds: short enough to be read, it leads to every page of docs/, and the files it names exist
-(tests/test_docs.py holds it and docs/ to more, tests/scripts/test_gendocs.py flags, metrics and errors to the code)."""
+(tests/test_docs.py holds it and docs/ to more, tests/lab/docs/test_gendocs.py flags, metrics and errors to the
+code)."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ def test_it_leads_to_every_page(page):
 @pytest.mark.parametrize("page", ["README.md", "docs/map.md"])
 def test_every_file_it_names_exists(page):
     text = (ROOT / page).read_text()
-    named = re.findall(r"`((?:attention|cache|engine|net|sched|scripts|sim|tests|\.ci)/[\w./]*|\w+\.py)`", text)
+    named = re.findall(r"`((?:attention|cache|engine|lab|net|sched|scripts|tests|\.ci)/[\w./]*|\w+\.py)`", text)
     assert named
     room = {path.name for path in (ROOT / "attention").glob("*.py")}  # 'interface.py' beside `attention/`
     missing = [path for path in named if not (ROOT / path).exists() and path not in room]
     assert missing == []
 
 
-@pytest.mark.parametrize("room", ["attention", "cache", "engine", "net", "sched", "sim", "scripts"])
+@pytest.mark.parametrize("room", ["attention", "cache", "engine", "lab", "net", "sched"])
 def test_every_room_is_on_the_map(room):
     """And every package in it, by its own name or by a file."""
     text = (ROOT / "docs/map.md").read_text()

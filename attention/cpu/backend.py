@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from attention.codes import is_quantized, scales_of
+from attention.cpu.level import best
 from attention.cpu.library import DTYPES, POOL_DTYPES, Attend, Pool, Write, library
-from attention.cpu_level import best
 from attention.interface import RaggedBatch
 
 MAX_HEAD_SIZE = 1024
@@ -51,7 +51,7 @@ class CpuBackend:
     reads_codes = True
 
     def __init__(self, level: str = "auto") -> None:
-        """level: a name in attention.cpu_level.LEVELS; auto = the best one. Raises Unavailable."""
+        """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises Unavailable."""
         self.level = best(library, level)
         self.library = library(self.level)
 

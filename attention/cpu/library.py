@@ -1,6 +1,6 @@
 """The compiled kernels and their arguments, mirroring paged.h field by field.
 
-Every level (attention/cpu_level.py) holds the same kernels; what differs is the width of a vector and how bfloat16 is
+Every level (attention/cpu/level.py) holds the same kernels; what differs is the width of a vector and how bfloat16 is
 multiplied. Tiles (amx) decode head sizes of 32, 64, 96 and 128 in blocks of a multiple of 16; others take vdpbf16ps.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from attention.cpu_build import load, require
-from attention.cpu_level import LEVELS
+from attention.cpu.build import load, require
+from attention.cpu.level import LEVELS
 from net.compiled import Unavailable
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

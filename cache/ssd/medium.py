@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.policy import PLAIN, Facts
+from cache.pool.policy import PLAIN, Facts
 
 
 class Entry(NamedTuple):

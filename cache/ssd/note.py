@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from cache.policy import PLAIN, Facts
+from cache.pool.policy import PLAIN, Facts
 
 NOTE = Struct("<fI12s")  # cost in seconds, position and the flag, class
 KEPT = 1 << 31

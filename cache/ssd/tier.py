@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from cache.arena import Buffer, checksum
 from cache.block import BlockKey
-from cache.policy import LRU, PLAIN, EvictionPolicy, Facts
+from cache.pool.policy import LRU, PLAIN, EvictionPolicy, Facts
 from cache.ssd.claim import SsdError
 from cache.ssd.health import Health
 from cache.ssd.lmdb_medium import LmdbMedium

@@ -14,10 +14,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.gguf_config import from_gguf
 from engine.checkpoint.gguf_file import GGUFFile
-from engine.config import EMBEDDED_MODEL, NO_MODEL
-from engine.model.gguf_config import from_gguf
-from engine.model.hf_config import from_hf
+from engine.checkpoint.hf_config import from_hf
+from engine.config.config import EMBEDDED_MODEL, NO_MODEL
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 

@@ -19,8 +19,8 @@ import orjson
 import torch
 from torch import Tensor
 
-from cache.objects import Objects
 from cache.results import StoreError
+from cache.store.objects import Objects
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.weights import Reader
 from engine.model.model_error import ModelError

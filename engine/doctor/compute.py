@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 
+from engine.config.machine import Gpu, survey
 from engine.doctor.finding import OK, WARN, Finding, System
-from engine.machine import Gpu, survey
 
 COMPILERS = ("g++", "c++", "clang++")
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "neon", "asimd", "bf16")

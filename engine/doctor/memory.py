@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from engine.config.machine import survey
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
-from engine.machine import survey
 
 SMALL_SHM_BYTES = 64 << 20  # what containers are given by default
 

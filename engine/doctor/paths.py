@@ -9,12 +9,12 @@ from typing import Any
 
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System
 from engine.doctor.rdma import DEVICES
-from net.channel import Channel, PeerRefused
-from net.cluster_key import ClusterKey
+from net.channel.channel import Channel, PeerRefused
+from net.channel.cluster_key import ClusterKey
 from net.errors import PeerLost, RemoteError, TransferError
 from net.http.client import IDENTITY, ClusterError, fetch_cluster
-from net.rdma.transport import PLAINTEXT
-from net.transfer import TransferEngine, transports
+from net.transfer.engine import TransferEngine, transports
+from net.transfer.rdma.transport import PLAINTEXT
 
 ANSWER_S = 2.0  # a node that just starts is not waited for
 OTHERS_MAX = 16  # further nodes of the cluster to try, in addition to the named one
@@ -52,7 +52,8 @@ def _better(refused: Tried) -> str:
 
 
 def expected(system: System, sealed_only: bool = False) -> list[Finding]:
-    """Without a peer: what it would be on this host and on another. sealed_only: see net.rdma.transport.Rdma."""
+    """Without a peer: what it would be on this host and on another. sealed_only: see
+    net.transfer.rdma.transport.Rdma."""
     here = Tried("shm", True, "a peer on this host, copies in shared memory")
     active = [name for name in system.names(DEVICES) if "ACTIVE" in system.read(f"{DEVICES}/{name}/ports/1/state")]
     rdma = Tried("rdma", bool(active), f"a peer on another host, over {', '.join(active)}" if active else "no device")

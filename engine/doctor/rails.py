@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System
 from engine.doctor.rdma import DEVICES
-from net.rdma import places
-from net.topology import Topology
+from net.transfer.common.topology import Topology
+from net.transfer.rdma import places
 
 
 def rails(system: System, wanted: Sequence[str] = (), topology_file: str | None = None) -> list[Finding]:
@@ -18,7 +18,7 @@ def rails(system: System, wanted: Sequence[str] = (), topology_file: str | None 
     try:
         overrides = places.overrides(topology_file)
     except ValueError as error:
-        return [Finding("rails", FAIL, str(error), "net/topology.py describes the file")]
+        return [Finding("rails", FAIL, str(error), "net/transfer/common/topology.py describes the file")]
     if missing := [name for name in wanted if name not in present]:
         return [Finding("rails", FAIL, f"no device {missing[0]!r} here", f"--rdma-devices: {', '.join(present)}")]
     names = list(wanted) or present

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable
 
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
-from net.rdma.places import numa_node
+from net.transfer.rdma.places import numa_node
 
 DEVICES = "sys/class/infiniband"
 MTUS = (256, 512, 1024, 2048, 4096)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
-from engine.config import Config
+from engine.config.config import Config
+from engine.config.flags import host_port, parse
+from engine.config.net_options import api_key, open_cluster_key, rdma_devices, sealed_only, transport_options
 from engine.doctor import compute, memory, paths, rails, rdma, storage, tcp
 from engine.doctor.finding import FAIL, WARN, Check, Finding, System, careful
-from engine.flags import host_port, parse
-from engine.net_options import api_key, open_cluster_key, rdma_devices, sealed_only, transport_options
 from net.http.client import ClusterError
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}

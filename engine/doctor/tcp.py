@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.doctor.finding import OK, WARN, Finding, System, size
-from net.congestion import WITHIN_HOST
+from net.channel.congestion import WITHIN_HOST
 
 BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and 1 ms of round trip 3 MB are under way
 JUMBO = 9000  # bytes of a packet

@@ -28,7 +28,7 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
     """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
 
     TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
-    measurement; `cpu_level` is a level of attention/cpu_level.py or auto. Else TorchOps. The log says which and why.
+    measurement; `cpu_level` is a level of attention/cpu/level.py or auto. Else TorchOps. The log says which and why.
     Raises Unavailable for a level by name that this CPU lacks.
     """
     if backend == "triton":

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import attention
-from attention import cpu_build
-from attention.cpu_level import LEVELS, best
+from attention.cpu import build as cpu_build
+from attention.cpu.level import LEVELS, best
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
 from net import compiled
@@ -93,7 +93,7 @@ SIGNATURES: dict[str, list[type]] = {
 
 @functools.cache
 def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernels of a level (attention/cpu_level.py) for a type in ELEMENTS. Raises Unavailable: features, compiler,
+    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Raises Unavailable: features, compiler,
     or tile registers refused by Linux."""
     if level == "amx" and dtype == torch.bfloat16:
         kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
@@ -219,7 +219,7 @@ class CpuTail:
 
 
 class CpuOps(TorchOps):
-    """For a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu_level.py; auto is the best
+    """For a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu/level.py; auto is the best
     one. Raises Unavailable where the CPU, the compiler or Linux does not offer what they need."""
 
     def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16) -> None:

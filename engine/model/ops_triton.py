@@ -1,4 +1,4 @@
-"""The small operations of a model on a GPU: norms and gates are one kernel each (attention/norm_gate.py), matrix
+"""The small operations of a model on a GPU: norms and gates are one kernel each (attention/triton/norm_gate.py), matrix
 products are torch's (cuBLAS). What a decode step of a small model costs is the number of its launches.
 
 Everything that this class does not say is TorchOps'.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention import norm_gate
+from attention.triton import norm_gate
 from engine.model.ops import TorchOps
 
 

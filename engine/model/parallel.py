@@ -10,7 +10,7 @@ Rank r of n computes num_heads / n heads and 1 / n of every MLP's columns (of ev
 KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours hold the same one.
 For transfers, the pool and other nodes a KV block stays whole, [num_layers, 2, num_kv_heads, block_size, head_size].
 Ranks on CPUs share the arena's memory and write their heads of it, two ranks with the same KV head the same bytes.
-Ranks on GPUs have arenas of their own, which rank 0 puts together (engine/kv/rank_arenas.py).
+Ranks on GPUs have arenas of their own, which rank 0 puts together (engine/loading/rank_arenas.py).
 """
 
 from __future__ import annotations

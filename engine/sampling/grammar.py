@@ -141,6 +141,6 @@ class Grammars:
 
 
 def _tagged(schema: str) -> str:
-    """One call as models of the Hermes form write it; net/http/tools.py reads it."""
+    """One call as models of the Hermes form write it; net/http/openai/tools.py reads it."""
     body = json.dumps(json.loads(schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}})
     return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {body}'

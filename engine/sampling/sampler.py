@@ -25,8 +25,8 @@ from engine.sampling.host_draw import draw_on_host, probabilities_on_host
 from engine.sampling.logit_rules import Masks, SamplingRow, apply_rules
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.rejection import judge
 from engine.sampling.uniform import uniform
-from engine.speculation.rejection import judge
 
 __all__ = ["Sampled", "SamplingRow", "sample", "uniform"]
 

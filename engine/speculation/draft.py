@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from cache.pool import BlockPool, OutOfBlocks
-from engine.request import Request
-from engine.runner import Row, Runner
+from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
-from engine.step import ScheduledRow
+from engine.step.request import Request
+from engine.step.runner import Row, Runner
+from engine.step.step import ScheduledRow
 
 CATCH_UP_TOKENS = 256
 """Prompt tokens of all requests that the draft model computes per step of the engine: bounds what a long prompt adds to

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.checkpoint.model_source import ModelSource, describe
-from engine.config import Config
-from engine.flags import UsageError
+from engine.config.config import Config
+from engine.config.flags import UsageError
 from engine.text.tokenizer import Tokenizer
 
 

@@ -25,9 +25,9 @@ with probability sum_x min(p(x), q(x)), the best any rule can do. Against it the
 
 How many drafts (--speculative-length auto). With a request's estimated chance a of a draft token being right given that
 those before it are, draft j is right with probability a^j. Of all depths the one is taken that promises the most tokens
-per second, with the cost of verifying learnt from the node's own steps (engine/costs.py; goodput, as in Liu et al.,
-arXiv 2406.14066). A large batch, or requests whose drafts keep failing, thus turn speculation off. For the comparison
-some steps go without drafts: the first few, then one in sixty-four.
+per second, with the cost of verifying learnt from the node's own steps (engine/core/costs.py; goodput, as in Liu et
+al., arXiv 2406.14066). A large batch, or requests whose drafts keep failing, thus turn speculation off. For the
+comparison some steps go without drafts: the first few, then one in sixty-four.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.block_book import BlockBook
-from engine.request import Request
 from engine.speculation.ngram import NgramIndex
-from engine.step import ScheduledRow
+from engine.step.block_book import BlockBook
+from engine.step.request import Request
+from engine.step.step import ScheduledRow
 
 INDEX_TOKENS_PER_STEP = 1024
 """About 1.5 ms on the event loop; a longer prompt is indexed over several steps."""

@@ -14,7 +14,7 @@ import tokenizers
 
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.checkpoint.model_source import ModelSource, embedded_model, read_json
-from engine.config import EMBEDDED_MODEL
+from engine.config.config import EMBEDDED_MODEL
 from engine.model.model_error import ModelError
 from engine.text import gguf_tokenizer
 from engine.text.chat_template import ChatTemplate, checked

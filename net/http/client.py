@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from net.cluster_key import ClusterKey
-from net.http.joining import NONCE_BYTES, SEALED_TYPE, NotOurs, Question
+from net.channel.cluster_key import ClusterKey
+from net.http.common.joining import NONCE_BYTES, SEALED_TYPE, NotOurs, Question
 
 Json = dict[str, Any]
 

@@ -1,15 +1,15 @@
-"""POST /drain and GET /drain: a node leaves without dropping a request (engine/leaving.py)."""
+"""POST /drain and GET /drain: a node leaves without dropping a request (engine/node/leaving.py)."""
 
 from __future__ import annotations
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from net.http.body import read_body
-from net.http.errors import ApiError
-from net.http.frontend import Frontend, Refused
+from net.http.common.body import read_body
+from net.http.common.errors import ApiError
+from net.http.common.frontend import Frontend, Refused
+from net.http.common.limits import is_local
 from net.http.info import json_response
-from net.http.limits import is_local
 
 
 class DrainBody(BaseModel):

@@ -12,15 +12,15 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from net.cluster_key import ClusterKey
-from net.http.body import read_body
-from net.http.errors import ApiError
-from net.http.frontend import Frontend
-from net.http.joining import IV_BYTES, SEALED_TYPE
-from net.http.middleware import joining
-from net.http.pieces import answer, encoded
-from net.http.plan import check_ids, check_model, render_messages, unhurried
-from net.http.schema import DetokenizeBody, TokenizeBody
+from net.channel.cluster_key import ClusterKey
+from net.http.common.body import read_body
+from net.http.common.errors import ApiError
+from net.http.common.frontend import Frontend
+from net.http.common.joining import IV_BYTES, SEALED_TYPE
+from net.http.common.middleware import joining
+from net.http.common.pieces import answer, encoded
+from net.http.openai.plan import check_ids, check_model, render_messages, unhurried
+from net.http.openai.schema import DetokenizeBody, TokenizeBody
 
 Find = Callable[[str], Awaitable[dict[str, Any] | None]]
 
@@ -119,7 +119,7 @@ class Info:
         return await self._timeline(request.match_info["request_id"], self._frontend.find_timeline)
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """Sealed for who has the cluster key (net/http/joining.py)."""
+        """Sealed for who has the cluster key (net/http/common/joining.py)."""
         question = joining(request, self._cluster_key)
         if question is None:
             return json_response(self._frontend.cluster())

@@ -1,5 +1,5 @@
 """GET /openapi.json: the routes of the app as an OpenAPI 3.1 document. Bodies are the models that check them, with what
-net/http/rules.py adds; net/http/answers.py has the answers.
+net/http/openai/rules.py adds; net/http/common/answers.py has the answers.
 
 `document` raises LookupError for a route without a line in OPERATIONS, so a new route cannot be left out.
 """
@@ -15,13 +15,13 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from net.http.answers import ANSWERS
+from net.http.common.answers import ANSWERS
+from net.http.common.page import ASSETS, TYPES
 from net.http.drain import DrainBody
-from net.http.fields import IGNORED, NEUTRAL
-from net.http.openai import CLASS_HEADER, RESUME_HEADER
-from net.http.page import ASSETS, TYPES
-from net.http.rules import FIELDS, REFERENCE, RULES
-from net.http.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from net.http.openai.fields import IGNORED, NEUTRAL
+from net.http.openai.routes import CLASS_HEADER, RESUME_HEADER
+from net.http.openai.rules import FIELDS, REFERENCE, RULES
+from net.http.openai.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 
@@ -78,7 +78,7 @@ OPERATIONS = {
 
 
 def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool, values: Mapping[str, Json]) -> Json:
-    """The document of these routes. `with_key`: clients must send one. `values`: net.http.rules.values. Raises
+    """The document of these routes. `with_key`: clients must send one. `values`: net.http.openai.rules.values. Raises
     LookupError."""
     paths: dict[str, Json] = {}
     for route in routes:

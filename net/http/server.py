@@ -9,16 +9,18 @@ from collections.abc import Awaitable, Callable, Collection
 import orjson
 from aiohttp import web
 
-from net.cluster_key import ClusterKey
-from net.http import openapi, page, rules
-from net.http.connections import Rooms, Runner
+from net.channel.cluster_key import ClusterKey
+from net.http import openapi
+from net.http.common import page
+from net.http.common.connections import Rooms, Runner
+from net.http.common.frontend import Frontend
+from net.http.common.keys import ApiKeys
+from net.http.common.limits import Cors, data_is_local, limit_connections, limit_rate, read_timeout_key, rooms_key
+from net.http.common.middleware import identify, require_key, sign
 from net.http.drain import Drain
-from net.http.frontend import Frontend
 from net.http.info import Info
-from net.http.keys import ApiKeys
-from net.http.limits import Cors, data_is_local, limit_connections, limit_rate, read_timeout_key, rooms_key
-from net.http.middleware import identify, require_key, sign
-from net.http.openai import OpenAI
+from net.http.openai import rules
+from net.http.openai.routes import OpenAI
 
 KiB = 1 << 10
 MiB = 1 << 20

@@ -1,6 +1,6 @@
 """Triton reads TRITON_INTERPRET when a kernel is decorated, so interpreted and compiled kernels cannot share a process:
-test_triton_interpreted.py runs the directory `interpreted` in processes of their own, with 1; scripts/gpu_check.py runs
-it on a GPU, with 0."""
+test_triton_interpreted.py runs the directory `interpreted` in processes of their own, with 1; scripts/tools.py
+gpu-check runs it on a GPU, with 0."""
 
 from __future__ import annotations
 

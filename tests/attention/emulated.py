@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attention import cpu_build
 from attention.cpu import CpuBackend
+from attention.cpu import build as cpu_build
 from attention.cpu import library as kernels
 from attention.cpu.library import Attend, Write
 

@@ -7,7 +7,7 @@ import attention
 from attention import backends, choose
 from attention.reference import ReferenceBackend, tokens_of
 from attention.torch_backend import GROUP_TOKENS, TorchBackend, attend_chunk, attend_masked, group_decodes
-from scripts.attention_bench.grid import (
+from lab.bench.attention.grid import (
     BLOCK_SIZES,
     DTYPES,
     GEOMETRIES,
@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), GEOMETRIES)
 def test_no_further_from_the_truth_than_twice_plain_torch(heads, kv_heads, size, block_size, dtype):
-    """Written and attended as scripts/attention_bench/grid.py wants it."""
+    """Written and attended as lab/bench/attention/grid.py wants it."""
     for mix in MIXES:
         point = Point(mix, heads, kv_heads, size, block_size, dtype)
         for name in FAST:

@@ -6,8 +6,8 @@ import torch
 from attention import backends, choose
 from attention.codes import DTYPES, LARGEST, codes_of, encode_rows, from_codes, planes, pool_in, rows_of, scales_of
 from attention.torch_backend import TorchBackend
-from scripts.attention_bench.grid import BLOCK_SIZES, GEOMETRIES, MASKS, MIXES, Point
-from scripts.attention_bench.quantized import find_quantized_fault
+from lab.bench.attention.grid import BLOCK_SIZES, GEOMETRIES, MASKS, MIXES, Point
+from lab.bench.attention.quantized import find_quantized_fault
 
 KV_DTYPES = sorted(DTYPES)
 READERS = ["cpu", "reference", "torch"]

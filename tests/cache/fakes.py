@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import orjson
 
 from net.errors import PeerLost, RemoteError, TransferError
-from net.transfer import Op
+from net.transfer.engine import Op
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,8 @@ class FakeChannel:
             work.add_done_callback(self._served)
 
     def _served(self, work):
-        """A refusal may come when its caller is gone; what else a handler raises is a bug, as in net/channel.py."""
+        """A refusal may come when its caller is gone; what else a handler raises is a bug, as in
+        net/channel/channel.py."""
         self.tasks.discard(work)
         if not work.cancelled() and isinstance(work.exception(), Exception):
             log.log(DEBUG if isinstance(work.exception(), RemoteError) else ERROR, "handler", exc_info=work.exception())
@@ -123,7 +124,7 @@ class FakeTransfer:
         self.error = None  # raised instead of a transfer
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
 
-        self.bulk = SimpleNamespace(  # nobody is reached this way: tests/cache/test_bulk.py has the real thing
+        self.bulk = SimpleNamespace(  # nobody is reached this way: tests/cache/store/test_bulk.py has the real thing
             reaches=lambda peer_id: False,
             beside=lambda peer_id: False,
             answer=lambda kind, answerer: None,

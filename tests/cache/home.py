@@ -7,12 +7,12 @@ import sys
 import uvloop
 
 from cache.arena import Arena
-from cache.homes import equal_members
-from cache.store import Store
-from cache.tiers import LocalStore
-from net.channel import Channel
-from net.memory import Region
-from net.transfer import TransferEngine
+from cache.homes.rendezvous import equal_members
+from cache.store.store import Store
+from cache.tiers.local_store import LocalStore
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from net.transfer.engine import TransferEngine
 
 SLOT = 32 << 10
 SLOTS = 256

@@ -1,7 +1,7 @@
 """The eviction policies as their definitions read: lists, and a scan for every victim."""
 
-from cache.policies.s3fifo import MOST_USES, MOVE_USES, SMALL_SHARE
-from cache.policy import PLAIN
+from cache.pool.policies.s3fifo import MOST_USES, MOVE_USES, SMALL_SHARE
+from cache.pool.policy import PLAIN
 
 
 class Naive:

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cache.arena import Arena, checksum
-from cache.homes import equal_members, homes
+from cache.homes.rendezvous import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import GetResult
 from cache.ssd import SsdTier
-from cache.store import Store
-from cache.tiers import LocalStore
-from net.memory import Region
+from cache.store.store import Store
+from cache.tiers.local_store import LocalStore
+from net.transfer.common.memory import Region
 from tests.cache.fakes import Hub
 
 SLOT = 3000

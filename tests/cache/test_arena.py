@@ -3,7 +3,7 @@
 import pytest
 
 from cache.arena import Arena, checksum
-from net.memory import Region
+from net.transfer.common.memory import Region
 
 
 def test_slots_cover_the_region_without_overlap():

@@ -8,7 +8,7 @@ import pytest
 from cache.arena import checksum
 from cache.checked_copy import CheckedCopier, Copy
 from cache.copy_threads import CopyThreads
-from net.memory import Region
+from net.transfer.common.memory import Region
 
 SIZES = {
     "small": [4096] * 5 + [1, 100],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache import key_chain
+from cache import keys as key_chain
 from cache.block import KEY_BYTES, extend_keys
 
 ROOT = bytes(range(16))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cache.protocol import ABSENT, Look
-from cache.reader import Seen
 from cache.results import LeadingRun
-from cache.ssd.reads import FREE, SsdPrice, SsdReads
+from cache.ssd_reads import FREE, SsdPrice, SsdReads
+from cache.store.reader import Seen
 from sched.cost import TransferModel
 from tests.cache.pooled import SLOT, cluster_of, get, key_of, put
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scripts import rest
-from scripts.cluster import LocalCluster
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
 
-from engine.config import Config
+from engine.config.config import Config
 
 Flags = dict[str, str]
 

@@ -1,5 +1,5 @@
 """Ranks whose KV arenas are apart, without GPUs: what stands in for CUDA in rank 0's process and, run as a module, in
-the others (engine/model/rank_worker.py with the same stand-ins).
+the others (engine/loading/rank_worker.py with the same stand-ins).
 
 A rank's arena is a CPU tensor that it sends to rank 0 as it would send a CUDA tensor, and copies come late.
 """
@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-import engine.loading
-from engine.kv import rank_arenas
-from engine.kv.split_arena import SplitArena
-from engine.model import rank_processes, rank_worker
+import engine.loading.load_model
+from engine.loading import rank_arenas, rank_processes, rank_worker
+from engine.loading.split_arena import SplitArena
 from tests.net.fake_device import FakeDevice
 
 KEY = b"tensors in memory of the CPU are handed over through a socket with this key"

@@ -9,9 +9,9 @@ import aiohttp
 import openai
 import pytest
 
-from scripts import rest
-from scripts.cluster import LocalCluster
-from scripts.stockclients.openai_checks import CHECKS, Checks
+from lab.clients.openai_checks import CHECKS, Checks
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, model_of, settled, timeline
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -43,7 +43,7 @@ def checks(cluster: LocalCluster) -> Checks:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_applications_do_with_the_openai_package(checks, name):
-    """scripts/stock_clients.py runs these checks, and other clients, from environments of their own."""
+    """scripts/tools.py stock-clients runs these checks, and other clients, from environments of their own."""
     getattr(checks, name)()
 
 

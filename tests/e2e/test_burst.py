@@ -6,7 +6,7 @@ import random
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from scripts.cluster import LocalCluster
+from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, settled
 
 SEED, CLIENTS, SHARED, OWN = 6, 4, 1500, 20

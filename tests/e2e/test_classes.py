@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 
-from scripts import rest
+from lab.launch import rest
 from tests.e2e.conftest import Start, model_of, settled
 
 SEATS, STREAMS, TOKENS = 4, 16, 300

@@ -1,4 +1,4 @@
-"""One node cut off the network of a real cluster, by the kernel: the short form of scripts/cut_nodes.py."""
+"""One node cut off the network of a real cluster, by the kernel: the short form of scripts/faults.py cut-nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cut_nodes import UNAVAILABLE
+from lab.faults.cut_nodes import UNAVAILABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_node_cut_off_costs_no_request(tmp_path: Path):
     """In a process of its own: it enters a network namespace for good."""
     out = tmp_path / "cut.json"
-    command = [sys.executable, str(ROOT / "scripts" / "cut_nodes.py"), "--quick", "--json", str(out)]
+    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), "cut-nodes", "--quick", "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     if done.returncode == UNAVAILABLE:
         pytest.skip(done.stderr.strip().splitlines()[-1])

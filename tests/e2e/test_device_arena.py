@@ -16,18 +16,18 @@ import aiohttp
 import pytest
 import torch
 
-import engine.loading
+import engine.loading.load_model
 from engine.checkpoint.model_source import describe
-from engine.flags import parse
-from engine.kv.kv_ready import KV_REGION
-from engine.machine import survey
-from engine.node import Node
-from engine.phases import Phases
-from engine.resolve import resolve
+from engine.config.flags import parse
+from engine.config.machine import survey
+from engine.config.resolve import resolve
+from engine.core.kv_ready import KV_REGION
+from engine.node.node import Node
+from engine.node.phases import Phases
+from net.channel.sockets import listen
 from net.http.client import fetch_cluster
-from net.sockets import listen
-from net.staging import DeviceRegion
-from tests.engine.test_graphs import CpuRecorder
+from net.transfer.device.staging import DeviceRegion
+from tests.engine.model.test_graphs import CpuRecorder
 from tests.net.fake_device import FakeDevice
 
 KV_BLOCKS = 12  # of the prefill node: a second prompt evicts the first
@@ -36,7 +36,7 @@ TOKENS = 8
 
 
 class Devices:
-    """Stands in for the functions of engine/loading.py that know CUDA."""
+    """Stands in for the functions of engine/loading/load_model.py that know CUDA."""
 
     def __init__(self) -> None:
         self.made: list[FakeDevice] = []

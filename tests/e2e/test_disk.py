@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cache.client import NoRoom, NotDurable, Store
 from cache.ssd import backends
+from cache.store.client import NoRoom, NotDurable, Store
 
 FAULTS = Path(__file__).parents[1] / "cache" / "faulty_disk.c"
 VALUE = 64 << 10

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
-from scripts import rest
-from scripts.cluster import ROOT, LocalCluster
-from scripts.nodes import Node
+from lab.launch import rest
+from lab.launch.cluster import ROOT, LocalCluster
+from lab.launch.nodes import Node
 from tests.e2e.conftest import Start
 
 SHORT, LONG = 40, 2000

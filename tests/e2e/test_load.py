@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from scripts import rest
-from scripts.faultbench.checks import form
+from lab.faults.checks import form
+from lab.launch import rest
 from tests.e2e.conftest import Start, complete, model_of, settled
 
 SEED = 20261121

@@ -7,9 +7,9 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from engine.serving.explain import table
-from scripts import rest
-from scripts.faultbench.checks import form
+from engine.observe.explain import table
+from lab.faults.checks import form
+from lab.launch import rest
 from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
 
 SEED = 20261122

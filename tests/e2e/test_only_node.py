@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from scripts.cluster import DEFAULT_NODES, LocalCluster
-from scripts.faultbench.checks import differences, form
-from scripts.faultbench.client import Stream, random_bodies, stream
+from lab.faults.checks import differences, form
+from lab.faults.client import Stream, random_bodies, stream
+from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 from tests.e2e.conftest import Start, complete, model_of, settled, timeline
 
 SEED = 20261122

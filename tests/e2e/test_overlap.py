@@ -7,10 +7,11 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.serving.intervals import shared
-from engine.serving.timeline import spans_of
-from scripts import rest, trace
-from scripts.cluster import LocalCluster
+from engine.observe.intervals import shared
+from engine.observe.timeline import spans_of
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+from lab.tools import perfetto as trace
 from tests.e2e.conftest import Start, complete, settled, timeline
 
 PROMPT = list(range(100, 430))
@@ -63,7 +64,8 @@ def wait_until_reserved(cluster: LocalCluster) -> None:
 
 
 def test_a_trace_of_a_long_prefill_shows_loads_computing_and_pushes_at_once(start: Start, tiny_model, tmp_path):
-    """The file that scripts/trace.py writes, read back: a prefix that is in the store only, on rails of 4 MB/s."""
+    """The file that scripts/tools.py perfetto writes, read back: a prefix that is in the store only, on rails of 4
+    MB/s."""
     flags = (
         "--max-num-batched-tokens",
         "100",

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from engine.kv.prefetch import WINDOW_BLOCKS
-from scripts import rest
-from scripts.cluster import LocalCluster
-from scripts.faultbench.tiny import tiny_model
-from scripts.nodes import Node
+from engine.pooled.prefetch import WINDOW_BLOCKS
+from lab.faults.tiny import tiny_model
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+from lab.launch.nodes import Node
 from tests.e2e.conftest import Start, complete, model_of, settled, timeline, wait_until
 from tests.e2e.policy_flags import (
     ALONE,

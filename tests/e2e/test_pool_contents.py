@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from cache.client import Store
-from scripts import rest
+from cache.store.client import Store
+from lab.launch import rest
 from tests.e2e.conftest import Start, complete, settled, timeline
 
 BLOCK = 16

@@ -1,4 +1,4 @@
-"""Concurrent puts at real store nodes, in calm and across a cut: the short form of scripts/put_histories.py."""
+"""Concurrent puts at real store nodes, in calm and across a cut: the short form of scripts/faults.py put-histories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.put_histories import UNAVAILABLE
+from lab.faults.put_histories import UNAVAILABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_what_clients_see_of_concurrent_puts_is_what_the_docs_say(tmp_path: Path):
     """In a process of its own: it enters a network namespace for good."""
     out = tmp_path / "puts.json"
-    command = [sys.executable, str(ROOT / "scripts" / "put_histories.py"), "--quick", "--json", str(out)]
+    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), "put-histories", "--quick", "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     if done.returncode == UNAVAILABLE:
         pytest.skip(done.stderr.strip().splitlines()[-1])

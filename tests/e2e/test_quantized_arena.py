@@ -12,9 +12,9 @@ from cache.block import BlockGeometry
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
-from engine.runner import Runner
+from engine.step.runner import Runner
 from tests.e2e.conftest import TINY, Start, complete, settled, timeline
-from tests.engine.test_model import greedy
+from tests.engine.model.test_model import greedy
 
 FIRST, SECOND = list(range(100, 400)), list(range(3000, 3290))
 GEOMETRY = BlockGeometry(TINY["num_hidden_layers"], TINY["num_key_value_heads"], 16, 16, "int8")

@@ -7,9 +7,9 @@ from typing import Any
 
 import aiohttp
 
-from scripts.cluster import LocalCluster
-from scripts.faultbench.checks import form
-from scripts.faultbench.client import Stream, stream
+from lab.faults.checks import form
+from lab.faults.client import Stream, stream
+from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, model_of, settled
 
 TRIES, LENGTH = 4, 250

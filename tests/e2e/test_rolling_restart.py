@@ -1,10 +1,10 @@
-"""A node of two restarted under load: no request fails. scripts/rolling_restart.py does it to all of them."""
+"""A node of two restarted under load: no request fails. scripts/faults.py rolling-restart does it to all of them."""
 
 from __future__ import annotations
 
 import asyncio
 
-from scripts.rolling_restart import measure
+from lab.faults.rolling_restart import measure
 from tests.e2e.conftest import Start
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from engine.flags import host_port
-from scripts.cluster import ROOT
+from engine.config.flags import host_port
+from lab.launch.cluster import ROOT
 from tests.e2e.conftest import Start
 
 

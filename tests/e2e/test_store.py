@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from cache.client import Exists, Store
+from cache.store.client import Exists, Store
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from scripts import rest
+from lab.launch import rest
 from tests.e2e.conftest import Start
 
 SCHEMA = {

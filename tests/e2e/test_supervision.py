@@ -10,11 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from scripts import rest
+from lab.launch import rest
 from tests.e2e.conftest import Start, complete, model_of, settled
 
 POLICY = '''
-from cache.policy import PLAIN, LRU
+from cache.pool.policy import PLAIN, LRU
 
 
 class Wrong(LRU):

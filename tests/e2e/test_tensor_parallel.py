@@ -15,10 +15,10 @@ from attention import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model
-from engine.runner import Runner
+from engine.step.runner import Runner
 from tests.e2e.conftest import Start, complete, settled
 from tests.e2e.test_start import run
-from tests.engine.test_model import greedy
+from tests.engine.model.test_model import greedy
 from tests.engine.tiny_families import empty_pool
 
 TWO_RANKS = ["--tensor-parallel-size", "2"]

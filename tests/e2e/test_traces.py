@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from engine.doctor.run import main as doctor
-from engine.serving.explain import main as explain
-from scripts.cluster import LocalCluster
-from scripts.trace import main as trace
+from engine.observe.explain import main as explain
+from lab.launch.cluster import LocalCluster
+from lab.tools.perfetto import main as trace
 from tests.e2e.conftest import Start
 from tests.otlp_collector import Collector, collecting_aside
 
@@ -66,7 +66,7 @@ def test_one_trace_over_prefill_and_decode(cluster, collector):
 
 
 def test_the_commands_take_the_key_from_the_file(cluster, keys, tmp_path, capsys):
-    """`explain` and scripts/trace.py ask the node that did not accept the request."""
+    """`explain` and scripts/tools.py perfetto ask the node that did not accept the request."""
     ask(cluster["decode-0"].url, "asked")
     other = cluster["prefill-0"].url.removeprefix("http://")
     assert explain(["cmpl-asked", "--url", other, "--api-key-file", keys]) == 0

@@ -14,12 +14,12 @@ from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
-from engine.inputs import Row
 from engine.model.decoder import Model
-from engine.request import SamplingParams
-from engine.runner import Runner
 from engine.sampling.logit_rules import SamplingRow
-from scripts import rest
+from engine.step.inputs import Row
+from engine.step.request import SamplingParams
+from engine.step.runner import Runner
+from lab.launch import rest
 from tests.e2e.conftest import TINY, Start, complete, settled, timeline
 
 PROMPT = list(range(3000, 3330))

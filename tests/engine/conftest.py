@@ -9,7 +9,7 @@ import torch
 
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
-from engine.config import EMBEDDED_MODEL
+from engine.config.config import EMBEDDED_MODEL
 from engine.text.token_bytes import BYTE_OF
 from engine.text.tokenizer import Tokenizer
 

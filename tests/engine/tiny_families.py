@@ -18,7 +18,7 @@ from attention import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model
-from engine.runner import Runner
+from engine.step.runner import Runner
 from tests.engine.tiny_llama import BLOCK_SIZE
 
 SIZES: dict[str, Any] = {

@@ -7,11 +7,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention import choose
-from engine.inputs import Row, build_inputs
+from engine.checkpoint.hf_config import from_hf
 from engine.model.decoder import Model
-from engine.model.hf_config import from_hf
 from engine.model.model_config import ModelConfig
-from engine.runner import Runner
+from engine.step.inputs import Row, build_inputs
+from engine.step.runner import Runner
 
 LLAMA3 = {
     "rope_type": "llama3",

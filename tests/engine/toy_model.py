@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from cache.block import BlockGeometry, root_key
-from cache.pool import BlockPool
-from engine.batcher import Batcher, BatchRules
-from engine.request import Request
+from cache.pool.block_pool import BlockPool
+from engine.core.batcher import Batcher, BatchRules
 from engine.sampling.params import SamplingParams
-from engine.step import Step
+from engine.step.request import Request
+from engine.step.step import Step
 from sched.queueing import FCFS
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from net.http import HttpServer, LogprobItem, Output, Overloaded, Unavailable, create_app
-from net.http.frontend import Refused
-from net.http.keys import ApiKeys
+from net.http.common.frontend import Refused
+from net.http.common.keys import ApiKeys
 
 
 class FakeFrontend:

@@ -1,7 +1,7 @@
 """A transport inside this process that breaks by seed: what the engine and its users must live with, on demand.
 
 Bytes go in slices over two rails. Each slice may be dropped (and sent again), delayed, overtaken, or delivered twice;
-one rail may be slow; after so many slices the peer is cut off. The rules of net.transfer hold all the same: when
+one rail may be slow; after so many slices the peer is cut off. The rules of net.transfer.engine hold all the same: when
 `submit` ends, nothing of it moves any more, which the fake proves by raising when a late copy would land.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from net import rails
+from net.channel.links import Links
 from net.errors import PeerLost, TransferError
-from net.landed import Landed
-from net.links import Links
-from net.memory import Region
-from net.rails import Rail
-from net.spans import Span, check
-from net.transport import BULK, Op
+from net.transfer.common import rails
+from net.transfer.common.landed import Landed
+from net.transfer.common.memory import Region
+from net.transfer.common.rails import Rail
+from net.transfer.common.spans import Span, check
+from net.transfer.common.transport import BULK, Op
 
 SLICE = 32 << 10
 ATTEMPTS = 20

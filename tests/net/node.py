@@ -7,9 +7,9 @@ import zlib
 
 import uvloop
 
-from net.channel import Channel
-from net.memory import Region
-from net.transfer import Op, TransferEngine
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from net.transfer.engine import Op, TransferEngine
 
 
 async def main(node_id: str, order: str, nbytes: int) -> None:

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from net.channel import Channel
-from net.memory import Region
-from net.transfer import TransferEngine
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from net.transfer.engine import TransferEngine
 from tests.net.peers import child
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from net.channel import Channel
+from net.channel.channel import Channel
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,10 @@ from collections import Counter
 
 import uvloop
 
-from net.channel import Channel
+from net.channel.channel import Channel
 from net.errors import TransferError
-from net.memory import Region
-from net.transfer import Op, TransferEngine
+from net.transfer.common.memory import Region
+from net.transfer.engine import Op, TransferEngine
 
 NBYTES = 1 << 20
 ERRORS = (ConnectionError, TransferError, TimeoutError)

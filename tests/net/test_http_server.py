@@ -10,7 +10,7 @@ import pytest
 
 from engine.sampling.params import SamplingParams
 from net.bodies import decode, encode
-from net.http.schema import SERVICE_CLASSES
+from net.http.openai.schema import SERVICE_CLASSES
 from sched.classes import CLASSES
 from tests.net.fake_frontend import FakeFrontend, serving
 

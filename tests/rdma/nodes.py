@@ -8,9 +8,9 @@ import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from net.channel import Channel
-from net.memory import Region
-from net.transfer import TransferEngine
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from net.transfer.engine import TransferEngine
 
 SIZE = 8 << 20
 SIDES = {"a": ["rxa0", "rxa1"], "b": ["rxb0", "rxb1"]}

@@ -8,9 +8,9 @@ import asyncio
 import json
 import sys
 
-from net.channel import Channel
-from net.memory import Region
-from net.transfer import Op, TransferEngine
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from net.transfer.engine import Op, TransferEngine
 from tests.rdma.nodes import SIDES, SIZE
 
 

@@ -20,16 +20,15 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-import engine.engine
-import engine.loading  # noqa: F401
+import engine.loading.load_model  # noqa: F401
 import mooncake
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.weights import load
-from engine.inputs import Row
 from engine.model.decoder import Model
-from engine.runner import Runner
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
+from engine.step.inputs import Row
+from engine.step.runner import Runner
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

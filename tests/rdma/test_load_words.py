@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from net.load_words import PAGE, LoadWords
-from net.transfer import Op
-from sched.load_word import CLAIMED_AT, COUNTERS, LoadWord
+from net.gossip.load_words import PAGE, LoadWords
+from net.transfer.engine import Op
+from sched.gossip.load_word import CLAIMED_AT, COUNTERS, LoadWord
 from tests.rdma.nodes import SIZE, fill, two_nodes, until
 
 

@@ -6,16 +6,16 @@ import asyncio
 import pytest
 
 from cache.block import BlockGeometry
-from cache.policies import policies
-from cache.pool import BlockPool
-from engine.kv.kv_ready import KvReady, KvTarget
-from engine.kv.kv_transfer import KvTransfer
-from engine.kv.pull import KvPull, PullOffer
-from engine.serving import messages
-from engine.serving.messages import Pull, Pulled
+from cache.pool.block_pool import BlockPool
+from cache.pool.policies import policies
+from engine.core.kv_ready import KvReady, KvTarget
+from engine.core.kv_transfer import KvTransfer
+from engine.handoff import messages
+from engine.handoff.messages import Pull, Pulled
+from engine.handoff.pull import KvPull, PullOffer
 from net.bodies import typed
 from net.errors import RemoteError
-from net.spans import unpack_spans
+from net.transfer.common.spans import unpack_spans
 from tests.rdma.nodes import fill, rails_of, two_nodes
 
 GEOMETRY = BlockGeometry(num_layers=4, num_kv_heads=2, block_size=16, head_size=64, dtype="float32")

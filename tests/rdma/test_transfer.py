@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from net.memory import Region
-from net.topology import Overrides
-from net.transfer import Op, PeerLost, TransferError
+from net.transfer.common.memory import Region
+from net.transfer.common.topology import Overrides
+from net.transfer.engine import Op, PeerLost, TransferError
 from tests.rdma.nodes import SIZE, fill, rails_of, sh, two_nodes, until
 
 MIB = 1 << 20

@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from net.channel import Channel
-from net.landed import Landed
-from net.memory import Region
-from net.rdma.device import Device, registered
-from net.rdma.queue_pair import QueuePair, Request
-from net.rdma.verbs import verbs
-from net.transfer import Op, PeerLost, TransferEngine, TransferError
-from net.transport import Unusable
+from net.channel.channel import Channel
+from net.transfer.common.landed import Landed
+from net.transfer.common.memory import Region
+from net.transfer.common.transport import Unusable
+from net.transfer.engine import Op, PeerLost, TransferEngine, TransferError
+from net.transfer.rdma.device import Device, registered
+from net.transfer.rdma.queue_pair import QueuePair, Request
+from net.transfer.rdma.verbs import verbs
 from tests.rdma.nodes import SIZE, fill, rails_of, two_nodes, until
 
 
@@ -143,7 +143,7 @@ async def test_more_requests_than_there_is_room_for_are_refused_before_the_card_
 
 async def test_queue_pairs_whose_completions_do_not_fit_into_one_queue_share_several(monkeypatch):
     """Nobody polls while all of them complete everything that they can have under way: nothing overflows."""
-    monkeypatch.setattr("net.rdma.device.COMPLETIONS", 300)
+    monkeypatch.setattr("net.transfer.rdma.device.COMPLETIONS", 300)
     device = Device("rxe0")
     region = Region.private("r", 4096)
     known = device.register(region)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import Config
+from engine.config.config import Config
 from sched.batching import LEAST_CHUNK_TOKENS, BoundedSteps, DynamicChunks, StepLoad, Tuning, batching_policies
 from sched.cost import DecodeModel, PrefillModel
 from sched.queueing import queue_orders

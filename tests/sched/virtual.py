@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from sched.events import SendPacket
-from sched.member import Address, Preset, presets
-from sched.packet import PACKET_BYTES
-from sched.virtual_cluster import GossipNode, VirtualCluster
-from sched.virtual_network import VirtualNode, Weather
+from lab.virtual.cluster import GossipNode, VirtualCluster
+from lab.virtual.network import VirtualNode, Weather
+from sched.membership.events import SendPacket
+from sched.membership.member import Address, Preset, presets
+from sched.membership.packet import PACKET_BYTES
 
 ROOT = "00112233445566778899aabbccddeeff"
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from attention.reference import tokens_of
-from attention.tiles import Tile, Tiles
+from attention.triton.tiles import Tile, Tiles
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-"""Where the kernels run: interpreted, or on a GPU by scripts/gpu_check.py."""
+"""Where the kernels run: interpreted, or on a GPU by scripts/tools.py gpu-check."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attention.reference import ReferenceBackend
-from attention.tiles import Tile, Tiles
-from attention.triton_backend import TritonBackend
+from attention.triton.backend import TritonBackend
+from attention.triton.tiles import Tile, Tiles
 from tests.attention.interpreted.cases import DEVICE, DTYPES, SMALL, Case, assert_close, attend, make_case
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13

@@ -11,12 +11,12 @@ import triton.language as tl
 
 from attention.codes import DTYPES
 from attention.reference import ReferenceBackend
-from attention.tiles import Tile, Tiles
-from attention.triton_backend import TritonBackend
-from attention.triton_codes import to_e4m3, to_int8
-from attention.write import write_kv
-from scripts.attention_bench.grid import MIXES, Point
-from scripts.attention_bench.quantized import find_quantized_fault, quantized, raw
+from attention.triton.backend import TritonBackend
+from attention.triton.codes import to_e4m3, to_int8
+from attention.triton.tiles import Tile, Tiles
+from attention.triton.write import write_kv
+from lab.bench.attention.grid import MIXES, Point
+from lab.bench.attention.quantized import find_quantized_fault, quantized, raw
 from tests.attention.interpreted.cases import DEVICE
 
 

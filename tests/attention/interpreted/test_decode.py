@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attention.decode import decode, plan_decode
-from attention.tiles import Geometry, Tile, find_tiles
+from attention.triton.decode import decode, plan_decode
+from attention.triton.tiles import Geometry, Tile, find_tiles
 from tests.attention.interpreted.cases import (
     BLOCK_SIZES,
     HEAD_SIZES,

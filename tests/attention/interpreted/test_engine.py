@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from attention.interface import AttentionBackend
-from attention.tiles import Tile, Tiles
 from attention.torch_backend import TorchBackend
-from attention.triton_backend import TritonBackend
-from engine.inputs import Inputs, Row, build_inputs
+from attention.triton.backend import TritonBackend
+from attention.triton.tiles import Tile, Tiles
 from engine.model.decoder import Model
 from engine.model.graphs import Bucket, CudaRecorder, GraphedModel, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops import TorchOps
 from engine.model.ops_triton import TritonOps
+from engine.step.inputs import Inputs, Row, build_inputs
 from tests.attention.interpreted.cases import DEVICE
 
 CONFIG = ModelConfig(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attention.prefill import plan_prefill, prefill
-from attention.tiles import Geometry, Tile, find_tiles
+from attention.triton.prefill import plan_prefill, prefill
+from attention.triton.tiles import Geometry, Tile, find_tiles
 from tests.attention.interpreted.cases import (
     BLOCK_SIZES,
     DEVICE,

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from attention.work import UNBOUNDED, Work, cut
+from attention.triton.work import UNBOUNDED, Work, cut
 from tests.attention.interpreted.cases import DEVICE
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention.write import rotate_and_write_kv, write_kv
+from attention.triton.write import rotate_and_write_kv, write_kv
 from tests.attention.interpreted.cases import DEVICE, DTYPES, HEADS, grid
 
 SLOTS = [37, -1, 0, 95, 64, -1, 5]

@@ -1,0 +1,94 @@
+"""Chooses the attention backend for this CPU by a measurement with the model's heads.
+
+The candidates take turns. Each computes a prompt of PROMPT tokens, and DECODES decodes over CONTEXT tokens each. The
+best of ROUNDS counts, because other processes only make a round longer. The product of the two times decides. The
+measurement takes some tenths of a second. The result is not stored, because it may come from a busy moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from attention.cpu.level import levels_here
+from attention.interface import AttentionBackend, RaggedBatch
+
+log = logging.getLogger(__name__)
+
+PROMPT, DECODES, CONTEXT = 256, 4, 512
+BLOCK_SIZE = 16
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention parameters of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+
+
+def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads) -> AttentionBackend:
+    """The one of (how the log calls it, backend) with the least product of times; an earlier one wins a draw."""
+    batches = [batch_of([PROMPT], PROMPT), batch_of([1] * DECODES, CONTEXT)]
+    backends = [backend for _, backend in candidates]
+    prompts, decodes = (seconds_of(backends, batch, heads) for batch in batches)
+    order = sorted(range(len(candidates)), key=lambda i: prompts[i] * decodes[i])
+    log.info(
+        "attention by %s, measured with %d/%d heads of %d in %s, %d threads (CPU levels: %s): %s",
+        candidates[order[0]][0],
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_size,
+        str(heads.dtype).removeprefix("torch."),
+        torch.get_num_threads(),
+        ", ".join(levels_here()) or "none",
+        "; ".join(
+            f"{candidates[i][0]} {1e3 * prompts[i]:.2f} ms for {PROMPT} new tokens, "
+            f"{1e3 * decodes[i]:.2f} ms for {DECODES} decodes over {CONTEXT}"
+            for i in order
+        ),
+    )
+    return backends[order[0]]
+
+
+def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: Heads) -> list[float]:
+    """Of one layer by each, the best of ROUNDS in turns after one that is not counted."""
+    num_blocks = int(batch.block_tables.max()) + 1
+    kv = torch.ones(num_blocks, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
+    q = torch.ones(len(batch.slot_mapping), heads.num_heads, heads.head_size, dtype=heads.dtype)
+    plans = [backend.plan(batch) for backend in backends]
+    best = [math.inf] * len(backends)
+    for turn in range(ROUNDS + 1):
+        for i, (backend, plan) in enumerate(zip(backends, plans, strict=True)):
+            began = time.perf_counter()
+            backend.attend(q, kv, batch, plan, heads.head_size**-0.5)
+            took = time.perf_counter() - began
+            best[i] = min(best[i], took) if turn else math.inf
+    return best
+
+
+def batch_of(new: Sequence[int], context: int) -> RaggedBatch:
+    """Requests of `new` tokens each, `context` with them."""
+    blocks = -(-context // BLOCK_SIZE)
+    tables = torch.arange(len(new) * blocks, dtype=torch.int32).view(len(new), blocks)
+    positions = [torch.arange(context - count, context) for count in new]
+    slots = [tables[s, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE for s, at in enumerate(positions)]
+    return RaggedBatch(
+        cu_q=torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32),
+        ctx_lens=torch.full((len(new),), context, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.cat(slots),
+        positions=torch.cat(positions),
+        num_decodes=sum(count == 1 for count in new),
+        block_size=BLOCK_SIZE,
+        q_lens=list(new),
+        kv_lens=[context] * len(new),
+    )

@@ -1,0 +1,53 @@
+"""The instruction sets that kernels of the CPU are compiled for, best first.
+
+    amx           AVX-512 with bfloat16, and 16 x 16 tile products of bfloat16
+    avx512_bf16   AVX-512 with products of bfloat16 pairs (vdpbf16ps)
+    avx512        16 floats at a time
+    avx2          8 floats at a time
+    neon          4 floats at a time: aarch64
+
+Without an instruction for it bfloat16 and float16 are widened to float32 as they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attention.cpu.build import AMX_BF16, AVX512, AVX512_BF16, cpu_features, require
+from net.compiled import Unavailable
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
+    "avx512_bf16": (*AVX512_BF16, "f16c"),
+    "avx512": (*AVX512, "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "neon": ("asimd", "fp"),
+}
+"""Name -> the CPU features it needs, as /proc/cpuinfo spells them; --cpu-level takes these names."""
+
+
+def levels_here() -> list[str]:
+    """Levels that this CPU has, best first."""
+    return [level for level, features in LEVELS.items() if set(features) <= cpu_features()]
+
+
+def best(offers: Callable[[str], object], level: str = "auto") -> str:
+    """`level`, or for auto the first one for which `offers` (that compiles and loads kernels) does not raise.
+    Raises Unavailable: for a level by name, what keeps it from running; for auto, what keeps the last one."""
+    if level != "auto":
+        try:
+            require(LEVELS[level])
+            offers(level)
+        except Unavailable as reason:
+            here = ", ".join(levels_here()) or "none"
+            raise Unavailable(f"--cpu-level {level}: {reason}; this CPU has: {here}") from reason
+        return level
+    last = Unavailable("this CPU is not aarch64 and lacks AVX2 with FMA and F16C")
+    for each in levels_here():
+        try:
+            offers(each)
+        except Unavailable as reason:
+            last = reason
+        else:
+            return each
+    raise last

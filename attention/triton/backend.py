@@ -1,0 +1,158 @@
+"""The Triton backend: split-KV decode for the rows [0, num_decodes), chunked prefill for the rest.
+
+Runs on NVIDIA GPUs of compute capability 8.0 and later, and, for tests and for reading along on a laptop, on the CPU
+under Triton's interpreter (TRITON_INTERPRET=1 in the environment before this module is imported; thousands of times
+slower). Nothing here waits for the device: lengths are cut into work on the device, so a step can be captured in a
+CUDA graph and replayed with other lengths, as long as `plan` is captured with the layers: the first layer's `attend`
+cuts the work, and a plan kept from another step would have the lengths of that step.
+
+A model whose layers alternate between a sliding window and none has its work cut once for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.interface import RaggedBatch
+from attention.triton.decode import decode, plan_decode
+from attention.triton.prefill import plan_prefill, prefill
+from attention.triton.tiles import SM90, Geometry, Tiles, find_tiles
+from attention.triton.work import Work
+from attention.triton.write import rotate_and_write_kv, write_kv
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device has."""
+
+    shared_bytes: int  # per program
+    multiprocessors: int
+
+
+@dataclass(slots=True)
+class Cut:
+    """A step's attention in pieces of work; None where the step has no row of the kind."""
+
+    decode: Work | None
+    prefill: Work | None
+
+
+@dataclass(slots=True)
+class Plan:
+    """The step's work by (geometry, window), cut when the first such layer asks; every later one finds it done."""
+
+    batch: RaggedBatch
+    cuts: dict[tuple[Geometry, int], Cut] = field(default_factory=dict)
+
+
+class TritonBackend:
+    """float32, bfloat16, float16, and quantized pools; head sizes that are multiples of 16 up to 256; any block size
+    and grouping.
+
+    tiles: replaces the row of attention/triton/tiles.py (experiments, tests).
+    """
+
+    name = "triton"
+    reads_codes = True
+
+    def __init__(self, *, tiles: Tiles | None = None) -> None:
+        self._tiles = tiles
+
+    def plan(self, batch: RaggedBatch) -> Plan:
+        if batch.cu_q.device.type == "cpu" and not triton.knobs.runtime.interpret:
+            raise ValueError("the triton backend needs a GPU (or TRITON_INTERPRET=1); use --attention-backend torch")
+        return Plan(batch)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
+        if len(k):
+            write_kv(k, v, kv, batch.slot_mapping)
+
+    def rotate_and_write_kv(
+        self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan
+    ) -> Tensor:
+        q: Tensor
+        q, k, v = qkv.split((num_heads, kv.shape[2], kv.shape[2]), dim=1)
+        if len(q):
+            rotate_and_write_kv(q, k, v, cos, sin, kv, batch.slot_mapping)
+        return q
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: RaggedBatch,
+        plan: Plan,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        if window < 0 or soft_cap < 0:
+            raise ValueError(f"window {window} and soft_cap {soft_cap} must not be negative; 0 = none")
+        geometry = Geometry.of(q, kv)
+        tiles = self.tiles(geometry, q.device)
+        cut = plan.cuts.get((geometry, window))
+        if cut is None:
+            cut = plan.cuts[geometry, window] = self._cut(batch, geometry, tiles, q, window)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        decodes = batch.num_decodes
+        if cut.decode is not None:
+            decode(
+                q[:decodes],
+                kv,
+                out[:decodes],
+                batch.block_tables[:decodes],
+                batch.ctx_lens[:decodes],
+                cut.decode,
+                scale,
+                tiles.decode,
+                window=window,
+                soft_cap=soft_cap,
+            )
+        if cut.prefill is not None:
+            prefill(
+                q,
+                kv,
+                out,
+                batch.block_tables[decodes:],
+                batch.ctx_lens[decodes:],
+                batch.cu_q[decodes:],
+                cut.prefill,
+                scale,
+                tiles.prefill,
+                window=window,
+                soft_cap=soft_cap,
+            )
+        return out
+
+    def tiles(self, geometry: Geometry, device: torch.device) -> Tiles:
+        """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""
+        if self._tiles is not None:
+            return self._tiles
+        shared = limits_of(device).shared_bytes
+        return find_tiles(geometry.head_size, geometry.dtype.itemsize, shared, quantized=geometry.codes > 0)
+
+    def _cut(self, batch: RaggedBatch, geometry: Geometry, tiles: Tiles, q: Tensor, window: int) -> Cut:
+        decodes = batch.num_decodes
+        decode_work = prefill_work = None
+        if decodes:
+            # Two programs on every multiprocessor hide each other's latency.
+            programs = 2 * limits_of(q.device).multiprocessors
+            decode_work = plan_decode(batch.ctx_lens[:decodes], geometry, tiles.decode, programs, window)
+        if batch.num_requests > decodes:
+            prefill_work = plan_prefill(batch.cu_q[decodes:], q.shape[0] - decodes, geometry, tiles.prefill)
+        return Cut(decode_work, prefill_work)
+
+
+@cache
+def limits_of(device: torch.device) -> Limits:
+    """Of a GPU: what the driver says. The interpreter: enough programs for several splits, few enough to be quick."""
+    if device.type != "cuda":
+        return Limits(shared_bytes=SM90, multiprocessors=4)
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return Limits(properties["max_shared_mem"], properties["multiprocessor_count"])

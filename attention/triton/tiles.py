@@ -1,0 +1,153 @@
+"""The tile table: the tile of one program, for every head size, element type and shared-memory size.
+
+A fixed table replaces a search at run time. The same shapes give the same code in every run and on every node, and a
+CUDA graph captures the code that the tests compiled. tests/attention/triton/test_triton_aot.py compiles every row ahead
+of time, and checks that it spills no registers and stays within the row's shared memory.
+
+The compiler's report chose the rows. Nobody has measured yet which rows are fastest on a GPU. Decode tiles keep about
+64 KiB of keys and values in flight per program and, at 16 query rows, leave room for two programs on a multiprocessor.
+Prefill tiles are the largest that neither spill nor exceed the shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention.codes import SCALE_BYTES, is_quantized
+
+CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
+"""Element types of quantized pools -> what attention/triton/codes.py calls them."""
+
+HEAD_SIZES = (64, 80, 96, 128, 256)
+"""Head sizes that are tested; others up to 256 work if they are multiples of 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One program's share."""
+
+    rows: int  # query rows: tokens x heads (prefill); most heads (decode). A power of two, >= 16
+    keys: int  # KV tokens per turn of the loop. A power of two, >= 16
+    warps: int
+    stages: int  # depth of the software pipeline: turns whose loads are in flight
+    min_chunk: int = 256  # decode: merging a split shorter than this costs more time than it saves
+    # Of float32 products. One pass of TF32 has 10 bits; three are float32 on tensor cores, but take more registers
+    # than plain float32 ("ieee"). Half types ignore it.
+    precision: str = "tf32x3"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What one device runs for one head size and element type."""
+
+    decode: Tile
+    prefill: Tile
+
+
+KIB = 1024
+SM86, SM80, SM90 = 99 * KIB, 163 * KIB, 227 * KIB
+"""Shared memory that one program may use, bytes: consumer Ampere and Ada; A100; H100, H200 and B200."""
+
+TABLE: dict[tuple[int, int, int], Tiles] = {
+    # (head size up to, bytes per element, shared memory from)
+    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3)),
+    (64, 2, SM80): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
+    (64, 2, SM86): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
+    (128, 2, SM80): Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 4)),
+    (128, 2, SM86): Tiles(Tile(64, 32, 4, 3), Tile(128, 32, 8, 3)),
+    (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3)),
+    (256, 2, SM80): Tiles(Tile(32, 32, 4, 3), Tile(64, 32, 8, 3)),
+    (256, 2, SM86): Tiles(Tile(32, 16, 4, 3), Tile(64, 16, 8, 3)),
+    (64, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),
+    (128, 4, SM86): Tiles(Tile(32, 32, 8, 2), Tile(16, 32, 8, 2)),
+    (256, 4, SM86): Tiles(Tile(16, 16, 8, 2, precision="ieee"), Tile(16, 16, 8, 2, precision="ieee")),
+}
+
+OVER_CODES: dict[tuple[int, int, int], Tiles] = {
+    (128, 2, SM80): replace(TABLE[128, 2, SM80], prefill=Tile(64, 64, 8, 3)),
+    (256, 2, SM80): replace(TABLE[256, 2, SM80], prefill=Tile(64, 16, 8, 3)),
+    (256, 4, SM86): replace(
+        TABLE[256, 4, SM86],
+        decode=Tile(16, 16, 8, 1, precision="ieee"),
+        prefill=Tile(16, 16, 8, 1, precision="ieee"),
+    ),
+}
+"""Rows for quantized pools: widening the codes takes registers, and the tiles of TABLE would need too many."""
+
+
+def find_tiles(head_size: int, element_bytes: int, shared_bytes: int, quantized: bool = False) -> Tiles:
+    """The row of the smallest head size that holds `head_size` and the most shared memory that the device has.
+    element_bytes: of the queries; quantized: whether the pool is. Raises ValueError."""
+    fits = [key for key in TABLE if key[0] >= head_size and key[1] == element_bytes and key[2] <= shared_bytes]
+    if not fits or head_size % 16:
+        raise ValueError(
+            f"no tile for head size {head_size}, {element_bytes} bytes per element and {shared_bytes} bytes of shared "
+            "memory in attention/triton/tiles.py; use --attention-backend torch"
+        )
+    row = min(fits, key=lambda key: (key[0], -key[2]))
+    return OVER_CODES.get(row, TABLE[row]) if quantized else TABLE[row]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The constants that an attention kernel is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: torch.dtype  # of the queries, and of the products
+    head_stride: int  # elements from one KV head to the next in a block
+    codes: int  # a value of CODES; 0 = the pool has floats
+
+    @classmethod
+    def of(cls, q: Tensor, kv: Tensor) -> Geometry:
+        """From q [T, num_heads, head_size] and kv [num_blocks, 2, num_kv_heads, block_size, head_size].
+        Raises ValueError on a layout that the kernels cannot read."""
+        _, num_heads, head_size = q.shape
+        _, two, num_kv_heads, block_size, kv_head_size = kv.shape
+        if two != 2 or kv_head_size != head_size or num_heads % num_kv_heads:
+            raise ValueError(f"q {tuple(q.shape)} does not fit kv {tuple(kv.shape)}")
+        if q.stride(2) != 1 or not is_dense_within_block(kv):
+            raise ValueError("the last axis of q and each layer's part of a block must be contiguous")
+        return cls(num_heads, num_kv_heads, head_size, block_size, q.dtype, head_stride(kv), CODES.get(kv.dtype, 0))
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded(self) -> int:
+        """The head size rounded up to a power of two, as tensors in a kernel must be."""
+        return 1 << (self.head_size - 1).bit_length()
+
+    def constants(self) -> dict[str, Any]:
+        """The constexpr arguments that decode and prefill have in common."""
+        return {
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "GROUP": self.group,
+            "HEAD_SIZE": self.head_size,
+            "D": self.padded,
+            "BLOCK_SIZE": self.block_size,
+            "HEAD_STRIDE": self.head_stride,
+            "CODES": self.codes,
+        }
+
+
+def head_stride(kv: Tensor) -> int:
+    """Elements from one KV head to the next in a block: with the scales behind its codes, if the pool is quantized."""
+    return kv.shape[3] * (kv.shape[4] + (SCALE_BYTES if is_quantized(kv) else 0))
+
+
+def is_dense_within_block(kv: Tensor) -> bool:
+    """Whether one layer's part of a block, [2, num_kv_heads, block_size, head_size], is one contiguous span of heads;
+    in a quantized pool with the scales of a head behind its codes."""
+    head = head_stride(kv)
+    wanted = (kv.shape[2] * head, head, kv.shape[4], 1)
+    return all(kv.shape[i] <= 1 or kv.stride(i) == stride for i, stride in enumerate(wanted, 1))

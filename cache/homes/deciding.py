@@ -1,0 +1,75 @@
+"""DecidingWalk: the way of a put whose keys do not name their content, for which the homes have to agree. Pure.
+
+One home decides: the first in the ranking that answers. What it took is copied to the others, which take nothing else
+that they do not have already. As all writers ask the same home first, the first value that it takes is the first for
+everybody, as long as they see the same members and it answers. When it does not, the next home decides; if both did,
+their contents meet later, and one of them stays (cache/homes/agreement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cache.block import BlockKey
+from cache.homes.rendezvous import ranking
+from cache.homes.routing import SPARES, Router, Target
+from cache.protocol import STORED
+
+
+class DecidingWalk:
+    """Of the `positions` of one put: `wave`, tell how each target ended for each position, until a wave is empty."""
+
+    def __init__(self, router: Router, keys: Sequence[BlockKey], positions: Iterable[int]) -> None:
+        self._copies = router.replicas - 1
+        self._homes: dict[int, list[str]] = {}
+        self._left: dict[int, list[str]] = {}  # who has not been asked, best first
+        self._failed: dict[int, str] = {}  # the first home that failed
+        self._decided: dict[int, str] = {}
+        self._next: dict[Target, list[int]] = {}
+        self.owed: dict[str, list[int]] = {}  # who decided -> positions of which copies are missing
+        for position in positions:
+            wide = ranking(keys[position], router.members, router.replicas + SPARES)
+            self._homes[position], self._left[position] = wide[: router.replicas], wide[1:]
+            if wide:
+                self.again(position, Target(wide[0], wait=len(wide) == 1))
+
+    def wave(self) -> dict[Target, list[int]]:
+        """Positions to write by target, ascending."""
+        groups, self._next = self._next, {}
+        for positions in groups.values():
+            positions.sort()
+        return groups
+
+    def again(self, position: int, target: Target) -> None:
+        """The same once more: the target could not say yet."""
+        self._next.setdefault(target, []).append(position)
+
+    def settled(self, position: int, target: Target, answer: int) -> None:
+        """The target has this value now (STORED), or something is there."""
+        if target.copy or answer != STORED:
+            return
+        self._decided[position] = target.home
+        left = self._left[position]
+        for _ in range(self._copies):
+            if not left:
+                self.owed.setdefault(target.home, []).append(position)
+                return
+            home = left.pop(0)
+            owner = "" if home in self._homes[position] else self._failed.get(position, "")
+            self.again(position, Target(home, owner, copy=True))
+
+    def failed(self, position: int, target: Target, *, full: bool) -> None:
+        """The target has no room (`full`) or does not answer: the next in the ranking keeps the value for it."""
+        if target.wait:
+            return
+        ours = target.home in self._homes[position]
+        if ours:
+            self._failed.setdefault(position, target.home)
+        owner = target.home if ours else target.owner
+        left = self._left[position]
+        if left:
+            self.again(position, Target(left.pop(0), owner, copy=target.copy))
+        elif target.copy:
+            self.owed.setdefault(self._decided[position], []).append(position)
+        elif full:
+            self.again(position, Target(target.home, target.owner, wait=True))

@@ -1,0 +1,277 @@
+"""BlockPool: which slots of an arena are in use, and which content the unused slots still have. Pure.
+
+A block has two reference counts: one for requests and one for transfers in flight. The block is held while either
+count is above zero. When both are zero, a block without a key is free. A block with a key is cached: `match` finds it
+by its key, and the pool evicts it when it needs room.
+
+    free ──allocate──> held ──name──> held and named
+      ^                 │                │       ^
+      └─both counts 0───┘    both counts 0       acquire, hold
+      ^                                  v       │
+      └──────────evict, forget───────── cached ──┘
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from cache.block import BlockKey
+from cache.pool.policy import LRU, PLAIN, EvictionPolicy, Facts, Sharing
+from cache.pool.prefix import PrefixIndex
+
+
+class OutOfBlocks(Exception):
+    """A caller requested more blocks than are free or evictable. Nothing was allocated."""
+
+
+class IntegrityError(Exception):
+    """The pool's books disagree: a bug."""
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """A named block in its first use. The policy learns of it at the end of this use, when it becomes evictable. At
+    that time the last block of a prompt comes first, so no policy evicts a prefix before its continuation."""
+
+    facts: Facts
+    hits: int = 0
+
+
+class BlockPool:
+    """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block, or as fast as the policy.
+
+    The pool calls `on_evict(key, block_id)` while the content is still intact, before it hands the block out again.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: EvictionPolicy | None = None,
+        on_evict: Callable[[BlockKey, int], None] | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_evictions = 0
+        self._request_refs = [0] * num_blocks
+        self._transfer_refs = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
+        self._index = PrefixIndex()
+        self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
+        self._sharing = self._policy if isinstance(self._policy, Sharing) else None
+        self._class_of: dict[int, str] = {}  # blocks from `allocate_for`, until they are free
+        self._newcomers: dict[BlockKey, Newcomer] = {}
+        self._on_evict = on_evict
+
+    def watch(self, told: Callable[[BlockKey, bool], None]) -> None:
+        """Call `told(key, True)` for every key held now, and `told(key, held)` for each later change."""
+        for key, _ in self._index.pairs():
+            told(key, True)
+        self._index.watch = told
+
+    # --- room
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out now: free blocks, and cached blocks without references."""
+        return len(self._free) + len(self._policy)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one request reference each and undefined content. Evicts by policy if needed. Raises
+        OutOfBlocks and then changes nothing."""
+        if count > self.num_free:
+            raise OutOfBlocks(f"{count} blocks requested, but only {self.num_free} of {self.num_blocks} are available")
+        for _ in range(count - len(self._free)):
+            self._evict(cast(BlockKey, self._policy.victim()))
+        block_ids = [self._free.pop() for _ in range(count)]
+        for block_id in block_ids:
+            self._request_refs[block_id] = 1
+        return block_ids
+
+    def allocate_for(self, facts: Facts) -> int:
+        """Like `allocate`, for one block whose content will have these facts. If classes have shares, its class takes
+        no block from a class that is within its share."""
+        if not self.has_room_for(facts):
+            raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
+        if not self._free and (key := self.next_victim(facts)) is not None:
+            self._evict(key)
+        (block_id,) = self.allocate(1)
+        if self._sharing is not None:
+            self._class_of[block_id] = facts.service_class
+            self._sharing.took(facts.service_class)
+        return block_id
+
+    def has_room_for(self, facts: Facts) -> bool:
+        """Whether `allocate_for` would succeed."""
+        return bool(self._free) or self.next_victim(facts) is not None
+
+    def _evict(self, key: BlockKey) -> None:
+        block_id = self._index.block_of(key)
+        if block_id is None:
+            raise IntegrityError(f"key {key.hex()} is evictable but has no block")
+        if self._on_evict is not None:
+            self._on_evict(key, block_id)
+        self.num_evictions += 1
+        self.forget(key)
+
+    def next_victim(self, facts: Facts) -> BlockKey | None:
+        """The key that `allocate_for` would evict; None when it would evict nothing, or fail."""
+        if self._free or not len(self._policy):
+            return None
+        if self._sharing is not None:
+            return cast("BlockKey | None", self._sharing.victim_for(facts.service_class))
+        return cast(BlockKey, self._policy.victim())
+
+    def _freed(self, block_id: int) -> None:
+        self._free.append(block_id)
+        if self._sharing is not None and block_id in self._class_of:
+            self._sharing.gave(self._class_of.pop(block_id))
+
+    # --- references
+
+    def acquire(self, block_ids: Sequence[int]) -> None:
+        """A hit: add one request reference to each block. The blocks must be held or cached (found by `match`)."""
+        self._take(self._request_refs, block_ids)
+        self.touch(block_ids)
+
+    def touch(self, block_ids: Sequence[int]) -> None:
+        """A hit that takes no reference."""
+        for block_id in reversed(block_ids):
+            key = self._index.key_of(block_id)
+            if key in self._newcomers:
+                self._newcomers[key].hits += 1
+            elif key is not None:
+                self._policy.touched(key)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Remove one request reference from each block. The last block of a prefix becomes evictable first, so the
+        remaining blocks are still a prefix."""
+        self._give(self._request_refs, reversed(block_ids))
+
+    def hold(self, block_ids: Iterable[int]) -> None:
+        """Add one transfer reference to each block: the pool does not reuse their memory until `unhold`."""
+        self._take(self._transfer_refs, block_ids)
+
+    def unhold(self, block_ids: Sequence[int]) -> None:
+        """Remove one transfer reference from each block."""
+        self._give(self._transfer_refs, reversed(block_ids))
+
+    def _take(self, refs: list[int], block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            if not self._held(block_id):
+                key = self._index.key_of(block_id)
+                if key is None:
+                    raise ValueError(f"block {block_id} is free: allocate it first")
+                self._policy.pinned(key)
+            refs[block_id] += 1
+
+    def _give(self, refs: list[int], block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            if refs[block_id] == 0:
+                raise ValueError(f"block {block_id} has no such reference to release")
+            refs[block_id] -= 1
+            if self._held(block_id):
+                continue
+            key = self._index.key_of(block_id)
+            if key is None:
+                self._freed(block_id)
+            elif (newcomer := self._newcomers.pop(key, None)) is not None:
+                self._policy.added(key, newcomer.facts)
+                for _ in range(newcomer.hits):
+                    self._policy.touched(key)
+            else:
+                self._policy.unpinned(key)
+
+    def _held(self, block_id: int) -> bool:
+        return self._request_refs[block_id] > 0 or self._transfer_refs[block_id] > 0
+
+    # --- content
+
+    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN) -> bool:
+        """Declare the content of the held block complete and known as `key`. Returns False when another block already
+        has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`."""
+        if not self._held(block_id):
+            raise ValueError(f"block {block_id} is not held, so no key may name its content")
+        known = self._index.block_of(key)
+        if known is not None:
+            return known == block_id
+        self._index.add(key, block_id)
+        self._newcomers[key] = Newcomer(facts)
+        return True
+
+    def forget(self, key: BlockKey) -> bool:
+        """Remove `key` from the index; its block becomes free once it has no references. False for an unknown key."""
+        block_id = self._index.block_of(key)
+        if block_id is None:
+            return False
+        self._index.remove(block_id)
+        if self._newcomers.pop(key, None) is None:
+            self._policy.removed(key)
+        if not self._held(block_id):
+            self._freed(block_id)
+        return True
+
+    def match(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Blocks of the longest leading run of `keys`. Takes no reference: `acquire` before the next `allocate`."""
+        return self._index.match(keys)
+
+    def lookup(self, key: BlockKey) -> int | None:
+        return self._index.block_of(key)
+
+    def keys(self) -> list[BlockKey]:
+        """The keys of all named blocks, held or cached."""
+        return [key for key, _ in self._index.pairs()]
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        return self._index.key_of(block_id)
+
+    # --- accounts
+
+    def usage(self) -> dict[str, int]:
+        """Blocks by state: free + cached + held = total."""
+        free, cached = len(self._free), len(self._policy)
+        return {
+            "total": self.num_blocks,
+            "free": free,
+            "cached": cached,
+            "held": self.num_blocks - free - cached,
+            "named": len(self._index),
+            "evictions": self.num_evictions,
+        }
+
+    def references(self) -> dict[str, int]:
+        """Sums of both counts, for leak checks: both are zero on a node without work."""
+        return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
+
+    def check_owners(self, owned: Iterable[int]) -> None:
+        """`owned` lists each block once per transfer reference that a component claims to hold. Raises IntegrityError
+        when the claims differ from the counts."""
+        refs, counts = Counter(owned), self._transfer_refs
+        lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
+        false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
+        if lost:
+            raise IntegrityError(f"{len(lost)} blocks are held for unknown transfers: {lost[:16]}")
+        if false:
+            raise IntegrityError(f"{len(false)} blocks of running transfers are not held: {false[:16]}")
+
+    def check_integrity(self) -> None:
+        """Recounts every block. Raises IntegrityError unless free + cached + held = total and all maps agree."""
+        free = set(self._free)
+        held = {b for b in range(self.num_blocks) if self._held(b)}
+        cached = {b for _, b in self._index.pairs() if b not in held}
+        problems = []
+        if min(self._request_refs + self._transfer_refs, default=0) < 0:
+            problems.append("a reference count is negative")
+        if len(free) != len(self._free):
+            problems.append("a block is in the free list twice")
+        if free & held or free & cached:
+            problems.append(f"free blocks are in use or cached: {sorted(free & (held | cached))}")
+        if len(free) + len(cached) + len(held) != self.num_blocks:
+            problems.append(f"free {len(free)} + cached {len(cached)} + held {len(held)} != total {self.num_blocks}")
+        if len(self._policy) != len(cached):
+            problems.append(f"the policy has {len(self._policy)} evictable blocks, the pool {len(cached)}")
+        if not self._index.consistent():
+            problems.append("key -> block and block -> key disagree")
+        if problems:
+            raise IntegrityError("; ".join(problems))

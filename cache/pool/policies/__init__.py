@@ -1,0 +1,45 @@
+"""Eviction policies: in which order cached content goes. A new one is one class and one entry of `policies`, or a file
+of the user's own.
+
+Files:
+    fifo    Oldest content first, however often it was used
+    ranked  Policies that evict the smallest rank: LFU, length-aware, cost-aware
+    s3fifo  S3-FIFO (Yang et al., SOSP 2023): three queues
+    shares  Every service class has a part of the cache that others may borrow but not keep
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cache.pool.policies.fifo import FIFO
+from cache.pool.policies.ranked import LFU, CostAware, LengthAware
+from cache.pool.policies.s3fifo import S3FIFO
+from cache.pool.policies.shares import Shares
+from cache.pool.policy import LRU, EvictionPolicy
+from net.user_file import is_file, load
+
+policies: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "length-aware": LengthAware,
+    "s3-fifo": S3FIFO,
+    "cost-aware": CostAware,
+}
+
+METHODS = ("added", "touched", "pinned", "unpinned", "removed", "victim", "__len__")
+
+__all__ = ["METHODS", "EvictionPolicy", "choose", "policies"]
+
+
+def choose(name: str, shares: Mapping[str, float] | None = None) -> EvictionPolicy:
+    """A new policy called `name`, or the user's own from 'FILE.py:NAME'; with shares, one for each class of them.
+    Raises ValueError."""
+    if is_file(name):
+        maker: Callable[[], EvictionPolicy] = load("--eviction", name, METHODS)
+    elif name in policies:
+        maker = policies[name]
+    else:
+        raise ValueError(f"no eviction policy {name!r}; choose {', '.join(policies)} or FILE.py:NAME")
+    return Shares(maker, shares) if shares else maker()

@@ -1,0 +1,104 @@
+"""What a pool or a tier asks of its eviction policy, and LRU, the default. Pure.
+
+A policy sees the life of every item (a block key of a pool or of the SSD tier):
+
+    added ──> [pinned <──> unpinned, touched] ──> removed
+
+`added` makes it evictable, `touched` is a hit, `pinned` takes it out of reach while somebody uses it, `victim` names
+who goes next without removing it. The other policies and their table are in cache/pool/policies/.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a block when it enters; policies use what they need. All blocks of a pool have one size, so
+    seconds per block rank as seconds per byte do."""
+
+    position: int = 0  # in its prompt: 0 = the first block
+    cost_s: float = 1.0  # estimated time to compute it again, its predecessors being there; only ratios count
+    service_class: str = ""  # of the request that brought it
+
+
+PLAIN = Facts()
+"""Nothing is known."""
+
+OBJECTS = Facts(service_class="objects")
+"""Of values and objects that programs store: nobody can compute them again, so admission never refuses them."""
+
+
+class EvictionPolicy(Protocol):
+    """What a pool or tier asks of its policy. Calls follow the life drawn above; any other order is undefined.
+    Each is O(1) or O(log n), amortised."""
+
+    def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
+        """New content, evictable from now on."""
+
+    def touched(self, item: Hashable) -> None:
+        """A hit on content that stays where it is; pinned or not."""
+
+    def pinned(self, item: Hashable) -> None:
+        """In use: no victim until `unpinned`. Not a hit by itself: transfers pin, too."""
+
+    def unpinned(self, item: Hashable) -> None:
+        """No longer in use: evictable again."""
+
+    def removed(self, item: Hashable) -> None:
+        """Content is gone, whether it was pinned or not, and whether it was the victim or not."""
+
+    def victim(self) -> Hashable:
+        """The evictable item that should go next. Raises LookupError when nothing is evictable."""
+
+    def __len__(self) -> int:
+        """How many items are evictable."""
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A policy that divides the room among classes is told also of blocks that are in use and not evictable yet."""
+
+    def took(self, service_class: str) -> None:
+        """One block more is in use for that class, or holds its content."""
+
+    def gave(self, service_class: str) -> None:
+        """One less."""
+
+    def victim_for(self, service_class: str) -> Hashable | None:
+        """Who goes for a newcomer of that class, not yet counted; None when nobody has to."""
+
+
+class LRU:
+    """Least recently used; the end of a use counts as the use."""
+
+    def __init__(self) -> None:
+        self._evictable: OrderedDict[Hashable, None] = OrderedDict()  # oldest first
+
+    def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
+        self._evictable[item] = None
+
+    def touched(self, item: Hashable) -> None:
+        if item in self._evictable:
+            self._evictable.move_to_end(item)
+
+    def pinned(self, item: Hashable) -> None:
+        del self._evictable[item]
+
+    def unpinned(self, item: Hashable) -> None:
+        self._evictable[item] = None
+
+    def removed(self, item: Hashable) -> None:
+        self._evictable.pop(item, None)
+
+    def victim(self) -> Hashable:
+        for item in self._evictable:
+            return item
+        raise LookupError("nothing is evictable")
+
+    def __len__(self) -> int:
+        return len(self._evictable)

@@ -1,0 +1,66 @@
+"""Lasting: answers peers who want more than a place in memory for blocks of this node's share.
+
+store.durable  keys -> which are on SSD and synced there; the answer waits for that
+store.keep     keys -> which are never evicted from now on, or may be again
+store.flush    what was committed here so far is on SSD, and synced, when the answer comes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cache.protocol import (
+    ABSENT,
+    KEPT,
+    PINS_FULL,
+    Deadlines,
+    Keep,
+    KeptThere,
+    MadeDurable,
+    MakeDurable,
+    split_keys,
+)
+from cache.ssd import SsdError
+from cache.tiers.local_store import LocalStore
+from net.bodies import typed
+from net.channel.channel import Channel
+from net.errors import RemoteError
+
+ANSWER_SHARE = 0.8  # of a deadline: so that the answer with the reason comes before it
+
+
+class Lasting:
+    """For `local`."""
+
+    def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines) -> None:
+        self._local = local
+        self._deadlines = deadlines
+        channel.handle("store.durable", typed(MakeDurable, self._durable))
+        channel.handle("store.keep", typed(Keep, self._keep))
+        channel.handle("store.flush", self._flush)
+
+    async def _durable(self, peer: str, body: MakeDurable, data: memoryview) -> MadeDurable:
+        keys = split_keys(data)
+        wait_s = min(body.wait_s, self._deadlines.durable_s)
+        durable = await self._local.make_durable(keys, ANSWER_SHARE * wait_s)
+        if all(durable):
+            return MadeDurable(durable)
+        return MadeDurable(durable, self._why())
+
+    def _why(self) -> str:
+        if self._local.ssd is None:
+            return "the home of the value has no SSD tier: give it --ssd-path"
+        return self._local.trouble or "the SSD tier has not taken it in time, or it was removed meanwhile"
+
+    async def _keep(self, peer: str, body: Keep, data: memoryview) -> KeptThere:
+        keys = split_keys(data)
+        if not body.keep:
+            return KeptThere(given_up=self._local.give_up(keys))
+        answers = {True: KEPT, False: PINS_FULL, None: ABSENT}
+        return KeptThere([answers[kept] for kept in self._local.keep(keys)])
+
+    async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        try:
+            await self._local.flush(ANSWER_SHARE * self._deadlines.flush_s)
+        except SsdError as error:
+            raise RemoteError(str(error), "disk") from error

@@ -1,0 +1,139 @@
+"""Leases: which slots of this node's share which peer may read or write now, and when they are given back.
+
+Every lease ends: by its owner's word, when its owner goes or is lost, or at its deadline. Slots that were pinned are
+then free to change; a peer that still reads them finds out by the checksum. Slots that were reserved are not: a
+late byte would damage the block of another. They are reused only behind the transfer engine's fence, and a peer that
+sits on a reservation past its deadline is dropped for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.block import BlockKey
+from cache.protocol import Deadlines
+from cache.tiers.local_store import LocalStore
+from net.channel.channel import Channel
+from net.errors import RemoteError
+from net.loop.tasks import spawn
+from net.transfer.engine import TransferEngine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Lease:
+    """Slots a peer may touch until the timer fires; none before the grant."""
+
+    writes: bool
+    timer: asyncio.TimerHandle
+    slots: list[int] = field(default_factory=list)
+    keys: list[BlockKey] = field(default_factory=list)
+    owner: str = ""  # the home these blocks are kept for
+    repair: bool = False  # they are copies of what is elsewhere
+
+
+class Leases:
+    """On slots of `local`, by peer and by the number that the peer gave."""
+
+    def __init__(
+        self, node_id: str, channel: Channel, transfer: TransferEngine, local: LocalStore, deadlines: Deadlines
+    ) -> None:
+        self._node_id = node_id
+        self._channel = channel
+        self._transfer = transfer
+        self._local = local
+        self._deadlines = deadlines
+        self._leases: dict[tuple[str, int], Lease] = {}
+        self._fenced: dict[asyncio.Task[None], Lease] = {}  # ended, slots not yet safe to reuse
+        self.expired = 0  # leases that ended without a word of their owner
+        channel.on_lost(self.gone)
+        channel.on_closed(self.gone)
+
+    def __len__(self) -> int:
+        return len(self._leases) + len(self._fenced)
+
+    def open(self, peer: str, number: int, *, writes: bool, owner: str = "", repair: bool = False) -> None:
+        """The lease exists before its grant, so that the peer can end it while it waits."""
+        if (peer, number) in self._leases:
+            raise RemoteError(f"lease {number} is in use", "bad_request")
+        timer = asyncio.get_running_loop().call_later(self._deadlines.lease_s, self._expire, peer, number)
+        self._leases[peer, number] = Lease(writes, timer, owner=owner, repair=repair)
+
+    def grant(self, peer: str, number: int, slots: list[int], keys: list[BlockKey], *, writes: bool) -> dict[str, Any]:
+        """Put the slots under the lease; returns how the peer reaches them. Without slots the lease is over."""
+        lease = self._leases.get((peer, number))
+        if lease is None:
+            self.give_back(slots, writes=writes)
+            raise RemoteError("the lease has ended before its grant", "expired")
+        lease.slots, lease.keys = slots, keys
+        arena = self._local.arena
+        if not slots or arena is None:
+            self.take(peer, number)
+            return {"region": "", "slot_bytes": 0}
+        place: dict[str, Any] = {"region": arena.name, "slot_bytes": arena.slot_bytes}
+        return place | {"epoch": self._transfer.epoch_of(peer)} if writes else place
+
+    def take(self, peer: str, number: int) -> Lease | None:
+        """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""
+        lease = self._leases.pop((peer, number), None)
+        if lease is not None:
+            lease.timer.cancel()
+        return lease
+
+    def give_back(self, slots: list[int], *, writes: bool) -> None:
+        give: Callable[[list[int]], None] = self._abandon if writes else self._local.unpin
+        give(slots)
+
+    def _abandon(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._local.abandon(slot)
+
+    def _expire(self, peer: str, number: int) -> None:
+        lease = self.take(peer, number)
+        if lease is None:
+            return
+        if lease.writes and lease.slots and peer != self._node_id:
+            self._channel.drop(peer, f"it sat on reserved slots for {self._deadlines.lease_s:g} s")
+        self._settle(peer, lease)
+
+    def gone(self, peer: str) -> None:
+        for owner, number in [name for name in self._leases if name[0] == peer]:
+            if (lease := self.take(owner, number)) is not None:
+                self._settle(peer, lease)
+
+    def _settle(self, peer: str, lease: Lease) -> None:
+        """Give back what was leased, as soon as the peer can do no harm to it."""
+        self.expired += 1
+        if not lease.writes or not lease.slots or peer == self._node_id:
+            self.give_back(lease.slots, writes=lease.writes)
+            return
+        task = spawn(self._behind_fence(peer, lease), "fencing reserved slots")
+        self._fenced[task] = lease
+        task.add_done_callback(lambda done: self._fenced.pop(done, None))
+
+    async def _behind_fence(self, peer: str, lease: Lease) -> None:
+        while True:
+            try:
+                await self._transfer.fence(peer)
+                break
+            except TimeoutError as error:
+                log.warning("%d reserved slots are still held: %s", len(lease.slots), error)
+        self.give_back(lease.slots, writes=True)
+
+    async def close(self) -> None:
+        """Give everything back. Channel and transfer engine must be closed before: nobody writes here any more."""
+        fenced = list(self._fenced.items())
+        for task, _ in fenced:
+            task.cancel()
+        if self._fenced:
+            await asyncio.wait(list(self._fenced))
+        rest = [lease for task, lease in fenced if task.cancelled()] + list(self._leases.values())
+        self._leases.clear()
+        for lease in rest:
+            lease.timer.cancel()
+            self.give_back(lease.slots, writes=lease.writes)

@@ -1,0 +1,40 @@
+"""BulkPut: blocks sent to one home with the question to take them, straight into its slots
+(net/transfer/tcp/bulk_call.py).
+
+Their checksums follow them: they are taken while the blocks are on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cache.arena import UNCHECKED
+from cache.protocol import PUT, join_keys
+from cache.store.job import Job
+from net.transfer.tcp.bulk_call import BulkCall, Views, joined
+
+
+class BulkPut(BulkCall):
+    """Of the blocks at `positions` of a job; `options` are those of store.reserve. Without `checks` no checksum is
+    taken."""
+
+    def __init__(self, job: Job, positions: Sequence[int], options: dict[str, Any], checks: bool) -> None:
+        lengths = [job.length(position) for position in positions]
+        body = {"keys": join_keys([job.keys[position] for position in positions]).hex()} | options
+        if job.lengths:
+            body["lengths"] = lengths
+        super().__init__(PUT, body, sum(lengths))
+        self.sends = self.expected
+        self._job, self._positions, self._checks = job, positions, checks
+        self._runs = [(job.offsets[position], length) for position, length in zip(positions, lengths, strict=True)]
+
+    def data(self) -> Views:
+        memory = self._job.region.memory
+        return Views(joined([memory[offset : offset + length] for offset, length in self._runs]))
+
+    def tail(self) -> dict[str, Any]:
+        job = self._job
+        missing = [position for position in self._positions if position not in job.sums]
+        job.sums.update(zip(missing, job.sums_of(missing) if self._checks else [UNCHECKED] * len(missing), strict=True))
+        return {"checksums": [job.sums[position] for position in self._positions]}

@@ -1,0 +1,85 @@
+"""BulkReader: the way of a get to homes that are reached over TCP: one question per piece, whose answer is the blocks.
+
+Several pieces are asked for at once, so the home sends one while the checksums of another are compared here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cache.homes.routing import ReadWalk, Router
+from cache.protocol import ELSEWHERE
+from cache.store.bulk_get import BulkGet
+from cache.store.calls import Calls
+from cache.store.job import Job, in_pieces
+
+
+class BulkReader:
+    """`patience(walk, home, positions)`: seconds to wait where another replica could be asked, or None. `damaged(home,
+    count)` is told of blocks that did not match their checksums."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        router: Router,
+        patience: Callable[[ReadWalk, str, Sequence[int]], float | None],
+        damaged: Callable[[str, int], None],
+        checksums: bool,
+    ) -> None:
+        self._calls = calls
+        self._router = router
+        self._patience = patience
+        self._damaged = damaged
+        self._checksums = checksums
+
+    async def take(self, job: Job, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> None:
+        """What the home has of `positions`, into the job. Raises HOME_ERRORS, TooSlow."""
+        over = False  # with `leading`: a block is missing, and none behind it matters
+        crowded: list[int] = []  # what the home has on SSD, but no room for beside other pieces
+
+        async def fetch(rest: Sequence[int], alone: bool) -> None:
+            nonlocal over
+            while rest and not over:
+                call = await self._ask(job, walk, home, rest, leading)
+                slots = call.answer.get("slots")
+                answered = len(rest) if slots is None else len(slots)
+                rest, more = rest[answered:], call.answer.get("more", False)
+                over = over or (leading and bool(call.bad or (rest and not more)))
+                if not more:
+                    return
+                if not answered:
+                    crowded.extend([] if alone else rest)
+                    return
+
+        await in_pieces(len(positions), job.block_bytes, lambda part: fetch(positions[part], alone=False))
+        await fetch(sorted(crowded), alone=True)
+
+    async def _ask(self, job: Job, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> BulkGet:
+        """One question. What its answer has is in the job, and the walk knows what it says of the rest."""
+        paces = self._router.paces
+        call = BulkGet(job, positions, leading, self._checksums)
+        begin = _now()
+        paces.started(home, call.expected)
+        try:
+            await self._calls.ask(home, call, self._patience(walk, home, positions))
+        except BaseException:
+            paces.failed(home, call.expected)
+            raise
+        whole = call.settle(home)
+        answered = call.answered_at or _now()
+        paces.ended(home, call.expected, answered - begin, _now() - answered if whole else 0.0)
+        walk.found_all(whole)
+        for position, slot in zip(positions, call.answer.get("slots", ()), strict=False):
+            if slot == ELSEWHERE:
+                walk.elsewhere(position)
+        for at, replicas in call.answer.get("hot", ()):
+            self._router.heated(_now(), job.keys[positions[at]], replicas)
+        if call.bad:
+            self._damaged(home, len(call.bad))
+            self._calls.report(home, [job.keys[position] for position in call.bad])
+        return call
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

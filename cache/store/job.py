@@ -1,0 +1,133 @@
+"""Job: one get or put as its parts see it, and what both directions share: spans, pieces, checksums off the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cache.arena import checksum
+from cache.block import BlockKey
+from cache.pool.policy import Facts
+from net.errors import RemoteError
+from net.transfer.common.memory import Region
+from net.transfer.common.path import LOCAL
+from net.transfer.engine import TransferEngine
+
+MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
+MESSAGE_BYTES = 512 << 10  # ... so many bytes in one
+NEAR_BYTES = (
+    96 << 10
+)  # to homes whose memory this node reaches: from here on a transfer's messages cost less than copies
+NEAR_ASK_BYTES = 1 << 20  # put at once to homes of this host: so many cross a socket sooner than two messages do
+INLINE_BYTES = 2 << 20  # more than this, some 0.15 ms, is checksummed off the event loop: a hop costs 0.1 ms
+PIECE_BYTES = 4 << 20  # of one transfer
+PIECES = 3  # of one call and home at once: one is checksummed while others move, and the next has been asked for
+
+Peer = TypeVar("Peer")
+
+
+@dataclass(slots=True)
+class Job:
+    """Block i is keys[i], at offsets[i] of `region`; `lengths`: its bytes, block_bytes where it is not named. Of a put
+    they are given; a get fills them in as blocks arrive."""
+
+    keys: Sequence[BlockKey]
+    region: Region
+    offsets: Sequence[int]
+    block_bytes: int
+    lengths: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, int] = field(default_factory=dict)  # checksums by position, of a put
+    in_messages: bool = False  # the blocks are small or few: no leases and no transfers
+    near_in_messages: bool = False  # the same where transfers need nothing of the other side
+    near_ask: bool = False  # few enough bytes for a bulk call where shared memory would do
+    facts: Sequence[Facts] = ()  # of a put: of every block, or one for all, or none
+    kept: Sequence[bool] = ()  # of a repair: which blocks are never evicted here
+    repair: bool = False  # of a put: copies of what is elsewhere
+    agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
+    durable: bool = False  # of a put: it ends when a home has the block on SSD, synced
+    keep: bool = False  # of a put: homes are never to evict the block
+    arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
+    stored: set[int] = field(default_factory=set)  # of a put: positions that are in the pool because of it
+    present: set[int] = field(default_factory=set)  # that were there
+    refused: set[int] = field(default_factory=set)  # for which a home had no room at last
+    on_disk: set[int] = field(default_factory=set)  # with `durable`: where that was reached
+    pinned: set[int] = field(default_factory=set)  # with `keep`: the same
+    trouble: set[str] = field(default_factory=set)  # what homes say of their disks or limits, when they could not
+
+    def by_message(self, transfer: TransferEngine, home: str) -> bool:
+        """How its blocks go to or from `home`."""
+        near = transfer.path_of(home) is LOCAL or transfer.is_one_sided(home) or transfer.may_be_one_sided(home)
+        return self.near_in_messages if near else self.in_messages
+
+    def length(self, position: int) -> int:
+        return self.lengths.get(position, self.block_bytes)
+
+    def nbytes(self, positions: Sequence[int]) -> int:
+        """Of all of them."""
+        return sum(map(self.length, positions)) if self.lengths else len(positions) * self.block_bytes
+
+    def span(self, position: int, slot: int, slot_bytes: int) -> tuple[int, int, int]:
+        """(local offset, remote offset, bytes) of a block at a home. Raises RemoteError when the layouts differ."""
+        if slot_bytes != self.block_bytes:
+            raise RemoteError(f"the home has blocks of {slot_bytes} bytes, this node of {self.block_bytes}", "layout")
+        return self.offsets[position], slot * slot_bytes, self.length(position)
+
+    def sums_of(self, positions: Sequence[int]) -> list[int]:
+        """Checksums of the blocks as they lie in the region."""
+        memory, out = self.region.memory, []
+        for position in positions:
+            start = self.offsets[position]
+            out.append(checksum(memory[start : start + self.length(position)]))
+        return out
+
+    async def checksums(self, positions: Sequence[int]) -> list[int]:
+        """The same without holding up the loop."""
+        if self.nbytes(positions) <= INLINE_BYTES:
+            return self.sums_of(positions)
+        return await asyncio.to_thread(self.sums_of, positions)
+
+
+def pieces(count: int, block_bytes: int) -> Iterator[slice]:
+    """Slices of `count` blocks, each of about PIECE_BYTES."""
+    step = max(1, PIECE_BYTES // block_bytes)
+    for first in range(0, count, step):
+        yield slice(first, min(count, first + step))
+
+
+async def in_pieces(count: int, block_bytes: int, work: Callable[[slice], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` for every piece of `count` blocks, PIECES at once; when one fails no other begins, and when all have
+    ended its exception is raised."""
+    waiting = deque(pieces(count, block_bytes))
+    if len(waiting) == 1:
+        await work(waiting.popleft())
+        return
+
+    async def worker() -> None:
+        try:
+            while waiting:
+                await work(waiting.popleft())
+        except BaseException:
+            waiting.clear()
+            raise
+
+    ends = await asyncio.gather(*(worker() for _ in range(min(PIECES, len(waiting)))), return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
+
+
+async def at_each(
+    groups: Mapping[Peer, list[int]], work: Callable[[Peer, list[int]], Coroutine[Any, Any, None]]
+) -> None:
+    """Run `work` for all groups at once; when all have ended, raise what one of them raised."""
+    if len(groups) == 1:
+        for pair in groups.items():
+            await work(*pair)
+        return
+    ends = await asyncio.gather(*(work(*pair) for pair in groups.items()), return_exceptions=True)
+    for end in ends:  # only now, when no home's transfer is under way any more
+        if end is not None:
+            raise end

@@ -1,0 +1,226 @@
+"""Keeper: brings blocks to where they belong while the store serves: after joins and losses, after failures, when hot.
+
+It offers keys to the home that should have them, which asks for those it lacks (cache/homes/repair.py). What moves is
+paced under a limit of bytes per second, a few blocks at a time, so that it never fills the rails or pins much of the
+pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from cache.block import BlockKey
+from cache.homes.rendezvous import Members, ranking
+from cache.homes.repair import owed
+from cache.homes.routing import Router
+from cache.protocol import GONE, OTHER, WRITING
+from cache.server.server import Share
+from cache.store.calls import HOME_ERRORS
+from cache.store.job import Job
+from cache.store.writer import Writer
+from cache.tiers.local_store import LocalStore
+from cache.tiers.slots import Pin
+from net.loop.tasks import keep
+from net.transfer.common.traffic import RailLimit
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+OFFER_BYTES = 8 << 20  # of one offer
+SCAN_KEYS = 256  # looked at between two turns of the loop
+RETRY_S = 2.0  # after a home failed
+FORGET_S = 600.0  # hints for a member that has been away so long are dropped
+
+
+class Keeper:
+    """Of the share of node `me`. Use `start`, `leave`, `close` inside the event loop."""
+
+    def __init__(
+        self,
+        me: str,
+        local: LocalStore,
+        share: Share,
+        writer: Writer,
+        router: Router,
+        members: Callable[[], Members],
+        limit: float = 0.0,
+    ) -> None:
+        self._me = me
+        self._local = local
+        self._share = share
+        self._writer = writer
+        self._router = router
+        self._members = members
+        self._limit = RailLimit(limit) if limit > 0 else None
+        self._before: Members = {}  # for whom everything here has been looked at
+        self._debts: dict[str, deque[BlockKey]] = {}  # home -> what to offer it
+        self._rest_until: dict[str, float] = {}  # homes that failed
+        self._away_since: dict[str, float] = {}
+        self._counts = Counter(dict.fromkeys(("offered", "moved", "moved_bytes"), 0))
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """From now on. What was found on SSD is offered to its homes first."""
+        if self._task is None:
+            self._task = keep(self._run, "repair")
+
+    async def leave(self, timeout_s: float) -> None:
+        """Before this node goes: give the others what they will be the homes of, as far as the time allows."""
+        await self.close()
+        after = {name: weight for name, weight in self._members().items() if name != self._me}
+        if not after:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._plan(self._members(), after)
+                while await self._pay():
+                    pass  # and no second try with a home that failed: it may be leaving, too
+        except TimeoutError:
+            log.info("leaving without handing over %d blocks", sum(map(len, self._debts.values())))
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def stats(self) -> dict[str, int]:
+        """Blocks offered, moved and still to be offered."""
+        return {**self._counts, "owed": sum(map(len, self._debts.values()))}
+
+    async def _run(self) -> None:
+        while True:
+            members = dict(self._members())
+            if members != self._before:
+                await self._plan(self._before, members)
+                self._before = members
+            self._collect(members)
+            if not await self._pay():
+                await asyncio.sleep(PERIOD_S)
+
+    async def _plan(self, before: Members, after: Members) -> None:
+        """Look at everything here, a part at a time."""
+        keys = self._local.keys()
+        for first in range(0, len(keys), SCAN_KEYS):
+            for key in keys[first : first + SCAN_KEYS]:
+                for home in owed(key, self._me, before, after, self._router.replicas):
+                    self._debts.setdefault(home, deque()).append(key)
+            await asyncio.sleep(0)
+
+    def _collect(self, members: Members) -> None:
+        """Hints whose home is back, and hot blocks."""
+        now = asyncio.get_running_loop().time()
+        for home in self._share.hints.owners():
+            if home not in members:
+                if now - self._away_since.setdefault(home, now) > FORGET_S:
+                    self._share.hints.forget(home)
+                continue
+            self._away_since.pop(home, None)
+            if home not in self._debts and now >= self._rest_until.get(home, 0.0):
+                self._debts[home] = deque(self._share.hints.due(home, SCAN_KEYS))
+        for key in self._share.uneven.take():
+            for home in ranking(key, members, self._router.replicas):
+                if home != self._me:
+                    self._debts.setdefault(home, deque()).append(key)
+        for key, extra in self._share.hot.take_wanted().items():
+            self._spread(now, key, extra, members)
+        self._share.hot.cool(now, self._router.replicas, self._local.contains)
+
+    def _spread(self, now: float, key: BlockKey, extra: int, members: Members) -> None:
+        """More replicas of a hot block, if this is its first home."""
+        count = min(len(members), self._router.replicas + extra)
+        wide = ranking(key, members, count)
+        if not wide or wide[0] != self._me or not self._share.hot.spread(now, key, count):
+            return
+        for home in wide[1:]:
+            self._debts.setdefault(home, deque()).append(key)
+
+    async def _pay(self) -> bool:
+        """One offer to every home that something is owed; False when there was none to make."""
+        now = asyncio.get_running_loop().time()
+        paid = False
+        for home in list(self._debts):
+            if now < self._rest_until.get(home, 0.0):
+                continue
+            debt = self._debts[home]
+            arena = self._local.arena
+            count = max(1, OFFER_BYTES // arena.slot_bytes) if arena is not None else 1
+            keys = [debt.popleft() for _ in range(min(count, len(debt)))]
+            if not debt:
+                del self._debts[home]
+            try:
+                paid = True
+                if not await self._offer(home, keys):
+                    self._rest_until[home] = now + RETRY_S
+            except HOME_ERRORS as error:
+                log.info("repair of %s: %r", home, error)
+                self._rest_until[home] = now + RETRY_S
+                if home in self._members():
+                    self._debts.setdefault(home, deque()).extend(keys)
+                else:
+                    self._debts.pop(home, None)
+        return paid
+
+    async def _offer(self, home: str, keys: Sequence[BlockKey]) -> bool:
+        """False when the home has no room now."""
+        arena = self._local.arena
+        keys = await self._lacking(home, keys)
+        pins = await self._local.pin_each(keys)
+        held = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
+        gone = [key for key, pin in zip(keys, pins, strict=False) if pin is None]
+        self._share.hints.settled(gone)
+        if arena is None or not held:
+            return True
+        try:
+            job = Job([key for key, _ in held], arena.region, [], arena.slot_bytes, repair=True)
+            job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
+            for position, (_, pin) in enumerate(held):
+                job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
+            job.facts = [self._local.facts(key) for key, _ in held]
+            job.kept = [self._local.is_kept(key) for key, _ in held]
+            nbytes = sum(pin.nbytes for _, pin in held)
+            if self._limit is not None:
+                await asyncio.sleep(self._limit.hold_s(asyncio.get_running_loop().time(), nbytes, urgent=False))
+            answers = await self._writer.offer(job, home, len(held))
+            self._counts["offered"] += len(held)
+            self._counts["moved"] += len(job.stored)
+            self._counts["moved_bytes"] += sum(map(job.length, job.stored))
+            await self._heed(home, held, answers)
+            return any(answer != WRITING for answer in answers.values())
+        finally:
+            self._local.unpin([pin.slot for _, pin in held])
+
+    async def _lacking(self, home: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Those of `keys` that the home does not have, or has with another content. What is only on SSD here is not
+        read to find that out."""
+        contents = {key: content for key in keys if (content := self._local.content(key)) is not None}
+        self._share.hints.settled(key for key in keys if key not in contents)
+        if not contents:
+            return []
+        there = await self._writer.has(home, contents)
+        self._share.hints.settled(there)
+        return [key for key in contents if key not in there]
+
+    async def _heed(self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
+        """What the home's answers mean for what is here. A content that does not stay is no use but at a home of it,
+        which gets the other one; one that was removed is none anywhere."""
+        now, members, replicas = asyncio.get_running_loop().time(), self._members(), self._router.replicas
+        later: list[BlockKey] = []
+        for position, answer in answers.items():
+            key, pin = held[position]
+            if answer == WRITING:
+                later.append(key)
+                continue
+            self._share.hints.settled([key])
+            lost = answer == GONE or (answer == OTHER and self._me not in ranking(key, members, replicas))
+            if lost and self._local.content(key) == (pin.checksum, pin.nbytes):
+                if answer == GONE:
+                    self._share.removed(now, key, (pin.checksum, pin.nbytes))
+                await self._local.remove([key])
+        if later:
+            self._debts.setdefault(home, deque()).extend(later)
+            self._rest_until[home] = now + RETRY_S

@@ -1,0 +1,207 @@
+"""A get in two halves: everything is pinned at its homes first, then it is read part by part, the same part of all
+blocks before the next. Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) is made of it.
+
+A part that has landed is not checked yet: a checksum covers a whole block, so only the end of the last part says
+whether the bytes were right. What computes with parts has to take the result back when `read` says no: until then no
+block has a name under which another request could find it, and no token leaves the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from xxhash import xxh3_64
+
+from cache.arena import UNCHECKED
+from cache.block import BlockKey
+from cache.protocol import Deadlines
+from cache.store.calls import HOME_ERRORS, Calls, Ticket
+from net.loop.tasks import awaited
+from net.transfer.common.memory import Region
+from net.transfer.engine import Completion, Op, TransferEngine
+
+log = logging.getLogger(__name__)
+
+Part = tuple[int, int]
+"""(offset in a block, length), bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Blocks that one home keeps for us: keys[positions[i]] lies in its slot reply["slots"][i]."""
+
+    home: str
+    positions: list[int]
+    reply: dict[str, Any]
+    ticket: Ticket
+
+
+@asynccontextmanager
+async def pinned(
+    calls: Calls,
+    transfer: TransferEngine,
+    deadlines: Deadlines,
+    keys: Sequence[BlockKey],
+    homes: Mapping[str, list[int]],
+    window: int,
+) -> AsyncIterator[PinnedBlocks | None]:
+    """Lease all of `keys` at once, `window` per message; `homes`: positions of the keys by home. None when a home does
+    not answer, does not have all of its share, or has no room to show it."""
+    with ExitStack() as stack:
+
+        async def lease(home: str, positions: list[int]) -> list[Lease]:
+            leases: list[Lease] = []
+            try:
+                calls.check(home)
+                for first in range(0, len(positions), window):
+                    batch = positions[first : first + window]
+                    ticket = stack.enter_context(calls.ticket(home))
+                    reply = await calls.pin(home, [keys[position] for position in batch], ticket)
+                    if len(reply["slots"]) < len(batch):
+                        break
+                    leases.append(Lease(home, batch, reply, ticket))
+            except HOME_ERRORS as error:  # not through the stack: it would take the other homes for lost, too
+                log.info("home %s: %r", home, error)
+            return leases
+
+        found = await asyncio.gather(*(lease(*share) for share in homes.items()))
+        leases = [one for some in found for one in some]
+        whole = sum(len(one.positions) for one in leases) == len(keys)
+        yield PinnedBlocks(transfer, deadlines, leases) if whole else None
+
+
+class PinnedBlocks:
+    """Blocks that stay readable at their homes while `pinned` is open."""
+
+    def __init__(self, transfer: TransferEngine, deadlines: Deadlines, leases: Sequence[Lease]) -> None:
+        self._transfer = transfer
+        self._deadlines = deadlines
+        self._leases = leases
+        self.transports: Counter[str] = Counter()  # bytes
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Blocks by home."""
+        counts: Counter[str] = Counter()
+        for lease in self._leases:
+            counts[lease.home] += len(lease.positions)
+        return dict(counts)
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Blocks by tier of their home."""
+        return dict(Counter(tier for lease in self._leases for tier in lease.reply["tiers"]))
+
+    async def read(
+        self, region: Region, offsets: Sequence[int], parts: Sequence[Part], landed: Callable[[int], None]
+    ) -> bool:
+        """Read block i to offsets[i] of `region`; landed(j) is called when parts[j] of all of them is there. The rest
+        is as of `read_parts`."""
+
+        async def there(index: int) -> None:
+            landed(index)
+
+        return await self.read_parts(
+            region, lambda index: [offset + parts[index][0] for offset in offsets], parts, there
+        )
+
+    async def read_parts(
+        self,
+        region: Region,
+        places: Callable[[int], Sequence[int]],
+        parts: Sequence[Part],
+        landed: Callable[[int], Awaitable[None]],
+    ) -> bool:
+        """Read parts[j] of block i to places(j)[i] of `region`, one part after the other; together they are the blocks,
+        from front to end. landed(j) runs when parts[j] of all blocks is there, while the next part comes; the one
+        behind that comes once landed(j) has returned, so places that alternate between two areas are enough. False when
+        a home fails or a block does not match its checksum, of which the home is told: the checksum is made part by
+        part, so nothing of a block has to stay. Nothing is written any more when this returns or is cancelled."""
+        sums = _Checksums(self._leases)
+        coming = self._begin(region, places(0), parts[0])
+        try:
+            for index, (_, length) in enumerate(parts):
+                if self._any_failed(await coming):
+                    return False
+                here = places(index)
+                if index + 1 < len(parts):
+                    coming = self._begin(region, places(index + 1), parts[index + 1])
+                await landed(index)
+                if sums.wanted:
+                    await asyncio.to_thread(sums.add, region.memory, here, length)
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)  # its end is nobody's any more
+        bad = sums.differing()
+        for lease, positions in bad:
+            lease.ticket.bad += positions
+        return not any(positions for _, positions in bad)
+
+    def _begin(
+        self, region: Region, places: Sequence[int], part: Part
+    ) -> asyncio.Task[list[Completion | BaseException]]:
+        reads = [self._read(region, places, lease, part) for lease in self._leases]
+        return awaited(_all(reads))
+
+    def _any_failed(self, done: Sequence[Completion | BaseException]) -> bool:
+        failed = [self._failed(*pair) for pair in zip(self._leases, done, strict=True)]
+        return any(failed)
+
+    def _failed(self, lease: Lease, done: Completion | BaseException) -> bool:
+        """Account for one home's part. Raises what no home can cause."""
+        if isinstance(done, Completion):
+            self.transports[done.transport] += done.nbytes
+            return False
+        if not isinstance(done, HOME_ERRORS):
+            raise done
+        log.info("home %s: %r", lease.home, done)
+        if isinstance(done, ConnectionError):
+            lease.ticket.open = False  # it is lost and knows by itself
+        return True
+
+    async def _read(self, region: Region, places: Sequence[int], lease: Lease, part: Part) -> Completion:
+        size, (start, length) = lease.reply["slot_bytes"], part
+        pairs = zip(lease.positions, lease.reply["slots"], strict=True)
+        spans = [(places[position], slot * size + start, length) for position, slot in pairs]
+        return await self._transfer.submit(
+            lease.home, Op.READ, region.name, lease.reply["region"], spans, timeout_s=self._deadlines.transfer_s
+        )
+
+
+async def _all(reads: Sequence[Coroutine[Any, Any, Completion]]) -> list[Completion | BaseException]:
+    return await asyncio.gather(*reads, return_exceptions=True)
+
+
+class _Checksums:
+    """Of the blocks of leases whose homes have some, part by part: the same as cache.arena.checksum of whole blocks."""
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        self._leases = leases
+        self._sums = [
+            [(i, position, xxh3_64()) for i, position in enumerate(lease.positions) if _checked(lease, i)]
+            for lease in leases
+        ]
+        self.wanted = any(self._sums)
+
+    def add(self, memory: memoryview, places: Sequence[int], length: int) -> None:
+        """The next `length` bytes of each block i are at places[i]."""
+        for sums in self._sums:
+            for _, position, one in sums:
+                one.update(memory[places[position] : places[position] + length])
+
+    def differing(self) -> list[tuple[Lease, list[int]]]:
+        """Positions in each lease whose bytes are not what was stored."""
+        return [
+            (lease, [i for i, _, one in sums if one.intdigest() != lease.reply["checksums"][i]])
+            for lease, sums in zip(self._leases, self._sums, strict=True)
+        ]
+
+
+def _checked(lease: Lease, position: int) -> bool:
+    return bool(lease.reply["checksums"][position] != UNCHECKED)

@@ -1,0 +1,308 @@
+"""Reader: the way of a lookup and of a get through the homes: pin, read, check, and on to the next replica.
+
+A home that fails, or that does not have a block after all, costs another wave within the call and nothing else. So does
+one that takes far longer than usual while another replica could be asked (cache/homes/pace.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.arena import UNCHECKED, checksum
+from cache.block import BlockKey
+from cache.homes.routing import ReadWalk, Router
+from cache.protocol import ELSEWHERE, Deadlines
+from cache.results import LeadingRun
+from cache.ssd_reads import SsdPrice
+from cache.store.bulk_reader import BulkReader
+from cache.store.calls import HOME_ERRORS, Calls, Ticket, TooSlow
+from cache.store.job import MESSAGE_BYTES, Job, at_each, in_pieces
+from cache.store.same_host import SameHost
+from net.transfer.engine import Completion, Op, TransferEngine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the pool has of some keys, by position."""
+
+    have: set[int] = field(default_factory=set)
+    on_ssd: dict[int, str] = field(default_factory=dict)  # of those, what a home has to read from its SSD
+    prices: dict[str, SsdPrice] = field(default_factory=dict)  # of that, by home
+
+    def leading(self, count: int) -> LeadingRun:
+        """Of `count` keys. Homes read side by side, so the last of them counts."""
+        run = next((at for at in range(count) if at not in self.have), count)
+        on_ssd = {at: home for at, home in self.on_ssd.items() if at < run}
+        by_home = Counter(on_ssd.values())
+        wait_s = max((self.prices[home].seconds(blocks) for home, blocks in by_home.items()), default=0.0)
+        return LeadingRun(run, min(on_ssd, default=run), len(on_ssd), wait_s)
+
+
+class Reader:
+    """`failed(home, error)` is told of every home that does not do what was asked. `counts` gets 'corrupt' and
+    'given_up', homes that were too slow."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        transfer: TransferEngine,
+        same_host: SameHost,
+        router: Router,
+        deadlines: Deadlines,
+        counts: Counter[str],
+        failed: Callable[[str, Exception], None],
+        checksums: bool = True,
+    ) -> None:
+        self._calls = calls
+        self._transfer = transfer
+        self._same_host = same_host
+        self._router = router
+        self._deadlines = deadlines
+        self._counts = counts
+        self._failed = failed
+        self._checksums = checksums
+        self._bulk = BulkReader(calls, router, self._patience, self._damaged, checksums)
+
+    async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> Seen:
+        """What of `keys` the pool has now; with `leading` no more than the leading run is looked for."""
+        walk = self._router.read(_now(), keys, 0)
+        found = Seen()
+
+        async def ask(home: str, positions: list[int]) -> None:
+            try:
+                self._calls.check(home)
+                seen = self._seen(home, keys, positions)
+                found.have.update(seen)
+                walk.found_all(seen)
+                if not (positions := [position for position in positions if position not in seen]):
+                    return
+                asked = [keys[position] for position in positions]
+                patience_s = self._patience(walk, home, positions)
+                look = await self._calls.has(home, asked, leading=leading and walk.single, patience_s=patience_s)
+            except TooSlow as error:
+                self._give_up(walk, home, positions, error)
+                return
+            except HOME_ERRORS as error:
+                self._failed(home, error)
+                for position in positions:
+                    walk.elsewhere(position)
+                return
+            if look.on_ssd:
+                found.on_ssd.update(dict.fromkeys((positions[at] for at in look.on_ssd), home))
+                found.prices[home] = look.price
+            for position, answer in zip(positions, look.have, strict=False):
+                if answer == 0:
+                    found.have.add(position)
+                    walk.found(position)
+                elif answer == ELSEWHERE:
+                    walk.elsewhere(position)
+
+        while groups := walk.wave(leading):
+            await at_each(groups, ask)
+        return found
+
+    def _seen(self, home: str, keys: Sequence[BlockKey], positions: list[int]) -> set[int]:
+        """Positions that a home of this host is seen to have."""
+        view = self._same_host.view(home) if self._checksums else None
+        if view is None:
+            return set()
+        found = self._same_host.have(view, [keys[position] for position in positions])
+        return {position for position, here in zip(positions, found, strict=True) if here}
+
+    async def fetch(self, job: Job, window: int, *, leading: bool) -> None:
+        """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned at once at one home."""
+        walk = self._router.read(_now(), job.keys, job.block_bytes)
+
+        async def take(home: str, positions: list[int]) -> None:
+            try:
+                self._calls.check(home)
+                await self._take(job, walk, home, positions, window, leading and walk.single)
+            except TooSlow as error:
+                self._give_up(walk, home, [p for p in positions if p not in job.arrived], error)
+            except HOME_ERRORS as error:
+                self._failed(home, error)
+                for position in positions:
+                    if position not in job.arrived:
+                        walk.elsewhere(position)
+
+        while groups := walk.wave(leading):
+            await at_each(groups, take)
+
+    def _patience(self, walk: ReadWalk, home: str, positions: Sequence[int]) -> float | None:
+        return self._router.paces.patience(home) if walk.has_others(positions) else None
+
+    def _give_up(self, walk: ReadWalk, home: str, positions: Sequence[int], error: TooSlow) -> None:
+        self._router.paces.given_up(_now(), home, error.waited_s)
+        self._counts["given_up"] += 1
+        log.info("%s: asking another replica", error)
+        for position in positions:
+            walk.too_slow(position, home)
+
+    async def _take(
+        self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
+    ) -> None:
+        positions = await self._take_here(job, walk, home, positions)
+        if positions and self._transfer.bulk.reaches(home):
+            await self._bulk.take(job, walk, home, positions, leading)
+            return
+        paces = self._router.paces
+        by_message = job.by_message(self._transfer, home)
+        if by_message:
+            window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
+        while positions:
+            batch = positions[:window]
+            nbytes, begin = len(batch) * job.block_bytes, _now()
+            paces.started(home, nbytes)
+            patience_s = self._patience(walk, home, batch)
+            try:
+                reply, answered, whole = await self._ask(job, walk, home, batch, leading, patience_s, by_message)
+            except BaseException:
+                paces.failed(home, nbytes)
+                raise
+            answers = reply["slots"]
+            paces.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
+            for position, answer in zip(batch, answers, strict=False):
+                if answer == ELSEWHERE:
+                    walk.elsewhere(position)
+            for position, replicas in reply.get("hot", ()):
+                self._router.heated(_now(), job.keys[batch[position]], replicas)
+            if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply["more"]):
+                return
+            positions = positions[len(answers) :]
+
+    async def _take_here(self, job: Job, walk: ReadWalk, home: str, positions: list[int]) -> list[int]:
+        """What a home of this host has in its DRAM, without asking it; returns the positions that are left. Without
+        checksums nothing would prove what was copied."""
+        view = self._same_host.view(home) if self._checksums else None
+        if view is None:
+            return positions
+        nbytes, begin = len(positions) * job.block_bytes, _now()
+        self._router.paces.started(home, nbytes)
+        try:
+            arrived = await self._same_host.read(view, home, job, positions)
+        except BaseException:
+            self._router.paces.failed(home, nbytes)
+            raise
+        self._router.paces.ended(home, nbytes, 0.0, _now() - begin if len(arrived) == len(positions) else 0.0)
+        walk.found_all(arrived)
+        if len(arrived) == len(positions):
+            return []
+        here = set(arrived)
+        return [position for position in positions if position not in here]
+
+    async def _ask(
+        self,
+        job: Job,
+        walk: ReadWalk,
+        home: str,
+        batch: list[int],
+        leading: bool,
+        patience_s: float | None,
+        by_message: bool,
+    ) -> tuple[dict[str, Any], float, bool]:
+        """The home's reply, when it came, and whether all that it had has arrived whole."""
+        keys = [job.keys[position] for position in batch]
+        if by_message:
+            reply, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
+            return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
+        with self._calls.ticket(home) as ticket:
+            reply = await self._calls.pin(home, keys, ticket, leading=leading, patience_s=patience_s)
+            answered, positions = _now(), batch[: len(reply["slots"])]
+            return reply, answered, await self._read(job, walk, home, positions, reply, ticket, patience_s)
+
+    def _unpack(
+        self, job: Job, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
+    ) -> bool:
+        """Small blocks, as they lie behind the reply; False when one is damaged."""
+        found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
+        rows = zip(found, reply["lengths"], reply["checksums"], reply["tiers"], strict=True)
+        transport = "local" if home == self._router.me else "message"
+        memory, offsets, size, start, bad = job.region.memory, job.offsets, job.block_bytes, 0, []
+        origins = {tier: (home, transport, tier) for tier in set(reply["tiers"])}
+        whole: list[int] = []
+        for position, length, block_checksum, tier in rows:
+            block = data[start : start + length]
+            start += length
+            if length > size or (self._checks(block_checksum) and checksum(block) != block_checksum):
+                bad.append(job.keys[position])
+                continue
+            offset = offsets[position]
+            memory[offset : offset + length] = block
+            if length != size:
+                job.lengths[position] = length
+            job.arrived[position] = origins[tier]
+            whole.append(position)
+        walk.found_all(whole)
+        if bad:
+            self._damaged(home, len(bad))
+            self._calls.report(home, bad)
+        return not bad
+
+    def _checks(self, wanted: int) -> bool:
+        """Whether bytes are to be compared with that checksum."""
+        return self._checksums and wanted != UNCHECKED
+
+    def _damaged(self, home: str, count: int) -> None:
+        before, now = self._counts["corrupt"], self._counts["corrupt"] + count
+        self._counts["corrupt"] = now
+        if before.bit_length() < now.bit_length():  # at powers of two, so that a damaged disk does not fill the log
+            log.warning("%d blocks from %s did not match their checksums: dropped (%d so far)", count, home, now)
+
+    async def _read(
+        self,
+        job: Job,
+        walk: ReadWalk,
+        home: str,
+        positions: list[int],
+        reply: dict[str, Any],
+        ticket: Ticket,
+        patience_s: float | None,
+    ) -> bool:
+        """Transfer what was pinned of `positions` and check it; False when a block was damaged."""
+        slots = [slot for slot in reply["slots"] if slot >= 0]
+        found = [position for position, slot in zip(positions, reply["slots"], strict=True) if slot >= 0]
+        job.lengths.update(zip(found, reply.get("lengths", ()), strict=False))
+
+        async def move(part: slice) -> None:
+            spans = [
+                job.span(position, slot, reply["slot_bytes"])
+                for position, slot in zip(found[part], slots[part], strict=True)
+            ]
+            done = await self._move(home, job.region.name, reply["region"], spans, patience_s)
+            wanted = reply["checksums"][part]
+            sums = await job.checksums(found[part]) if any(map(self._checks, wanted)) else wanted
+            for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
+                if block_checksum == wanted[at - part.start] or not self._checks(wanted[at - part.start]):
+                    job.arrived[found[at]] = (home, done.transport, reply["tiers"][at])
+                    walk.found(found[at])
+                else:
+                    ticket.bad.append(at)
+
+        await in_pieces(len(found), job.block_bytes, move)
+        if ticket.bad:
+            self._damaged(home, len(ticket.bad))
+        return not ticket.bad
+
+    async def _move(
+        self, home: str, local: str, remote: str, spans: list[tuple[int, int, int]], patience_s: float | None
+    ) -> Completion:
+        most = self._deadlines.transfer_s
+        impatient = patience_s is not None and patience_s < most
+        wait_s = patience_s if patience_s is not None and impatient else most
+        try:
+            return await self._transfer.submit(home, Op.READ, local, remote, spans, timeout_s=wait_s)
+        except TimeoutError:
+            if impatient:
+                raise TooSlow(home, wait_s) from None
+            raise
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,193 @@
+"""SameHost: gets and lookups at homes on this host without a word to them.
+
+Their index and their arena are in this process's memory (cache/index/shared_index.py), so a block that is in a home's
+DRAM is found and copied by the reader alone; a message and its two wake-ups cost more than the copy of a block. What
+proves not to be the block, or is not in the index, is asked for as from any other home. The homes hear of the hits a
+moment later, for their policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cache.block import BlockKey
+from cache.checked_copy import CheckedCopier, Copy
+from cache.copy_threads import CopyThreads
+from cache.index.block_read import BlockRead
+from cache.index.shared_index import INDEX_REGION, IndexView, Row
+from cache.store.calls import HOME_ERRORS, Calls
+from cache.store.job import Job
+from net.compiled import Unavailable
+from net.loop.tasks import spawn
+from net.transfer.common.memory import Region
+from net.transfer.common.path import Path
+from net.transfer.engine import TransferEngine
+
+log = logging.getLogger(__name__)
+
+TOLD_S = 0.02  # hits are told this long after the first of them
+TOLD_KEYS = 256  # or when so many have come together
+REST_S = 1.0  # between two attempts to map a home's memory
+
+
+class View(NamedTuple):
+    """A home's memory here; `blocks` is None when it has none to show."""
+
+    path: Path | None
+    blocks: IndexView | None
+    arena: Region | None
+
+
+class SameHost:
+    """Of one client."""
+
+    def __init__(self, transfer: TransferEngine, calls: Calls) -> None:
+        self._transfer = transfer
+        self._calls = calls
+        self._threads = CopyThreads()
+        self._copier = CheckedCopier(self._threads)
+        self._code: BlockRead | None = None
+        self._code_tried = False
+        self._views: dict[str, View] = {}
+        self._hits: dict[str, list[BlockKey]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._rest_until: dict[str, float] = {}  # homes that were looked at a moment ago
+
+    def view(self, home: str) -> View | None:
+        """The home's memory if it is mapped here. When it may be, that is found out while this call asks in words."""
+        path = self._transfer.path_of(home)
+        view = self._views.get(home)
+        if view is None or view.path is not path:
+            self._look_at(home, path)
+            return None
+        if view.blocks is None or view.arena is None or view.arena.closed:
+            return None
+        return view
+
+    def _look_at(self, home: str, path: Path | None) -> None:
+        loop = asyncio.get_running_loop()
+        if home in self._looking or (path is None and not self._transfer.may_be_one_sided(home)):
+            return
+        if loop.time() >= self._rest_until.get(home, 0.0):
+            self._rest_until[home] = loop.time() + REST_S
+            self._looking[home] = spawn(self._open(home), "mapping the memory of a home")
+
+    async def _open(self, home: str) -> None:
+        path, index, arena = None, None, None
+        try:
+            region = await self._transfer.mapped(home, INDEX_REGION)
+            path = self._transfer.path_of(home)
+            if region is not None:
+                index = IndexView(region)
+                await self._prepare()
+                arena = await self._transfer.mapped(home, index.arena)
+        except ValueError as error:
+            log.info("home %s: %s", home, error)
+        except HOME_ERRORS as error:  # without an index it is asked in words; when it is lost, that shows there
+            log.debug("home %s shows no index: %r", home, error)
+        finally:
+            del self._looking[home]
+        self._views[home] = View(path, index, arena)  # of that path: it is looked at again when there is another
+
+    async def _prepare(self) -> None:
+        """Make the C code, once."""
+        if self._code_tried:
+            return
+        self._code_tried = True
+        try:
+            self._code = await asyncio.to_thread(BlockRead)
+        except Unavailable as error:
+            log.info("copies from homes on this host take 20 %% longer: %s", error)
+
+    def have(self, view: View, keys: Sequence[BlockKey]) -> list[bool]:
+        """Per key whether it is in the home's DRAM; False says nothing."""
+        assert view.blocks is not None
+        return [view.blocks.find(key) is not None for key in keys]
+
+    async def read(self, view: View, home: str, job: Job, positions: Sequence[int]) -> list[int]:
+        """Get what can be got; returns the positions that are here now, whole."""
+        index, arena, size = view.blocks, view.arena, job.block_bytes
+        if index is None or arena is None or index.slot_bytes != size:
+            return []
+        holds = arena.memory[:0], job.region.memory[:0]  # exports: the mappings stay while this runs
+        try:
+            arrived = await self._read_at_once(index, arena, job, positions)
+            if len(arrived) < len(positions):
+                arrived |= await self._read_in_steps(index, arena, job, [p for p in positions if p not in arrived])
+        finally:
+            for hold in holds:
+                hold.release()
+        origin = (home, _transport(view), "dram")
+        for position, length in arrived.items():
+            if length != size:
+                job.lengths[position] = length
+            job.arrived[position] = origin
+        if arrived:
+            self._tell_soon(home, [job.keys[position] for position in arrived])
+        return list(arrived)
+
+    async def _read_at_once(
+        self, index: IndexView, arena: Region, job: Job, positions: Sequence[int]
+    ) -> dict[int, int]:
+        """Lengths of those that the C code has brought here."""
+        if self._code is None:
+            return {}
+        keys, start = [job.keys[position] for position in positions], job.region.address
+        targets = [start + job.offsets[position] for position in positions]
+        lengths = await self._code.get(self._threads, index, arena, keys, targets)
+        return {position: length for position, length in zip(positions, lengths, strict=True) if length}
+
+    async def _read_in_steps(
+        self, index: IndexView, arena: Region, job: Job, positions: Sequence[int]
+    ) -> dict[int, int]:
+        """The same for those that are found one by one, copied and then hashed."""
+        rows: list[tuple[int, Row]] = []
+        size = job.block_bytes
+        for position in positions:
+            row = index.find(job.keys[position])
+            if row is not None and row.length <= size and (row.slot + 1) * size <= arena.nbytes:  # not half written
+                rows.append((position, row))
+        sums = await self._copier.copy([_copy(job, position, row, arena) for position, row in rows])
+        return {
+            position: row.length for (position, row), found in zip(rows, sums, strict=True) if found == row.checksum
+        }
+
+    def _tell_soon(self, home: str, keys: list[BlockKey]) -> None:
+        hits = self._hits.setdefault(home, [])
+        hits += keys
+        if len(hits) >= TOLD_KEYS:
+            self._calls.used(home, self._hits.pop(home))
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TOLD_S, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        told, self._hits = self._hits, {}
+        for home, keys in told.items():
+            self._calls.used(home, keys)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        for task in list(self._looking.values()):
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._copier.close()
+        self._threads.close()
+        self._views.clear()
+
+
+def _copy(job: Job, position: int, row: Row, arena: Region) -> Copy:
+    offset = job.offsets[position]
+    memory = job.region.memory[offset : offset + row.length]
+    return Copy(arena.address + row.slot * job.block_bytes, job.region.address + offset, memory)
+
+
+def _transport(view: View) -> str:
+    return view.path.transport if view.path is not None else "shm"

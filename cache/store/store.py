@@ -1,0 +1,341 @@
+"""Store: the pooled store over the DRAM and SSD of all nodes, as one node uses it.
+
+Where a block lives is computed (cache/homes/rendezvous.py), so a lookup is one message per home and a get goes straight
+to the homes, all at once. There is no master and no directory to be stale. A home that fails within a call is replaced
+by the next replica within that call (cache/homes/routing.py); a block that nobody has is missing, and what is returned
+has been checked against its checksum.
+
+Two ways in and out: blocks of whole prefixes between the pool and arenas (`get_into`, `put_from`), which are not copied
+on the way, and single values as bytes (`get`, `put` and their batch forms), which pass through a staging area.
+
+Calls write into or read from the caller's memory until they are over. A cancelled call ends its transfers, which may
+take a moment, before it raises CancelledError: then the memory is the caller's again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cache.arena import Buffer
+from cache.block import BlockKey
+from cache.homes.rendezvous import Members, by_home
+from cache.homes.routing import Router
+from cache.pool.policy import Facts
+from cache.protocol import Deadlines
+from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
+from cache.server.bulk_answers import BulkShare
+from cache.server.server import Share
+from cache.store.accounts import Accounts
+from cache.store.calls import HOME_ERRORS, Calls
+from cache.store.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, Job
+from cache.store.keeper import Keeper
+from cache.store.layered import PinnedBlocks, pinned
+from cache.store.reader import Reader
+from cache.store.same_host import SameHost
+from cache.store.streaming import Windows, stream
+from cache.store.values import Values, all_lasting, all_taken
+from cache.store.writer import Writer
+from cache.tiers.local_store import LocalStore
+from net.channel.channel import Channel
+from net.errors import RemoteError
+from net.transfer.common.memory import Region
+from net.transfer.engine import TransferEngine
+
+WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
+LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
+
+
+class Store:
+    """The pool, from `node_id`. `members()` are the nodes alive that have a share, with its bytes. Registers the local
+    arena with `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a
+    client. `replicas`: copies of every block; `repair_limit`: bytes per second for moving blocks to where they belong,
+    0 = as fast as it goes; blocks of at most `message_block_bytes` travel in the messages themselves, larger ones where
+    a call moves no more than `message_call_bytes`: a transfer costs one or two messages more. Without `checksums` none
+    are taken of what is put here and none compared here, but those of the SSD tiers.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        channel: Channel,
+        transfer: TransferEngine,
+        local: LocalStore | None,
+        members: Callable[[], Members],
+        *,
+        block_bytes: int,
+        deadlines: Deadlines | None = None,
+        replicas: int = 1,
+        repair_limit: float = 0.0,
+        message_block_bytes: int = MESSAGE_BLOCK_BYTES,
+        message_call_bytes: int = MESSAGE_BYTES,
+        checksums: bool = True,
+    ) -> None:
+        self.node_id = node_id
+        self.local = local
+        self.block_bytes = block_bytes
+        small = block_bytes <= message_block_bytes
+        self._message_blocks = sys.maxsize if small else min(message_call_bytes, MESSAGE_BYTES) // block_bytes
+        self._near_message_blocks = sys.maxsize if small else min(message_call_bytes, NEAR_BYTES) // block_bytes
+        self._transfer = transfer
+        self._members = members
+        self._deadlines = deadlines or Deadlines()
+        self._regions: dict[str, Region] = {}
+        self._accounts = accounts = Accounts()
+        self._window = max(1, WINDOW_BYTES // block_bytes)
+        self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
+        self._calls = calls = Calls(channel, transfer.bulk, self._deadlines)
+        self.router = Router(node_id, replicas)
+        self._same_host = SameHost(transfer, calls)
+        self._reader = Reader(
+            calls, transfer, self._same_host, self.router, self._deadlines, accounts.counts, accounts.failed, checksums
+        )
+        self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, checksums)
+        self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
+        self._keeper: Keeper | None = None
+        if self._share is not None and local is not None:
+            channel.handle("store.stats", self._stats)
+            BulkShare(transfer.bulk, local, self._share)
+        if local is not None and self._share is not None and local.arena is not None:
+            self.attach(local.arena.region)
+            if local.index_region is not None:
+                self._transfer.register(local.index_region)
+            self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, repair_limit)
+
+    def attach(self, region: Region) -> None:
+        """Blocks may be got into and put from `region` from now on."""
+        self._regions[region.name] = region
+        self._transfer.register(region)
+
+    def region(self, name: str) -> Region:
+        """What was attached under that name. Raises KeyError."""
+        return self._regions[name]
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """What keeps blocks where they belong; `start` it once this node has joined. None without a share."""
+        return self._keeper
+
+    # --- lookup
+
+    async def lookup(self, keys: Sequence[BlockKey]) -> int:
+        """Length of the leading run of `keys` that the pool has now; a home that does not answer has nothing."""
+        return (await self.find(keys)).blocks
+
+    async def find(self, keys: Sequence[BlockKey]) -> LeadingRun:
+        """The same run, and how much of it its homes have to read from SSD first."""
+        self._route()
+        return (await self._reader.which(keys, leading=True)).leading(len(keys))
+
+    async def exists(self, key: BlockKey) -> bool:
+        """Whether the pool has it now."""
+        return (await self.exists_many([key]))[0]
+
+    async def exists_many(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """The same for each of `keys`, with one message per home."""
+        self._route()
+        have = (await self._reader.which(keys, leading=False)).have
+        return [i in have for i in range(len(keys))]
+
+    # --- blocks between the pool and arenas
+
+    async def get_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> GetResult:
+        """Fetch the leading run of `keys` that can be had, block i to offsets[i] of `region`. What lies there for
+        blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
+        return await self._get(self._job(keys, region, offsets), leading=True)
+
+    def stream_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> AsyncGenerator[GetResult]:
+        """The same for a long prefix, window by window (cache/store/streaming.py): each result is for the blocks behind
+        those of the one before, which are whole, while the next ones are on their way. It ends with the prefix or with
+        a result that is shorter than its window. Who leaves early closes it (`aclose`) before the memory is used."""
+        self._job(keys, region, offsets)
+        windows = Windows(self.block_bytes, self._window * max(1, len(self._members())))
+        return stream(lambda part: self.get_into(keys[part], region, offsets[part]), len(keys), windows)
+
+    @asynccontextmanager
+    async def pinned(self, keys: Sequence[BlockKey]) -> AsyncIterator[PinnedBlocks | None]:
+        """All of `keys` kept at their homes while this is open, to be read part by part (cache/store/layered.py). None
+        when they cannot be had all at once: then `get_into`."""
+        homes = by_home(keys, self._route())
+        if not homes or len(keys) > LAYERED_BYTES // self.block_bytes:
+            yield None
+            return
+        async with pinned(self._calls, self._transfer, self._deadlines, keys, homes, self._window) as blocks:
+            yield blocks
+
+    async def put_from(
+        self,
+        keys: Sequence[BlockKey],
+        region: str,
+        offsets: Sequence[int],
+        facts: Sequence[Facts] = (),
+        *,
+        durable: bool = False,
+        pin: bool = False,
+    ) -> int:
+        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
+        before. A block that no home takes is passed over. With `facts`, one per block, they are KV, whose keys name
+        their content: homes need not agree on it, and may refuse a block for others that they have
+        (--cache-admission). `durable` and `pin` as of `put_many`. Raises ValueError for offsets outside the region, and
+        with those two NoRoom, NotDurable."""
+        if facts and len(facts) != len(keys):
+            raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
+        job = self._job(keys, region, offsets)
+        job.facts, job.durable, job.keep = facts, durable, pin
+        job.agree = not facts
+        await self._put(job)
+        if durable or pin:
+            all_taken(job)
+            all_lasting(job)
+        return len(job.stored)
+
+    # --- values as bytes
+
+    @property
+    def values_at_once(self) -> int:
+        """Values that one batch moves together; longer batches are cut."""
+        return self._values.at_once
+
+    async def get(self, key: BlockKey) -> bytes | None:
+        """The value, None when it is missing. An empty value cannot be stored, so b'' is never returned."""
+        return (await self.get_many([key]))[0]
+
+    async def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
+        """Each value or None, in order."""
+        return await self._values.get_many(keys)
+
+    async def put(self, key: BlockKey, value: Buffer, *, durable: bool = False, pin: bool = False) -> bool:
+        """Store 1 to block_bytes bytes; False when the key was there (values never change: the first one stays).
+        `durable`, `pin`: see `put_many`. Raises ValueError for another length, NoRoom, NotDurable, Unreachable."""
+        return (await self.put_many([(key, value)], durable=durable, pin=pin))[0]
+
+    async def put_many(
+        self, items: Sequence[tuple[BlockKey, Buffer]], *, durable: bool = False, pin: bool = False, named: bool = False
+    ) -> list[bool]:
+        """Per item whether it is new. When this raises, some of the items may have been stored.
+
+        What is acknowledged is in the memory of its homes, and a moment later on their SSD tiers: a home that is killed
+        in that moment loses it. `durable`: the answer comes when each item is on the SSD of a home of it and synced
+        there, which kill -9 of that home cannot undo; NotDurable says why it is not. `pin`: homes never evict it, until
+        `unpin_many` or `remove_many`; NoRoom when they keep as much as they may (--pin-share). `named`: the keys name
+        their content, so any two copies are the same and the homes need not agree."""
+        return await self._values.put_many(items, durable=durable, pin=pin, named=named)
+
+    async def unpin_many(self, keys: Sequence[BlockKey]) -> int:
+        """They may be evicted again; returns how many copies were pinned. A node that is not reached keeps its own."""
+        return await self._sum_of_homes(lambda home: self._calls.give_up(home, keys))
+
+    async def remove(self, key: BlockKey) -> bool:
+        """False when nobody had it."""
+        return await self.remove_many([key]) > 0
+
+    async def remove_many(self, keys: Sequence[BlockKey]) -> int:
+        """Nobody finds `keys` any more, wherever they were; returns how many copies that were. A node that is not
+        reached keeps its copies."""
+        removed = await self._sum_of_homes(lambda home: self._calls.remove(home, keys))
+        self._accounts.counts["removed"] += removed
+        return removed
+
+    async def _sum_of_homes(self, question: Callable[[str], Awaitable[int]]) -> int:
+        counts = await asyncio.gather(*(self._ask(home, question(home)) for home in self._route()))
+        return sum(count or 0 for count in counts)
+
+    async def flush(self) -> None:
+        """Until what has been acknowledged so far is on SSD, and synced, at every home that has one. Raises NotDurable
+        when the disk of one does not take it, Unreachable when one does not answer."""
+        homes = list(self._route())
+        ends = await asyncio.gather(*(self._calls.flush(home) for home in homes), return_exceptions=True)
+        for home, error in zip(homes, ends, strict=True):
+            if isinstance(error, RemoteError) and error.code == "disk":
+                raise NotDurable(f"{home}: {error}")
+            if isinstance(error, HOME_ERRORS):
+                self._accounts.failed(home, error)
+                raise Unreachable(f"{home} has not said whether its blocks are on SSD: {error!r}")
+            if error is not None:
+                raise error
+
+    async def room_of_homes(self) -> dict[str, int]:
+        """Blocks that each home which answers has room for beyond those that it keeps for ever; what it would evict
+        counts as room."""
+        room = {}
+        for home, stats in (await self.stats_of_homes()).items():
+            if stats is not None and "tiers" in stats:
+                tiers = stats["tiers"]
+                below = tiers.get("ssd", {})
+                usable = bool(below) and not (below["closed"] or below["failing"] or below["stalled"])
+                room[home] = (below if usable else tiers["dram"])["capacity"] - tiers["dram"]["pinned"]
+        return room
+
+    async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
+        """What every home says of its share: tiers, share, repair; None for one that does not answer."""
+        names = list(self._route())
+        return dict(zip(names, await asyncio.gather(*(self._ask(n, self._calls.stats(n)) for n in names)), strict=True))
+
+    # --- both
+
+    async def _get(self, job: Job, *, leading: bool = False) -> GetResult:
+        await self._reader.fetch(job, self._window, leading=leading)
+        return self._accounts.got(job)
+
+    async def _put(self, job: Job) -> Job:
+        if job.agree and not self.router.single():
+            job.present |= (await self._reader.which(job.keys, leading=False)).have
+        await self._writer.publish(job, self._window)
+        return self._accounts.put(job)
+
+    def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> Job:
+        if region not in self._regions:
+            raise ValueError(f"region {region!r} is unknown: attach it first")
+        if len(keys) != len(offsets):
+            raise ValueError(f"{len(keys)} keys and {len(offsets)} offsets")
+        last = self._regions[region].nbytes - self.block_bytes
+        if outside := [offset for offset in offsets if not 0 <= offset <= last]:
+            raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
+        self._route()
+        job = Job(keys, self._regions[region], offsets, self.block_bytes)
+        job.in_messages = len(keys) <= self._message_blocks
+        job.near_ask = len(keys) * self.block_bytes <= NEAR_ASK_BYTES
+        job.near_in_messages = len(keys) <= self._near_message_blocks
+        return job
+
+    def _route(self) -> Members:
+        """The members as of now, for the router too. A node without a share is no home of anything."""
+        members = self._members()
+        if self.local is None and self.node_id in members:
+            members = {name: weight for name, weight in members.items() if name != self.node_id}
+        self.router.update(asyncio.get_running_loop().time(), members)
+        return self.router.members
+
+    async def _ask(self, home: str, question: Any) -> Any:
+        try:
+            return await question
+        except HOME_ERRORS as error:
+            self._accounts.failed(home, error)
+            return None
+
+    # --- accounts and life
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this node's use of the pool; its own share under `share` and `tiers`."""
+        own: dict[str, Any] = dict(self._accounts.counts)
+        if self._share is not None and self.local is not None:
+            own |= {"share": self._share.stats(), "tiers": self.local.stats()}
+        if self._keeper is not None:
+            own["repair"] = self._keeper.stats()
+        return own
+
+    async def _stats(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return self.stats()
+
+    async def close(self) -> None:
+        """Give leases back, then close the local store. Close transfer engine and channel first."""
+        await self._same_host.close()
+        if self._keeper is not None:
+            await self._keeper.close()
+        if self._share is not None and self.local is not None:
+            await self._share.close()
+            await self.local.close()
+        self._values.close()

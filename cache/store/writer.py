@@ -1,0 +1,310 @@
+"""Writer: the way of a put through the homes: reserve, write, commit, and on to the next member when one cannot.
+
+The members that stand in for a home are told whose place they take, and give the block back later
+(cache/store/keeper.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cache.arena import UNCHECKED
+from cache.block import BlockKey
+from cache.homes.agreement import Content
+from cache.homes.deciding import DecidingWalk
+from cache.homes.routing import Router, Target, WriteWalk
+from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Deadlines
+from cache.store.bulk_put import BulkPut
+from cache.store.calls import HOME_ERRORS, Calls, Ticket
+from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, Job, at_each, in_pieces
+from net.transfer.engine import BULK, Op, TransferEngine
+
+BUSY_S, BUSY_MOST_S = 0.005, 0.1  # before a home is asked again that could not say yet
+
+
+class Writer:
+    """`failed(home, error)` is told of every home that does not do what was asked."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        transfer: TransferEngine,
+        router: Router,
+        deadlines: Deadlines,
+        failed: Callable[[str, Exception], None],
+        checksums: bool = True,
+    ) -> None:
+        self._calls = calls
+        self._transfer = transfer
+        self._router = router
+        self._deadlines = deadlines
+        self._failed = failed
+        self._checksums = checksums
+
+    async def publish(self, job: Job, window: int) -> None:
+        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused, and
+        what the job asked for beyond that: on_disk, pinned. Where the homes have to agree (`job.agree`) what is
+        `present` already is left alone."""
+        if not job.agree:
+            await self._go(job, window, self._router.write(job.keys))
+            return
+        left = [position for position in range(len(job.keys)) if position not in job.present]
+        await self._sum(job, left)
+        walk = DecidingWalk(self._router, job.keys, left)
+        await self._go(job, window, walk)
+        for home, positions in walk.owed.items():
+            self._calls.uneven(home, [job.keys[position] for position in positions])
+        if job.keep or job.durable:
+            await self._last_there(job)
+
+    async def _last_there(self, job: Job) -> None:
+        """Of what homes had already: wherever it is."""
+        groups: dict[str, list[int]] = {}
+        for position in sorted(job.present):
+            for home in self._router.homes(job.keys[position]):
+                groups.setdefault(home, []).append(position)
+
+        async def last(home: str, positions: list[int]) -> None:
+            try:
+                self._calls.check(home)
+                await self._last(job, home, positions)
+            except HOME_ERRORS as error:
+                self._failed(home, error)
+
+        await at_each(groups, last)
+
+    async def _last(self, job: Job, home: str, positions: list[int]) -> None:
+        """What the job asks for beyond a copy in memory."""
+        if job.keep and positions:
+            await self._keep(job, home, positions)
+        if job.durable and positions:
+            await self._make_durable(job, home, positions)
+
+    async def _go(self, job: Job, window: int, walk: WriteWalk | DecidingWalk) -> None:
+        patient_until, pause_s, busy = _now() + self._deadlines.control_s, BUSY_S, False
+
+        async def place(target: Target, positions: list[int]) -> None:
+            nonlocal busy
+            ends: dict[int, int] = {}
+            try:
+                self._calls.check(target.home)
+                await self._place(job, target, positions, window, ends)
+                full = True
+                good = (STORED,) if job.agree else (STORED, PRESENT)
+                await self._last(job, target.home, sorted(p for p, answer in ends.items() if answer in good))
+            except HOME_ERRORS as error:
+                self._failed(target.home, error)
+                full = False
+            for position in positions:
+                answer = ends.get(position)
+                if answer == WRITING and _now() < patient_until:
+                    walk.again(position, target)
+                    busy = True
+                elif answer is None or answer == WRITING:
+                    no_room = full and answer is None
+                    if no_room and target.wait:
+                        job.refused.add(position)
+                    walk.failed(position, target, full=no_room)
+                else:
+                    _note(job, position, answer, target)
+                    walk.settled(position, target, answer)
+
+        while groups := walk.wave():
+            await at_each(groups, place)
+            if busy:
+                await asyncio.sleep(pause_s)
+                pause_s, busy = min(2 * pause_s, BUSY_MOST_S), False
+
+    async def has(self, home: str, contents: Mapping[BlockKey, Content]) -> set[BlockKey]:
+        """The keys that the home has with these contents. Raises HOME_ERRORS."""
+        self._calls.check(home)
+        keys = list(contents)
+        look = await self._calls.has(home, keys, leading=False, contents=list(contents.values()))
+        return {key for key, answer in zip(keys, look.have, strict=True) if answer == 0}
+
+    async def offer(self, job: Job, home: str, window: int) -> dict[int, int]:
+        """Copies of blocks for one home that should have them; its answers by position, none where it has no room.
+        Raises HOME_ERRORS."""
+        ends: dict[int, int] = {}
+        self._calls.check(home)
+        await self._place(job, Target(home, wait=True), list(range(len(job.keys))), window, ends)
+        job.stored.update(position for position, answer in ends.items() if answer == STORED)
+        return ends
+
+    async def _place(self, job: Job, target: Target, positions: list[int], window: int, ends: dict[int, int]) -> None:
+        """`ends` gets the target's answers: STORED, or why not."""
+        bulk = self._transfer.bulk
+        if bulk.reaches(target.home) or (job.near_ask and bulk.beside(target.home)):
+            positions = await self._ask(job, target, positions, ends)
+            if not target.wait:
+                return
+        elif job.by_message(self._transfer, target.home):
+            await self._send(job, target, positions, ends)
+            return
+        while positions:
+            batch = positions[:window]
+            keys = [job.keys[position] for position in batch]
+            with self._calls.ticket(target.home) as ticket:
+                reply = await self._calls.reserve(target.home, keys, ticket, _options(job, target, batch))
+                answers = reply["slots"]
+                note_trouble(job, reply)
+                granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot >= 0]
+                ends.update((p, answer) for p, answer in zip(batch, answers, strict=False) if answer < 0)
+                if granted:
+                    await self._write(job, target, [p for p, _ in granted], [s for _, s in granted], reply, ticket)
+                ends.update((position, STORED) for position, _ in granted)
+            if target.wait and not answers:
+                return
+            positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _ask(self, job: Job, target: Target, positions: list[int], ends: dict[int, int]) -> list[int]:
+        """Over data connections, piece by piece; `ends` as above; returns those for which there is no room. What is
+        more than the first piece, or large, is not sent before the home has said that it does not have it."""
+        left: list[int] = []
+
+        async def send(some: list[int]) -> None:
+            if left:  # nor will there be for these
+                left.extend(some)
+                return
+            call = BulkPut(job, some, _options(job, target, some), self._checksums)
+            await self._calls.ask(target.home, call)
+            answers = call.answer["slots"]
+            note_trouble(job, call.answer)
+            ends.update(zip(some, answers, strict=False))
+            left.extend(some[len(answers) :])
+
+        async def part(sure: bool, some: list[int]) -> None:
+            if not sure:
+                keys, contents = [job.keys[position] for position in some], _contents(job, target, some)
+                look = await self._calls.has(target.home, keys, leading=False, contents=contents)
+                there = {position for position, answer in zip(some, look.have, strict=True) if answer == 0}
+                ends.update(dict.fromkeys(there, PRESENT))
+                some = [position for position in some if position not in there]
+            await in_pieces(len(some), job.block_bytes, lambda piece: send(some[piece]))
+
+        step = PIECE_BYTES // job.block_bytes
+        groups = {True: positions[:step], False: positions[step:]}
+        await at_each({sure: some for sure, some in groups.items() if some}, part)
+        return left
+
+    async def _send(self, job: Job, target: Target, positions: list[int], ends: dict[int, int]) -> None:
+        """Small blocks in messages; `ends` as above."""
+        window, memory = max(1, MESSAGE_BYTES // job.block_bytes), job.region.memory
+        while positions:
+            batch = positions[:window]
+            await self._sum(job, batch)
+            lengths = [job.length(position) for position in batch]
+            body = {"lengths": lengths, "checksums": [job.sums[position] for position in batch]}
+            starts = [job.offsets[position] for position in batch]
+            blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+            options = _options(job, target, batch)
+            reply = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body | options)
+            answers = list(reply["slots"])
+            note_trouble(job, reply)
+            ends.update(zip(batch, answers, strict=False))
+            if target.wait and not answers:
+                return
+            positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _write(
+        self,
+        job: Job,
+        target: Target,
+        positions: Sequence[int],
+        slots: Sequence[int],
+        reply: dict[str, Any],
+        ticket: Ticket,
+    ) -> None:
+        async def move(part: slice) -> None:
+            await self._sum(job, positions[part])
+            spans = [
+                job.span(position, slot, reply["slot_bytes"])
+                for position, slot in zip(positions[part], slots[part], strict=True)
+            ]
+            await self._transfer.submit(
+                target.home,
+                Op.WRITE,
+                job.region.name,
+                reply["region"],
+                spans,
+                timeout_s=self._deadlines.transfer_s,
+                priority=BULK,
+                epoch=reply["epoch"],
+            )
+
+        await in_pieces(len(positions), job.block_bytes, move)
+        lengths = [job.length(position) for position in positions] if job.lengths else None
+        await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
+
+    async def _keep(self, job: Job, home: str, positions: list[int]) -> None:
+        answers = await self._calls.keep(home, [job.keys[position] for position in positions])
+        job.pinned |= {position for position, answer in zip(positions, answers, strict=True) if answer == KEPT}
+        if PINS_FULL in answers:
+            job.trouble.add(f"{home} keeps as many pinned values as it may: raise its --pin-share, or unpin some")
+
+    async def _make_durable(self, job: Job, home: str, positions: list[int]) -> None:
+        durable, why = await self._calls.durable(home, [job.keys[position] for position in positions])
+        job.on_disk |= {position for position, good in zip(positions, durable, strict=True) if good}
+        if why:
+            job.trouble.add(f"{home}: {why}")
+
+    async def _sum(self, job: Job, positions: Sequence[int]) -> None:
+        """Once per block, however many homes it has."""
+        missing = [position for position in positions if position not in job.sums]
+        if not self._checksums and not (job.agree and self._router.replicas > 1):  # replicas are told apart by them
+            job.sums.update(dict.fromkeys(missing, UNCHECKED))
+            return
+        job.sums.update(zip(missing, await job.checksums(missing), strict=True))
+
+
+def _options(job: Job, target: Target, positions: Sequence[int]) -> dict[str, Any]:
+    """The data that the target gets in addition to the keys."""
+    options: dict[str, Any] = {
+        "divert": not target.wait,
+        "owner": target.owner,
+        "repair": job.repair,
+        "decide": job.agree and not target.copy,
+        "contents": _contents(job, target, positions),
+    }
+    return {name: value for name, value in options.items() if value} | about(job, positions)
+
+
+def _contents(job: Job, target: Target, positions: Sequence[int]) -> list[Content]:
+    """Of copies: of blocks whose keys say it nobody needs to know."""
+    if not (job.repair or target.copy):
+        return []
+    return [(job.sums[position], job.length(position)) for position in positions]
+
+
+def _note(job: Job, position: int, answer: int, target: Target) -> None:
+    """One home's answer into the job. Of values the home that decides says whether they are new, unless another one has
+    a value that stays instead."""
+    if answer != STORED:
+        if not target.copy or answer == OTHER:
+            job.present.add(position)
+    elif not target.copy:
+        job.stored.add(position)
+
+
+def about(job: Job, positions: Sequence[int]) -> dict[str, Any]:
+    """What homes are told of blocks: facts, one row where it is the same for all, and which are kept."""
+    if not job.facts:
+        return {}
+    chosen = job.facts if len(job.facts) == 1 else [job.facts[position] for position in positions]
+    if len(set(chosen)) == 1:
+        chosen = chosen[:1]
+    options: dict[str, Any] = {"facts": [(one.position, one.cost_s, one.service_class) for one in chosen]}
+    if any(job.kept):
+        options["kept"] = [job.kept[position] for position in positions]
+    return options
+
+
+def note_trouble(job: Job, reply: Mapping[str, Any]) -> None:
+    if trouble := reply.get("trouble"):
+        job.trouble.add(trouble)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

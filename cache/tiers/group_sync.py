@@ -1,0 +1,53 @@
+"""GroupSync: everybody who waits for the disk shares its next sync (group commit)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from net.loop.tasks import spawn
+
+log = logging.getLogger(__name__)
+
+
+class GroupSync:
+    """`sync()` blocks, in a thread of its own, and says whether everything written before is on disk."""
+
+    def __init__(self, sync: Callable[[], bool]) -> None:
+        self._sync = sync
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ssd-durable")
+        self._waiting: list[asyncio.Future[bool]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def synced(self, timeout_s: float) -> bool:
+        """Whether a sync that began after this call went well in time."""
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        if self._task is None:
+            self._task = spawn(self._run(), "durable syncs")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiter
+        except TimeoutError:
+            return False
+
+    async def _run(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            good = False
+            try:
+                good = await asyncio.get_running_loop().run_in_executor(self._thread, self._sync)
+            except Exception:  # a bug: nobody is told that anything is on disk
+                log.exception("a sync failed")
+            for waiter in group:
+                if not waiter.done():
+                    waiter.set_result(good)
+        self._task = None
+
+    async def close(self) -> None:
+        """What is under way ends first."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,97 @@
+"""Kept: blocks of a LocalStore that are never evicted, up to a limit: what programs pinned (`pin=True`).
+
+Where there is an SSD tier a kept block may leave DRAM once it is there, marked, so that the mark survives a restart.
+Until then it is held in DRAM, and without an SSD tier for as long as it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from cache.block import BlockKey
+from cache.pool.block_pool import BlockPool
+from cache.ssd import SsdTier
+from net.loop.tasks import spawn
+
+
+class Kept:
+    """At most `limit` blocks. `tier_of(key)`: where a block is, or None. `mark(key, kept)`: tell the SSD tier, in its
+    thread; whether the block is there, marked so."""
+
+    def __init__(
+        self,
+        limit: int,
+        pool: BlockPool,
+        ssd: SsdTier | None,
+        tier_of: Callable[[BlockKey], str | None],
+        mark: Callable[[BlockKey, bool], Awaitable[bool]],
+    ) -> None:
+        self.limit = limit
+        self._pool = pool
+        self._ssd = ssd
+        self._tier_of = tier_of
+        self._mark = mark
+        self._keys: set[BlockKey] = set() if ssd is None else set(ssd.kept_keys())
+        self._held: dict[BlockKey, int] = {}  # slots of those that are in DRAM only
+        self._marking: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._keys
+
+    def keep(self, key: BlockKey) -> bool:
+        """False when the limit is reached. The block is here."""
+        if key in self._keys:
+            return True
+        if len(self._keys) >= self.limit:  # some may have been lost with a damaged medium
+            self._keys = {key for key in self._keys if self._tier_of(key) is not None}
+        if len(self._keys) >= self.limit:
+            return False
+        self._keys.add(key)
+        if (slot := self._pool.lookup(key)) is not None:
+            self._pool.hold([slot])
+            self._held[key] = slot
+        self._tell(key, kept=True)
+        return True
+
+    def give_up(self, key: BlockKey) -> bool:
+        """It may be evicted again. False when it was not kept."""
+        if key not in self._keys:
+            return False
+        self.lost(key)
+        self._tell(key, kept=False)
+        return True
+
+    def lost(self, key: BlockKey) -> None:
+        """It is gone, or wrong, where it was held."""
+        self._keys.discard(key)
+        self._let_go(key)
+
+    def written(self, key: BlockKey) -> None:
+        """It is on SSD, marked."""
+        self._let_go(key)
+
+    def _let_go(self, key: BlockKey) -> None:
+        if (slot := self._held.pop(key, None)) is not None:
+            self._pool.unhold([slot])
+
+    def _tell(self, key: BlockKey, *, kept: bool) -> None:
+        if self._ssd is None:
+            return
+        task = spawn(self._told(key, kept), "marking of a pinned block")
+        self._marking.add(task)
+        task.add_done_callback(self._marking.discard)
+
+    async def _told(self, key: BlockKey, kept: bool) -> None:
+        if await self._mark(key, kept) and kept and key in self._keys:
+            self.written(key)
+
+    async def close(self) -> None:
+        """Marks under way are made; what is held is let go."""
+        if self._marking:
+            await asyncio.wait(list(self._marking))
+        for key in list(self._held):
+            self._let_go(key)

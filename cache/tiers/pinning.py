@@ -1,0 +1,123 @@
+"""Pinning: blocks of a LocalStore kept where they are while somebody reads them.
+
+A pin is a transfer reference, taken before the first await, so eviction can't touch the block; what is only on SSD is
+promoted into DRAM first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cache.block import BlockKey
+from cache.pool.admission import Admission
+from cache.pool.block_pool import BlockPool
+from cache.ssd import SsdTier
+from cache.tiers.promotion import Promotions
+from cache.tiers.slots import DramSlots, Pin
+
+LOOK_S = 0.25  # between two looks at whether the disk still answers
+
+
+class Pinning:
+    """`tier_of(key)`: where a block is, or None. `counts` gets hits and misses of DRAM."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        slots: DramSlots,
+        ssd: SsdTier | None,
+        promotions: Promotions,
+        admission: Admission,
+        tier_of: Callable[[BlockKey], str | None],
+        counts: dict[str, int],
+    ) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._ssd = ssd
+        self._promotions = promotions
+        self._admission = admission
+        self._tier_of = tier_of
+        self._counts = counts
+
+    def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
+        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
+        slots = []
+        for slot in map(self._pool.lookup, keys):
+            if slot is None:
+                return None
+            slots.append(slot)
+        self.used(keys)
+        return [self._slots.pin(slot, "dram") for slot in slots]
+
+    def used(self, keys: Sequence[BlockKey]) -> None:
+        """Hits of readers that saw the index."""
+        slots = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
+        self._pool.touch(slots)
+        for key in keys:
+            self._admission.wanted(key)
+            if self._ssd is not None:
+                self._ssd.touch(key)
+        self._counts["hits"] += len(keys)
+
+    async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
+        """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
+        the next one into. With `leading` it ends before the first that would be None."""
+        hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
+        self._pool.touch(hits)  # all before the first promotion, which should evict others
+        pins: list[Pin | None] = []
+        promotions: dict[int, asyncio.Task[bool]] = {}
+        misses = 0
+        for key in keys:
+            slot, tier = self._pool.lookup(key), "dram"
+            if slot is None:
+                promotion = self._promotions.of(key)
+                if promotion is None:
+                    misses += 1
+                    if leading or self._tier_of(key) is not None:
+                        break
+                    pins.append(None)
+                    continue
+                slot, tier = promotion.slot, "ssd"
+                promotions[len(pins)] = promotion.task
+            elif self._ssd is not None:
+                self._ssd.touch(key)
+            self._pool.hold([slot])
+            self._admission.wanted(key)
+            pins.append(self._slots.pin(slot, tier))
+        self._counts["hits"] += sum(pin is not None for pin in pins) - len(promotions)
+        self._counts["misses"] += len(promotions) + misses
+        return await self._arrived(pins, promotions, leading) if promotions else pins
+
+    async def _arrived(
+        self, pins: list[Pin | None], promotions: dict[int, asyncio.Task[bool]], leading: bool
+    ) -> list[Pin | None]:
+        """`pins` once their promotions (by position) are over; those that failed are None, or end the run."""
+        run = len(pins)
+        try:
+            waiting = set(promotions.values())
+            while (
+                waiting and self._ssd is not None and self._ssd.readable
+            ):  # a disk that stands still is not waited for
+                _, waiting = await asyncio.wait(waiting, timeout=LOOK_S)
+            for position in sorted(promotions):
+                pin, task = pins[position], promotions[position]
+                assert pin is not None
+                if task.done() and task.result():
+                    pins[position] = self._slots.pin(pin.slot, pin.tier)
+                elif leading:
+                    run = position
+                    break
+                else:
+                    pins[position] = None
+                    self.unpin([pin.slot])
+        except BaseException:  # the caller gave up: it gets no pins to give back
+            run = 0
+            raise
+        finally:
+            self.unpin([pin.slot for pin in pins[run:] if pin is not None])
+        return pins[:run]
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        """Give back one reference on each."""
+        self._pool.unhold(slots)

@@ -1,0 +1,118 @@
+"""Reservations: slots on their way to being blocks, which enter in two steps: their bytes arrive in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from cache.arena import Arena
+from cache.block import BlockKey
+from cache.pool.admission import Admission
+from cache.pool.block_pool import BlockPool, OutOfBlocks
+from cache.pool.policy import OBJECTS, PLAIN, Facts
+from cache.tiers.slots import DramSlots
+from cache.tiers.write_behind import WriteBehind
+
+
+class NoSpace(Exception):
+    """Every slot is in use, reserved, or waits for its SSD write."""
+
+
+class Reservations:
+    """In the DRAM of a LocalStore. `tier_of(key)`: where a block is, or None. `displace(key)`: another content is about
+    to take its place; whether it was kept. `counts` gets writes and refused."""
+
+    def __init__(
+        self,
+        arena: Arena | None,
+        pool: BlockPool,
+        slots: DramSlots,
+        behind: WriteBehind | None,
+        admission: Admission,
+        tier_of: Callable[[BlockKey], str | None],
+        displace: Callable[[BlockKey], bool],
+        counts: dict[str, int],
+    ) -> None:
+        self._arena = arena
+        self._pool = pool
+        self._slots = slots
+        self._behind = behind
+        self._admission = admission
+        self._tier_of = tier_of
+        self._displace = displace
+        self._counts = counts
+        self._reserved: dict[int, tuple[BlockKey, Facts, bool, bool]] = {}  # with `keep` and `over` of `reserve`
+        self._incoming: set[BlockKey] = set()  # the keys in _reserved
+        self._ended = asyncio.Event()  # set, and a new one made, whenever a reservation ends
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def arriving(self, key: BlockKey) -> bool:
+        """Somebody is writing it now."""
+        return key in self._incoming
+
+    def reserve(
+        self,
+        key: BlockKey,
+        facts: Facts | None = None,
+        *,
+        copy: bool = False,
+        keep: bool = False,
+        over: bool = False,
+    ) -> int | None:
+        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
+        admission refuses it, which it may only when `facts` say that it is KV and could be computed again, and when it
+        is no `copy` of what another node has. `keep`: what `commit` will return. With `over` what is here stays until
+        the commit, and then goes. Raises NoSpace; `wait_for_room` may help."""
+        self._admission.wanted(key)
+        if key in self._incoming or (not over and self._tier_of(key) is not None):
+            return None
+        refusable = facts is not None and facts.service_class != OBJECTS.service_class and not copy
+        victim = self._pool.next_victim(facts) if facts is not None and refusable else None
+        if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
+            self._counts["refused"] += 1
+            return None
+        try:
+            slot = self._pool.allocate_for(facts or PLAIN)
+        except OutOfBlocks as error:
+            raise NoSpace(str(error)) from None
+        self._reserved[slot] = (key, facts or PLAIN, keep, over)
+        self._incoming.add(key)
+        return slot
+
+    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool:
+        """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
+        on. Returns whether it is to be kept: `keep` of the reservation, or what it replaces was kept. Raises ValueError
+        without a reservation or for an impossible length."""
+        reserved, facts, keep, over = self._reserved.get(slot, (None, PLAIN, False, False))
+        if self._arena is None or reserved != key:
+            raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
+        length = self._arena.slot_bytes if nbytes == -1 else nbytes
+        if not 0 < length <= self._arena.slot_bytes:
+            raise ValueError(f"a block of {length} bytes does not fit a slot of {self._arena.slot_bytes}")
+        if over:
+            keep = self._displace(key) or keep
+        self._slots.fill(slot, block_checksum, length, facts)
+        self._pool.name(slot, key, facts)
+        self._counts["writes"] += 1
+        if self._behind is not None:
+            self._pool.hold([slot])
+            self._behind.add(key, slot)
+        self.abandon(slot)
+        return keep
+
+    def abandon(self, slot: int) -> None:
+        """Give the reservation of `slot` back. Raises KeyError without one."""
+        self._incoming.remove(self._reserved.pop(slot)[0])
+        self._pool.release([slot])
+        self._ended.set()
+        self._ended = asyncio.Event()
+
+    async def settled(self, keys: Iterable[BlockKey], timeout_s: float) -> None:
+        """Until nobody is writing one of these, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._incoming.isdisjoint(keys):
+                    await self._ended.wait()

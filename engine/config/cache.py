@@ -1,0 +1,167 @@
+"""The part of Config that says where KV is kept, in what form, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache.pool.admission import admissions
+from cache.pool.policies import policies
+from engine.config.field import flag
+from engine.config.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig(ModelConfig):
+    block_size: int = flag(
+        16,
+        "cache",
+        "tokens per KV block, the unit of allocation, hashing, transfer and storage; all nodes of a cluster use the "
+        "same size",
+        unit="tokens",
+        least=1,
+        most=4096,
+    )
+    kv_cache_dtype: str = flag(
+        "auto",
+        "cache",
+        "KV element type in the arena, in transfers between nodes and in the pool; auto = the cluster's type if it "
+        "is quantized, otherwise --dtype; fp8 (e4m3) and int8 have one scale per token and head, hold nearly twice "
+        "the tokens of bfloat16, and lose precision",
+        ("auto", "float32", "bfloat16", "float16", "fp8", "int8"),
+    )
+    kv_cache_bytes: int = flag(
+        -1,
+        "cache",
+        "size of the engine's KV arena; auto = on a CPU 1/8 of free memory, at most 2G; on a GPU as "
+        "--gpu-memory-utilization says",
+        least=1,
+        auto=-1,
+    )
+    prefault: bool = flag(
+        True,
+        "cache",
+        "touch all pages of the arenas while the node is idle, so that requests do not have to; leaves a quarter of "
+        "the RAM free",
+    )
+    gpu_memory_utilization: float = flag(
+        0.9, "cache", "share of GPU memory for weights and KV when --kv-cache-bytes is auto", least=0.01, most=1.0
+    )
+    enable_prefix_caching: bool = flag(True, "cache", "reuse KV of equal prefixes, from any tier")
+    prefix_fetch: str = flag(
+        "auto",
+        "cache",
+        "load prefixes from lower tiers and other nodes: auto = when a fetch is faster than computing them",
+        ("auto", "always", "never"),
+    )
+    dram_bytes: int = flag(
+        -1,
+        "cache",
+        "DRAM share of the pooled store; auto = 1G (at most 1/4 of free memory) with role store or --ssd-path, "
+        "otherwise 0",
+        least=0,
+        auto=-1,
+    )
+    eviction: str = flag(
+        "lru",
+        "cache",
+        "order in which the KV arena, DRAM and SSD evict unused blocks, or your own policy: FILE.py:NAME",
+        tuple(policies),
+        file=True,
+    )
+    cache_admission: str = flag(
+        "always",
+        "cache",
+        "which new blocks may replace others in a full DRAM share, or your own policy: FILE.py:NAME; unless this is "
+        "always, an engine also offers the blocks again that it reuses from its own arena",
+        tuple(admissions),
+        file=True,
+    )
+    cache_shares: str = flag(
+        "none",
+        "cache",
+        "parts of the KV arena, DRAM and SSD tier that belong to a class, which lends what it does not use; values "
+        "and objects that programs store have class objects: interactive=0.6,objects=0.1",
+        unit="CLASS=SHARE,...",
+    )
+    pool_dtype: str = flag(
+        "auto",
+        "cache",
+        "KV element type in the pooled store and in transfers to and from it; auto = the cluster's type, otherwise "
+        "as in the KV arena; fp8 (e4m3) and int8 have one scale per head, move half the bytes of bfloat16, and lose "
+        "precision",
+        ("auto", "fp8", "int8"),
+    )
+    wire_dtype: str = flag(
+        "auto",
+        "cache",
+        "KV element type in transfers from prefill to decode nodes; auto = the cluster's type, otherwise as in the KV "
+        "arena; fp8 (e4m3) and int8 have one scale per head and block, move half the bytes of bfloat16, and lose as "
+        "much precision as a quantized pool; all nodes of a cluster use the same type",
+        ("auto", "fp8", "int8"),
+    )
+    kv_staging_bytes: int = flag(
+        -1,
+        "cache",
+        "size of each buffer for encoded blocks with --pool-dtype or --wire-dtype: one for blocks to the pool, one for "
+        "blocks from it, one for KV to decode nodes; a node does not load a prefix layer by layer if two of its layers "
+        "take more than half a buffer; auto = 16M, or 4 blocks if they are larger",
+        least=1,
+        auto=-1,
+    )
+    block_checksums: bool = flag(
+        True,
+        "cache",
+        "compute a checksum when a pooled block is put, and compare it at every get; off = compare only reads from SSD",
+    )
+    prefetch: str = flag(
+        "wait",
+        "cache",
+        "how long a request waits for a prefix that is loading: wait = until it arrives; timeout = for "
+        "--prefetch-timeout-ms; best-effort = while other requests keep the node busy",
+        ("wait", "timeout", "best-effort"),
+    )
+    prefetch_timeout_ms: int = flag(200, "cache", "maximum wait with --prefetch timeout", least=1)
+    ssd_path: str | None = flag(
+        None, "cache", "directory of the SSD tier, a separate one for each node; none = no SSD tier"
+    )
+    ssd_bytes: int = flag(4 << 30, "cache", "size of the SSD tier on disk", least=1 << 20)
+    ssd_backend: str = flag(
+        "lmdb",
+        "cache",
+        "storage of the SSD tier: lmdb = an LMDB file; file = one preallocated file that bypasses the page cache",
+        ("lmdb", "file"),
+    )
+    value_bytes: int = flag(
+        1 << 20, "cache", "size of the largest value, and of a slot of the store, with --model none", least=64
+    )
+    ssd_sync_ms: int = flag(
+        1000,
+        "cache",
+        "interval between syncs of the SSD tier, which bounds what a power failure loses; 0 = sync at each write",
+        least=0,
+    )
+    pin_share: float = flag(
+        0.25,
+        "cache",
+        "part of this node's share (of its SSD tier if it has one, otherwise of its DRAM) that values stored with "
+        "pin=True may use; 0 = none",
+        least=0.0,
+        most=0.9,
+    )
+    replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
+    store_timeout_ms: int = flag(
+        3000,
+        "cache",
+        "maximum wait for an answer from the home of pooled blocks; after that the node asks another replica, or "
+        "counts a miss",
+        least=100,
+    )
+    repair_limit_bytes: int = flag(
+        256 << 20,
+        "cache",
+        "maximum bytes per second that this node moves to their right homes after joins and losses; 0 = no limit",
+        least=0,
+    )
+    leave_ms: int = flag(
+        2000, "cache", "maximum time in which a stopping node hands its pooled blocks to other nodes", least=0
+    )

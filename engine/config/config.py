@@ -1,0 +1,259 @@
+"""One frozen Config for a node; its flags are generated from its fields in engine/config/flags.py.
+
+vLLM's spelling wherever vLLM has the flag. Units are in the names. 'auto' and None are resolved once, by
+`engine.config.resolve`, into a new Config, which is printed at start and written into every result file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config.cache import CacheConfig
+from engine.config.field import flag
+from engine.config.model import EMBEDDED_MODEL
+from net.transfer.engine import transports
+from sched.classes import CLASSES, ServiceClass, spell, with_objectives
+from sched.placement.table import placements
+from sched.queueing import queue_orders
+from sched.rejection import rejections
+
+__all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
+
+NO_MODEL = "none"
+"""Instead of a model: a store node that keeps values of --value-bytes for any client."""
+
+ROLES = ("prefill", "decode", "store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(CacheConfig):
+    """Everything a node is told at start: the node and its model (ModelConfig), where KV is kept (CacheConfig), and the
+    cluster. Raises nothing: `engine.config.flags` and `engine.config.resolve` validate."""
+
+    # --- scheduling
+    placement: str = flag(
+        "mooncake",
+        "scheduling",
+        "how to choose prefill and decode nodes: mooncake = Algorithm 1 over a shortlist of nodes that it asks; "
+        "mooncake-central-greedy = over all nodes, like the paper's Conductor; mooncake-learned = mooncake "
+        "corrected by measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
+        tuple(placements),
+        file=True,
+    )
+    kvcache_balancing_threshold: float = flag(
+        1.5,
+        "scheduling",
+        "placement considers a fetch only if the pool's prefix is longer than the node's own prefix by this factor",
+        unit="ratio",
+        least=1.0,
+    )
+    prefix_intents: bool = flag(
+        True, "scheduling", "announce a new prefix before computing it, so that a burst of requests computes it once"
+    )
+    rejection: str = flag(
+        "none",
+        "scheduling",
+        "which requests get 429 before queues are full: none; stage-load = each stage rejects by its own load; "
+        "early = by the load of both stages at arrival; predicted = at arrival, by the predicted decode load",
+        tuple(rejections),
+    )
+    slo: str = flag(
+        spell(CLASSES),
+        "scheduling",
+        "target time to first token (ttft) and between tokens (tbt) of each class, in seconds, for --rejection and "
+        "--queue-order; values that you leave out keep their defaults; give all nodes the same targets",
+        unit="CLASS:ttft=S,tbt=S;...",
+    )
+    slo_scale: float = flag(1.0, "scheduling", "factor on the targets of --slo for --rejection", least=0.001)
+    calibration_ms: int = flag(
+        500,
+        "scheduling",
+        "time at start for test steps that measure the speed of this machine for the estimates; 0 = learn from "
+        "requests",
+        least=0,
+    )
+    first_role: str = flag(
+        "both",
+        "scheduling",
+        "what a node with roles prefill and decode accepts: both, or one of them at first; it switches when the "
+        "other stage needs more nodes",
+        ("both", "prefill", "decode"),
+    )
+    role_change_hold_ms: int = flag(
+        15_000,
+        "scheduling",
+        "time for which a stage must need nodes before a node of --first-role switches; the cluster waits twice "
+        "this time between two switches, and each node waits eight times as long between its own",
+        least=1,
+    )
+    queue_order: str = flag(
+        "edf",
+        "scheduling",
+        "order of waiting prompts: fcfs = first come, first served; edf = earliest deadline of the class; srpt = "
+        "shortest first, with aging; weighted-fair = shares by class",
+        tuple(queue_orders),
+    )
+
+    # --- transfer
+    transport: str = flag(
+        "auto",
+        "transfer",
+        "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp",
+        ("auto", *transports),
+    )
+    rail_limit: int = flag(
+        0,
+        "transfer",
+        "maximum bytes per second of the transfers that this node submits, to study overlap; 0 = no limit",
+        unit="bytes/s",
+        least=0,
+    )
+    tcp_connections: int = flag(
+        2,
+        "transfer",
+        "number of connections to each peer for TCP transfers, and as many again for urgent transfers",
+        least=1,
+    )
+    tcp_busy_poll_us: int = flag(
+        100,
+        "transfer",
+        "maximum time for which the event loop polls for the next bytes of a TCP transfer instead of sleeping; it "
+        "polls only while that saves time; 0 = always sleep",
+        unit="us",
+        least=0,
+        most=10_000,
+    )
+    tcp_congestion: str = flag(
+        "auto",
+        "transfer",
+        "congestion control of the TCP connections that carry KV; auto = reno within a host, the kernel's default "
+        "between hosts",
+    )
+    kv_transfer: str = flag(
+        "push",
+        "transfer",
+        "which side moves a prompt's KV: push = the prefill node writes it to the decode node; pull = the decode "
+        "node reads it",
+        ("push", "pull"),
+    )
+    kv_overlap: str = flag(
+        "layer",
+        "transfer",
+        "when to move a prompt's KV: layer = each layer while the node computes the next; chunk = after each chunk "
+        "of the prompt; none = at its end. With layer, a cached prefix also loads while the node uses it, if no "
+        "other request has to wait for that",
+        ("layer", "chunk", "none"),
+    )
+    rdma_devices: str = flag(
+        "auto",
+        "transfer",
+        "RDMA devices in the order of the rails, joined by commas; the first devices of all nodes form one rail; "
+        "auto = all devices",
+        unit="names",
+    )
+    rdma_gid_index: int = flag(
+        -1,
+        "transfer",
+        "GID index of the RDMA devices (show_gids lists them); auto = RoCE v2 over IPv4 if available",
+        unit="index",
+        least=0,
+        most=255,
+        auto=-1,
+    )
+    rdma_plaintext: bool = flag(
+        False,
+        "transfer",
+        "allow KV over RDMA, which neither encrypts nor authenticates it, although --cluster-key-file is set; off = "
+        "use TCP, which does both",
+    )
+    topology_file: str | None = flag(
+        None,
+        "transfer",
+        "file that says which RDMA devices are close to which memory and which form one rail "
+        "(net/transfer/common/topology.py); none = read sysfs",
+    )
+
+    # --- api
+    api_key: str | None = flag(None, "api", "key that clients must send as 'Authorization: Bearer KEY'; none = open")
+    record_trace: str | None = flag(
+        None,
+        "api",
+        "append each request that this node accepted to this file when it ends, as one line in Mooncake's trace "
+        "format: times, lengths, and numbers for blocks of 512 tokens; no text",
+        unit="file",
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "api",
+        "OpenTelemetry collector (OTLP over HTTP, http://HOST:4318) that gets the timeline of each request this "
+        "node accepted, as one trace over all its nodes; a client's traceparent continues that client's trace; "
+        "needs the extra otlp",
+        unit="url",
+    )
+    api_key_file: str | None = flag(
+        None,
+        "api",
+        "file with more keys of clients, one per line, reread when it changes; a joining node sends --api-key, or "
+        "if that is not set the first of these; none = only --api-key",
+        unit="file",
+    )
+    allowed_origins: str | None = flag(
+        None,
+        "api",
+        "other web origins whose pages may call this node from a browser (CORS), joined by commas, * = all; none = "
+        "no other origin",
+        unit="origins",
+    )
+    rate_limit: float = flag(
+        0.0,
+        "api",
+        "maximum POST requests per second and key (without keys: per address); further requests get 429; 0 = no limit",
+        least=0,
+    )
+    max_connections: int = flag(
+        4096,
+        "api",
+        "maximum number of open HTTP connections; a new connection replaces an idle one, or gets 503 if all are "
+        "busy, except for /health",
+        least=1,
+    )
+    read_timeout_ms: int = flag(30_000, "api", "maximum wait for the head of a request, and for its body", least=100)
+    max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
+    max_answer_logprobs: int = flag(
+        250_000,
+        "api",
+        "maximum number of log probabilities in one answer that is not streamed: tokens x choices x (1 + "
+        "alternatives); requests for more get 400",
+        unit="values",
+        least=1000,
+    )
+    max_header_bytes: int = flag(
+        16 << 10, "api", "longest request line, and longest header; longer ones get 400", least=1024, most=1 << 20
+    )
+    request_timeout_ms: int = flag(
+        600_000, "api", "maximum lifetime of a request; the node aborts it after that", least=1
+    )
+    role_wait_ms: int = flag(
+        30_000,
+        "api",
+        "how long a new request waits for a node of a missing role before it gets 503; a request that has begun "
+        "waits until --request-timeout-ms",
+        least=0,
+    )
+    drain_timeout_ms: int = flag(
+        5000,
+        "api",
+        "how long requests in progress may continue after SIGTERM or Ctrl-C; a second signal ends them",
+        least=0,
+    )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles in canonical order, 'mixed' spelt out."""
+        named = {part.strip() for part in self.role.split(",")}
+        return ROLES if "mixed" in named else tuple(role for role in ROLES if role in named)
+
+    @property
+    def classes(self) -> dict[str, ServiceClass]:
+        """The service classes with the objectives of --slo, which `engine.config.flags` has checked."""
+        return with_objectives(self.slo)

@@ -1,0 +1,60 @@
+"""Flags that cannot work together, whatever the machine and the model: the message for each. Pure.
+
+What depends on the model or the machine is refused by engine/config/resolve.py, what needs a look at devices by
+engine/node/node.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.config import NO_MODEL, Config
+
+BOTH = {"prefill", "decode"}
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """Of a Config whose roles are known to be right. Each message is one line and names the flag to change.
+
+    A flag that means nothing to a role is no contradiction: a launcher gives all nodes of a cluster the same flags."""
+    roles = set(config.roles)
+    if config.model == NO_MODEL and config.roles != ("store",):
+        yield f"--model none keeps values and computes nothing: it needs --role store, not {config.role}"
+    if config.host in ("0.0.0.0", "::"):
+        yield f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
+    if config.port and config.port == config.control_port:
+        yield f"--port and --control-port are both {config.port}: the HTTP API and the other nodes need one each"
+    if config.join is not None and _is(config.join, config.host, config.port):
+        yield f"--join {config.join} is this node itself: name another node, or leave it out to start a cluster"
+    if config.first_role != "both" and len(roles & BOTH) == 1:
+        yield (
+            f"--first-role {config.first_role}: a node of --role {config.role} cannot change over; "
+            "give --role mixed or prefill,decode"
+        )
+    if config.prompt_lookup_min > config.prompt_lookup_max:
+        yield f"--prompt-lookup-min {config.prompt_lookup_min} exceeds --prompt-lookup-max {config.prompt_lookup_max}"
+    if (config.speculative_method == "draft") != (config.speculative_model is not None):
+        yield "--speculative-method draft and --speculative-model go together: give both or neither"
+    if config.batching_policy == "mixed" and config.prefill_chunk_tokens > config.max_num_batched_tokens:
+        yield (
+            f"--prefill-chunk-tokens {config.prefill_chunk_tokens} exceeds --max-num-batched-tokens "
+            f"{config.max_num_batched_tokens}: a step has no room for a chunk"
+        )
+    if config.weights_from_store and config.tensor_parallel_size > 1:
+        yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
+    if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
+        yield (
+            "--transport rdma moves KV unencrypted, --cluster-key-file is given: --transport auto (sealed TCP between "
+            "hosts), or --rdma-plaintext for a network you trust"
+        )
+    if config.transport in ("shm", "tcp") and config.rdma_devices != "auto":
+        yield f"--rdma-devices {config.rdma_devices}: --transport {config.transport} uses none; give --transport auto"
+    if config.model == NO_MODEL and 0 <= config.dram_bytes < config.value_bytes:
+        yield f"--dram-bytes {config.dram_bytes} holds no value of --value-bytes {config.value_bytes}; give more"
+    for origin in (config.allowed_origins or "*").split(","):
+        if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
+            yield f"--allowed-origins {origin.strip()!r}: an origin is http://HOST[:PORT] or https://HOST[:PORT], or *"
+
+
+def _is(address: str, host: str, port: int) -> bool:
+    return port != 0 and address in (f"{host}:{port}", f"[{host}]:{port}", f"http://{host}:{port}")

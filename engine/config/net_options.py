@@ -1,0 +1,85 @@
+"""From a Config to what net/ is made with: transports, their options, the cluster key, the API keys."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.config.config import Config
+from engine.config.flags import UsageError
+from net.channel import congestion
+from net.channel.cluster_key import ClusterKey, KeyFileError
+from net.http.common.keys import ApiKeyFileError, ApiKeys, key_to_send
+from net.transfer.engine import transports
+from net.transfer.rdma import places
+
+TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
+
+
+def rdma_devices(config: Config) -> list[str]:
+    """Empty: all there are."""
+    return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
+
+
+def sealed_only(config: Config) -> bool:
+    """Whether bytes may leave this host only encrypted, which those of RDMA are not."""
+    return config.cluster_key_file is not None and not config.rdma_plaintext
+
+
+def transport_options(config: Config) -> dict[str, dict[str, Any]]:
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file or
+    --tcp-congestion."""
+    try:
+        overrides = places.overrides(config.topology_file)
+        congestion.check(config.tcp_congestion)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
+    rdma = {
+        "devices": rdma_devices(config),
+        "gid_index": gid_index,
+        "overrides": overrides,
+        "sealed_only": sealed_only(config),
+    }
+    tcp = {
+        "connections": config.tcp_connections,
+        "busy_poll_us": config.tcp_busy_poll_us,
+        "congestion": config.tcp_congestion,
+    }
+    return {"rdma": rdma, "tcp": tcp}
+
+
+def open_cluster_key(config: Config) -> ClusterKey | None:
+    """The same one for every caller of this process. Raises UsageError."""
+    if config.cluster_key_file is None:
+        return None
+    try:
+        return _open(Path(config.cluster_key_file))
+    except KeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
+@cache
+def _open(path: Path) -> ClusterKey:
+    return ClusterKey(path)
+
+
+def api_key(config: Config) -> str | None:
+    """What this node sends to the node it joins. Raises UsageError."""
+    try:
+        return key_to_send(config.api_key, _key_file(config))
+    except ApiKeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
+def api_keys(config: Config) -> ApiKeys:
+    """Those that this node accepts. Raises UsageError."""
+    try:
+        return ApiKeys(config.api_key, _key_file(config))
+    except ApiKeyFileError as error:
+        raise UsageError(str(error)) from None
+
+
+def _key_file(config: Config) -> Path | None:
+    return None if config.api_key_file is None else Path(config.api_key_file).expanduser()

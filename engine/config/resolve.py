@@ -1,0 +1,343 @@
+"""'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
+
+Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Ten fields may stay
+'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
+`weight_cache` (the user's), `attention_backend` and `cpu_level` (measured when the
+model is loaded: attention.choose), `transport` (chosen anew for every peer),
+`prefix_fetch` (for every prefix), `rdma_devices` (those there are when a peer first asks), `speculative_length` (for
+every step), `tcp_congestion` (for every peer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
+from engine.config.config import NO_MODEL, Config
+from engine.config.flags import UsageError
+from engine.config.machine import Gpu, Machine
+
+MiB = 1 << 20
+GiB = 1 << 30
+
+CPU_KV_BYTES = 2 * GiB
+"""KV of ~90k tokens of the embedded model in bfloat16; more would starve a laptop's other programs."""
+
+DRAM_SHARE_BYTES = GiB
+
+KV_STAGING_BYTES = 16 * MiB
+
+GPU_RESERVE_BYTES = GiB
+"""Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
+
+OTHER_FILES = 256
+"""Open files of a node beside the connections of its clients: those to its peers, logs, weights, the SSD tier."""
+
+RANK_RESERVE_BYTES = GiB
+"""The same with several GPUs, besides: NCCL's buffers, and rank 0's context on every other GPU."""
+
+
+class ModelSizes(Protocol):
+    """What is asked of a model's configuration (engine/model/model_config.py)."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    def indivisible(self, ranks: int) -> str | None:
+        """Why tensor parallelism cannot split it over so many ranks; None if it can."""
+
+
+def resolve(
+    config: Config,
+    model: ModelSizes,
+    machine: Machine,
+    suffix: str,
+    cluster: Mapping[str, Any] | None = None,
+    draft: ModelSizes | None = None,
+) -> Config:
+    """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
+    of the node to join: a joiner adopts its dtype of KV, because block keys are rooted in it; `draft` is the draft
+    model's configuration, if there is one. Raises UsageError."""
+    device = _device(config, machine)
+    if _runs_model(config):
+        _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
+    dtype = _dtype(config, machine, device, cluster)
+    kv_dtype = _kv_dtype(config, model, dtype, cluster)
+    config = replace(
+        config,
+        pool_dtype=_encoding("--pool-dtype", config.pool_dtype, kv_dtype, cluster),
+        wire_dtype=_encoding("--wire-dtype", config.wire_dtype, kv_dtype, cluster),
+    )
+    for flag, encoding in (("--pool-dtype", config.pool_dtype), ("--wire-dtype", config.wire_dtype)):
+        if device == "cuda" and encoding != kv_dtype:
+            raise UsageError(f"{flag} {encoding}: only a CPU encodes blocks; use --device cpu, or leave it on auto")
+    shape = geometry(config, model, kv_dtype)
+    block_bytes = shape.block_bytes
+    kv_bytes = _kv_cache_bytes(config, model, machine, device, dtype) // block_bytes * block_bytes
+    resolved = replace(
+        config,
+        node_id=f"{config.role.replace(',', '+')}-{suffix}" if config.node_id == "auto" else config.node_id,
+        served_model_name=_model_name(config),
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        num_threads=config.num_threads or machine.num_cpus,
+        max_connections=_max_connections(config, machine),
+        tbt_budget_ms=config.tbt_budget_ms or 1000 * min(one.tbt_s for one in config.classes.values()),
+        kv_cache_bytes=kv_bytes,
+        dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
+        kv_staging_bytes=_kv_staging_bytes(config, shape),
+    )
+    resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
+    check_memory(resolved, machine)
+    check_disk(resolved, machine)
+    return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
+
+
+def check_memory(config: Config, machine: Machine) -> None:
+    """Raises UsageError for arenas larger than the memory that there is. `auto` counts for nothing."""
+    flags = {
+        "--kv-cache-bytes": 0 if config.device == "cuda" else config.kv_cache_bytes,
+        "--speculative-kv-bytes": 0 if config.device == "cuda" else config.speculative_kv_bytes,
+        "--dram-bytes": config.dram_bytes,
+    }
+    given = {flag: number for flag, number in flags.items() if number > 0}
+    if (wanted := sum(given.values())) > machine.total_bytes:
+        named = " + ".join(f"{flag} {number}" for flag, number in given.items())
+        raise UsageError(
+            f"{named}: {wanted // MiB} MiB, and this machine (or its cgroup) has {machine.total_bytes // MiB} MiB; "
+            "give less, or leave them on auto"
+        )
+    if machine.gpu is not None and config.device == "cuda":
+        there = machine.gpu.total_bytes * config.tensor_parallel_size
+        if config.kv_cache_bytes > there:
+            raise UsageError(
+                f"--kv-cache-bytes {config.kv_cache_bytes}: {config.kv_cache_bytes // MiB} MiB, and the GPUs of this "
+                f"node have {there // MiB} MiB; give less, or leave it on auto"
+            )
+
+
+def check_disk(config: Config, machine: Machine) -> None:
+    """Raises UsageError for an SSD tier larger than its disk."""
+    if config.ssd_path is not None and config.ssd_bytes > machine.disk_bytes:
+        raise UsageError(
+            f"--ssd-bytes {config.ssd_bytes}: {config.ssd_bytes // MiB} MiB, and the disk of --ssd-path "
+            f"{config.ssd_path} has {machine.disk_bytes // MiB} MiB; give less"
+        )
+
+
+def _max_connections(config: Config, machine: Machine) -> int:
+    """As many as this process may have, if that is less: each is an open file. Raises UsageError when there is no
+    room for one."""
+    room = machine.max_files - OTHER_FILES
+    if room < 1:
+        raise UsageError(
+            f"--max-connections {config.max_connections}: this process may have {machine.max_files} open files, and "
+            f"needs {OTHER_FILES} beside its clients' connections; raise the limit (ulimit -n)"
+        )
+    return min(config.max_connections, room)
+
+
+def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
+    """Shape of this node's KV blocks."""
+    sizes = model.num_layers, model.num_kv_heads, model.head_size, config.block_size
+    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype)
+
+
+def identity(config: Config, geometry: BlockGeometry, root: str) -> dict[str, Any]:
+    """What nodes compare before they share KV: `theirs` of `disagreement`. root: hex."""
+    return {
+        "model": config.served_model_name,
+        "root": root,
+        "block_size": config.block_size,
+        "dtype": geometry.dtype,
+        "pool_dtype": config.pool_dtype,
+        "wire_dtype": config.wire_dtype,
+    }
+
+
+def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
+    """Why a resolved `config` with the root key `root` (hex) and a node that says `theirs` cannot share KV, with the
+    remedy; None if they can. `theirs` has model, block_size, dtype, pool_dtype and wire_dtype (of the KV) and root, as
+    GET /cluster does; a node of another version may lack one."""
+    if lacking := {"model", "block_size", "dtype", "pool_dtype", "wire_dtype", "root"} - set(theirs):
+        return f"the other side does not say its {', '.join(sorted(lacking))}: it is of another version of Mooncake"
+    if theirs["block_size"] != config.block_size:
+        return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
+    if theirs["dtype"] != config.kv_cache_dtype:
+        quantized = theirs["dtype"] in encodings or config.kv_cache_dtype in encodings
+        flag = "--kv-cache-dtype" if quantized else "--dtype"
+        return f"the cluster keeps KV in {theirs['dtype']}, not {config.kv_cache_dtype}; pass {flag} {theirs['dtype']}"
+    if theirs["pool_dtype"] != config.pool_dtype:
+        return f"the cluster has --pool-dtype {theirs['pool_dtype']}, not {config.pool_dtype}; give this node the same"
+    if theirs["wire_dtype"] != config.wire_dtype:
+        return f"the cluster has --wire-dtype {theirs['wire_dtype']}, not {config.wire_dtype}; give this node the same"
+    if theirs["root"] != root:
+        return (
+            f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
+            "start this node with the same model"
+        )
+    return None
+
+
+def _runs_model(config: Config) -> bool:
+    return "prefill" in config.roles or "decode" in config.roles
+
+
+def _check_ranks(ranks: int, model: ModelSizes, gpu: Gpu | None) -> None:
+    """gpu: None = on the CPU."""
+    if reason := model.indivisible(ranks):
+        raise UsageError(f"--tensor-parallel-size {ranks}: {reason}")
+    if gpu is not None and ranks > gpu.count:
+        raise UsageError(
+            f"--tensor-parallel-size {ranks}: every rank needs its own GPU, and torch sees {gpu.count} here; "
+            "give as many or fewer, or --device cpu"
+        )
+
+
+def _device(config: Config, machine: Machine) -> str:
+    if config.device == "cuda" and machine.gpu is None and _runs_model(config):
+        raise UsageError("--device cuda: torch sees no NVIDIA GPU here; use --device cpu, or install a CUDA build")
+    if config.device == "auto":
+        return "cuda" if machine.gpu and _runs_model(config) else "cpu"
+    return config.device
+
+
+def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, Any] | None) -> str:
+    if config.model == NO_MODEL:
+        return "bfloat16"  # as engine.checkpoint.model_source.no_model counts
+    if config.dtype != "auto":
+        return config.dtype
+    if cluster is not None and cluster["dtype"] not in encodings:
+        return str(cluster["dtype"])
+    native = machine.gpu.bfloat16 if device == "cuda" and machine.gpu else machine.bfloat16
+    return "bfloat16" if native else "float32"
+
+
+def _kv_dtype(config: Config, model: ModelSizes, dtype: str, cluster: Mapping[str, Any] | None) -> str:
+    """As told, or quantized as in the cluster to be joined, or as the model computes."""
+    wanted = config.kv_cache_dtype
+    if wanted == "auto":
+        wanted = str(cluster["dtype"]) if cluster is not None and cluster["dtype"] in encodings else dtype
+    if wanted in encodings and model.head_size * config.block_size % SCALE_BYTES:
+        raise UsageError(
+            f"--kv-cache-dtype {wanted}: scales lie behind the codes of {config.block_size} tokens of "
+            f"{model.head_size} elements, no multiple of {SCALE_BYTES}; give --block-size {SCALE_BYTES} or a multiple"
+        )
+    return wanted
+
+
+def _encoding(flag: str, wanted: str, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
+    """What a flag that is `wanted` means: as told, or as the cluster to be joined, or as the arena. Blocks of a
+    quantized arena stay as they are."""
+    if kv_dtype in encodings:
+        if wanted not in ("auto", kv_dtype):
+            where = "the pool keeps" if flag == "--pool-dtype" else "decode nodes get"
+            raise UsageError(
+                f"{flag} {wanted}: with --kv-cache-dtype {kv_dtype} {where} the arena's blocks as they are; leave out "
+                "one of the two"
+            )
+        return kv_dtype
+    if wanted != "auto":
+        return wanted
+    name = flag.removeprefix("--").replace("-", "_")
+    return kv_dtype if cluster is None else str(cluster.get(name, kv_dtype))
+
+
+def _kv_staging_bytes(config: Config, shape: BlockGeometry) -> int:
+    """Room for two calls at once, of one block at least and as much again."""
+    least, wanted = 4 * shape.encoded_bytes, config.kv_staging_bytes
+    if wanted == -1:
+        return max(KV_STAGING_BYTES, least)
+    if wanted < least and (shape.encoded or shape.wire_encoded):
+        raise UsageError(
+            f"--kv-staging-bytes {wanted} holds fewer than 4 encoded blocks of {shape.encoded_bytes} bytes; leave it "
+            f"on auto or give {least} or more"
+        )
+    return wanted
+
+
+def _model_name(config: Config) -> str:
+    if config.served_model_name != "auto":
+        return config.served_model_name
+    path = PurePath(config.model)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device: str, dtype: str) -> int:
+    if not _runs_model(config):
+        return 0
+    if config.kv_cache_bytes != -1:
+        return config.kv_cache_bytes
+    if device == "cpu" or machine.gpu is None:
+        return min(CPU_KV_BYTES, machine.free_bytes // 8)
+    gpu, ranks = machine.gpu, config.tensor_parallel_size
+    weights = model.num_parameters * type_bytes[dtype] // ranks
+    used = gpu.total_bytes - gpu.free_bytes
+    reserve = GPU_RESERVE_BYTES + (RANK_RESERVE_BYTES if ranks > 1 else 0)
+    left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - reserve
+    if left <= 0:
+        raise UsageError(
+            f"no GPU memory is left for KV: {gpu.total_bytes // MiB} MiB in all, {used // MiB} MiB in use, "
+            f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
+        )
+    return left * min(ranks, model.num_kv_heads)  # of whole blocks; with more ranks than KV heads, some hold the same
+
+
+def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Machine, block_bytes: int) -> int:
+    """Whole blocks of the draft model; 0 without one."""
+    if draft is None or not _runs_model(config):
+        return 0
+    own = geometry(config, draft, config.dtype).block_bytes
+    wanted = config.speculative_kv_bytes
+    if wanted == -1:
+        wanted = max(own, min(config.kv_cache_bytes // block_bytes * own, machine.free_bytes // 16))
+    if wanted < own:
+        raise UsageError(f"--speculative-kv-bytes {wanted} holds no block of the draft model; give {own} or more")
+    return wanted // own * own
+
+
+def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
+    """Whole blocks. The LMDB tier needs a DRAM share too: blocks are staged there on their way."""
+    wanted = config.dram_bytes
+    if wanted == -1:
+        shares = "store" in config.roles or config.ssd_path is not None
+        wanted = max(block_bytes, min(DRAM_SHARE_BYTES, machine.free_bytes // 4)) if shares else 0
+    if wanted < block_bytes and (wanted or config.ssd_path is not None or config.roles == ("store",)):
+        raise UsageError(
+            f"--dram-bytes {wanted} holds no block of {block_bytes} bytes, and a store node or --ssd-path "
+            "needs some; leave it on auto or give more"
+        )
+    return wanted // block_bytes * block_bytes
+
+
+def _max_model_len(config: Config, model: ModelSizes, block_bytes: int) -> int:
+    """At most what the model was made for, and what the KV arena of this node can hold."""
+    wanted, most = config.max_model_len, model.max_position_embeddings
+    if wanted > most:
+        raise UsageError(f"--max-model-len {wanted} exceeds the model's {most} tokens; give {most} or less")
+    if not _runs_model(config):
+        return wanted or most
+    held = config.kv_cache_bytes // block_bytes * config.block_size
+    if held < (wanted or 1):
+        blocks = -(-(wanted or 1) // config.block_size)
+        raise UsageError(
+            f"the KV arena holds {held} tokens, fewer than --max-model-len {wanted or 'auto'}; "
+            f"give --kv-cache-bytes {blocks * block_bytes} or more"
+        )
+    return wanted or min(most, held)

@@ -1,0 +1,347 @@
+"""Token-budget batching: decides which requests compute how many tokens in the next step. Pure.
+
+One rule serves every role. A step has a budget of `max_num_batched_tokens`. Each decode takes one token. A policy
+(sched/batching.py) decides how much of the rest prefill may use, and an order (sched/queueing.py) decides which prompts
+get it. A prefill node has no decodes, and a decode node has no prompts. The same order decides which request gets a
+seat, and which request gives its blocks back when blocks run out (engine/core/seats.py). The named blocks of that
+request stay in the prefix cache, so it loses little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cache.pool.block_pool import BlockPool, OutOfBlocks
+from engine.core.seats import Seats
+from engine.speculation.speculative import Speculator
+from engine.step.block_book import BlockBook
+from engine.step.request import Request, RequestState
+from engine.step.step import Committed, ScheduledRow, Step
+from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
+from sched.queueing import FCFS, QueueOrder
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
+    tokens behind `context` others, for eviction."""
+
+    prefix_caching: bool = True
+    policy: BatchingPolicy = field(default_factory=DecodeFirst)
+    order: QueueOrder = field(default_factory=FCFS)
+    speculator: Speculator | None = None
+    recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
+
+
+class Batcher:
+    """Owns every unfinished request of this node and the block references they hold."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        eos_token_ids: Collection[int],
+        rules: BatchRules | None = None,
+    ) -> None:
+        rules = rules or BatchRules()
+        self.pool = pool
+        self.blocks = BlockBook(pool, block_size, rules.prefix_caching, rules.recompute_s)
+        self._order = rules.order
+        self.seats = Seats(self.blocks, max_num_seqs, self._order)
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._policy = rules.policy
+        self._speculator = rules.speculator
+        self._in_step: set[str] = set()
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """Every unfinished request of this node by id."""
+        return self.seats.requests
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return self.seats.waiting
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self.seats.running
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.seats.num_preemptions
+
+    # --- arrivals
+
+    def add(self, now: float, request: Request) -> None:
+        """Queue a request whose KV this node will compute."""
+        self.seats.check_new(request)
+        self.seats.wait(now, request)
+
+    def reserve(self, now: float, request: Request) -> int:
+        """Take blocks for a prompt that another node computes and pushes here.
+
+        Returns n: the prefix cache already holds the first n of `request.block_ids`. Raises OutOfBlocks, also when
+        requests ahead of it in the order wait for the free blocks.
+        """
+        self.seats.check_new(request)
+        if self.seats.queue_before(now, request) and not self._has_room(now, request):
+            raise OutOfBlocks(f"{request.request_id} is queued behind requests that wait for blocks")
+        cached = self.blocks.take_all(request)
+        self.seats.requests[request.request_id] = request
+        request.looked_up = True
+        request.num_cached = cached * self.block_size
+        request.move(now, RequestState.REMOTE, cached_tokens=request.num_cached)
+        return cached
+
+    def _has_room(self, now: float, request: Request) -> bool:
+        """Whether free and cached blocks suffice for it and for all requests that wait for blocks ahead of it."""
+        ahead = self.seats.queue_before(now, request)
+        return sum(map(self.blocks.lacks, [request, *ahead])) <= self.pool.num_free
+
+    def claim(self, request: Request) -> None:
+        """Call it when `reserve` failed. Until `unclaim`, no request behind this one in the order starts with the
+        blocks that it needs, and requests of lower classes behind it give their blocks back."""
+        self.seats.claims.append(request)
+
+    def claims(self, now: float) -> list[Request]:
+        """The claims in order. If one claim cannot reserve its blocks, the later ones are not tried."""
+        return self._order.order(now, self.seats.claims)
+
+    def unclaim(self, request: Request) -> None:
+        """Call it when the request has its blocks or has ended. Idempotent."""
+        if request in self.seats.claims:
+            self.seats.claims.remove(request)
+
+    def arrived(self, now: float, request: Request, first_token: int) -> None:
+        """The KV and the first token of a reserved prompt have arrived: decode from the next step on."""
+        request.num_computed = request.num_tokens
+        self.blocks.name_full(request)
+        request.token_ids.append(first_token)
+        request.handed_over = True
+        reason = request.stop_reason(self.eos_token_ids, self.max_model_len)
+        if reason:
+            self._finish(now, request, reason)
+            return
+        self.seats.wait(now, request)
+
+    # --- prefix loads from lower tiers and other nodes
+
+    def loads(self, now: float, limit: int) -> list[Request]:
+        """The next waiting requests whose prefix the node should look up outside this pool, at most `limit` in flight.
+
+        They leave the queue until `loaded` puts them back in their place.
+        """
+        if not self.blocks.prefix_caching:
+            return []
+        room = limit - sum(r.state is RequestState.LOADING for r in self.waiting)
+        waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
+        unknown = [r for r in waiting if not r.looked_up and not r.scores_prompt]
+        chosen = self._order.order(now, unknown)[: max(0, room)]
+        for request in chosen:
+            request.looked_up = True
+            request.move(now, RequestState.LOADING)
+        return chosen
+
+    def loaded(self, now: float, request: Request) -> None:
+        """The load has ended, with or without blocks: `schedule` may choose the request."""
+        if not request.finished:
+            request.count_cached()
+            request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
+
+    # --- steps
+
+    def schedule(self, now: float) -> Step | None:
+        """The next step, or None when nothing can run. `commit` must follow before the next call."""
+        first = next(iter(self.claims(now)), None)
+        if first is not None:
+            need = self.blocks.lacks(first) - len(self.blocks.match(first))
+            self.seats.make_room(now, first, need + len(self.running))  # each running request may grow by a block
+        rows = self._choose(now)
+        if (
+            not rows and self.waiting and not (first is not None and self._has_room(now, first))
+        ):  # no request can start in turn: start any that can, which frees what the others wait for
+            rows = self._choose(now, in_turn=False)
+        self._in_step = {row.request.request_id for row in rows}
+        return Step(rows) if rows else None
+
+    def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
+        """in_turn: a request that lacks seats or blocks keeps later requests in the order from taking them."""
+        alone = self._policy.decodes_wait
+        prefills = self._prefill(now, [], in_turn) if alone else []
+        decodes = [] if prefills else self._decode(now, in_turn)
+        if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and become a prompt
+            prefills = self._prefill(now, decodes, in_turn)
+        prefills = _still_running(prefills)
+        for row in prefills:
+            self._served(row.request, row.start + row.num_tokens)
+        rows = _still_running(decodes) + prefills
+        if self._speculator is not None:
+            left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
+            self._speculator.plan(rows, left, self.blocks)
+        return sorted(rows, key=lambda row: row.num_tokens > 1)
+
+    def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
+        """One token for each running request with a computed prompt, then for requests that only need a seat."""
+        rows: list[ScheduledRow] = []
+        for request in [r for r in self.running if r.num_uncomputed == 1]:
+            if len(rows) >= self.max_num_batched_tokens:
+                break
+            if request.state is RequestState.RUNNING and request.num_uncomputed == 1:  # not preempted in this loop
+                self._decode_one(now, request, rows)
+        ready = set(self.seats.ready())
+        seats = blocks = 0  # which earlier requests in the order wait for
+        for request in self.seats.queue(now) if ready else []:
+            if len(rows) >= self.max_num_batched_tokens:
+                break
+            if request not in ready:
+                seats += request.request_id in self.requests  # a claim needs no seat yet
+                blocks += max(0, self.blocks.lacks(request))
+            elif request.num_uncomputed != 1:  # it lost its blocks to an earlier request
+                continue
+            elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
+                self.seats.start(now, request, seats if in_turn else 0)
+                self._served(request, request.num_tokens)
+                self._decode_one(now, request, rows)
+            elif in_turn:
+                break
+        return _still_running(rows)
+
+    def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> None:
+        if self.seats.grow(now, request, 1):
+            rows.append(self._row(request, 1))
+
+    def _prefill(self, now: float, decodes: Sequence[ScheduledRow], in_turn: bool) -> list[ScheduledRow]:
+        """Chunks of the next prompts, in the same step as `decodes`. A waiting prompt that cannot start keeps later
+        prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
+        do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
+        place in the step, so the node computes a shared prefix once."""
+        queue = self._order.order(now, self.seats.prompts())
+        budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
+        rows: list[ScheduledRow] = []
+        taken: set[str] = set()
+        blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
+        for request in queue:
+            if budget <= 0:
+                break
+            waits = request.state is RequestState.WAITING
+            if waits and first is not None and not blocked:
+                blocked = self._order.order(now, [request, first])[0] is first
+            if waits and (blocked or not self.seats.may_start(now, request)):
+                blocked = in_turn
+                continue
+            if waits and (ahead := self._computing_for(request)) is not None:
+                request, waits = ahead, False
+            if request.request_id in taken:
+                continue
+            count = self._chunk(request, budget, whole=bool(rows))
+            if not count:
+                break
+            if waits:
+                self.seats.start(now, request)
+            taken.add(request.request_id)
+            if self.seats.grow(now, request, count):
+                rows.append(self._row(request, count))
+                budget -= count
+        return rows
+
+    def _served(self, request: Request, num_tokens: int) -> None:
+        if num_tokens > request.num_served:
+            self._order.served(request, num_tokens - request.num_served)
+            request.num_served = num_tokens
+
+    def _computing_for(self, request: Request) -> Request | None:
+        """The running prompt that will compute the next block of `request`."""
+        begun = (other for other in self.running if other.num_uncomputed > 1)
+        return next((other for other in begun if self.blocks.computes_next(request, other)), None)
+
+    def _prefill_budget(self, decodes: Sequence[ScheduledRow], prefill_context: int) -> int:
+        left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
+        context = sum(row.start + row.num_tokens for row in decodes)
+        return min(left, self._policy.prefill_tokens(StepLoad(left, len(decodes), context, prefill_context)))
+
+    def _chunk(self, request: Request, budget: int, whole: bool) -> int:
+        """Tokens of `request` for a step with `budget` left. A chunk that does not finish the prompt ends at a block
+        border; with `whole`, even if that wastes the rest of the budget. The first chunk of a step always advances."""
+        need = request.num_uncomputed
+        if need <= budget:
+            return need
+        aligned = (request.num_computed + budget) // self.block_size * self.block_size - request.num_computed
+        return max(0, aligned) if whole or aligned > 0 else budget
+
+    def _row(self, request: Request, count: int) -> ScheduledRow:
+        end = request.num_computed + count
+        return ScheduledRow(request, request.num_computed, count, samples=end == request.num_tokens)
+
+    def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
+        """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
+        one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
+        known tokens count as computed, so rejected drafts need no rollback."""
+        done = Committed()
+        self._in_step = set()
+        for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
+            request = row.request
+            if request.finished:  # aborted while the step ran; its blocks were kept until now
+                self.blocks.release(request)
+                continue
+            reason, kept = self._append(request, sampled or ()) if row.samples else (None, 0)
+            written = row.start + row.num_tokens
+            request.num_computed = min(written, request.num_tokens - 1) if row.samples else written
+            done.named += self.blocks.name_full(request)
+            if reason:
+                self._finish(now, request, reason)
+            if kept:
+                done.emitted.append((request, index, kept))
+        return done
+
+    def _append(self, request: Request, tokens: Sequence[int]) -> tuple[str | None, int]:
+        """(why the request ends now, how many of `tokens` it takes)."""
+        assert tokens, "a sampling row yields at least one token"
+        for kept, token in enumerate(tokens, 1):
+            request.token_ids.append(token)
+            reason = request.stop_reason(self.eos_token_ids, self.max_model_len)
+            if reason:
+                return reason, kept
+        return None, len(tokens)
+
+    def fail(self, now: float, step: Step) -> list[Request]:
+        """Handle a step that raised: it computed nothing, and its requests end. Returns those that were alive."""
+        self._in_step = set()
+        alive = [row.request for row in step.rows if not row.request.finished]
+        for row in step.rows:
+            if row.request.finished:
+                self.blocks.release(row.request)
+            else:
+                self._finish(now, row.request, "error")
+        return alive
+
+    # --- ends
+
+    def abort(self, now: float, request_id: str) -> Request | None:
+        """End a request at any moment. Its blocks become free at once, or after the running step if it is in it."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._finish(now, request, "abort")
+        return request
+
+    def _finish(self, now: float, request: Request, reason: str) -> None:
+        self.seats.leave(now, request, reason)
+        if self._speculator is not None:
+            self._speculator.forget(request.request_id)
+        if request.request_id not in self._in_step:
+            self.blocks.release(request)
+
+    def check_integrity(self) -> None:
+        """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
+        self.pool.check_integrity()
+
+
+def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+    """Without rows whose request lost its blocks to a later row."""
+    return [row for row in rows if row.request.state is RequestState.RUNNING]

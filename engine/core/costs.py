@@ -1,0 +1,72 @@
+"""What this node's steps cost, learnt from the steps themselves."""
+
+from __future__ import annotations
+
+import math
+
+from engine.speculation.speculative import VerifyCost
+from engine.step.request import Request
+from engine.step.step import Step
+from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
+from sched.step_cost import StepModel
+
+RESIDUAL_STEPS = 16
+"""Steps over which the residual is averaged: it shows that a machine has become slow before the models, which forget
+over a window eight times as long, have followed."""
+
+
+class StepCosts:
+    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither, their time has two
+    causes: they teach how the two add up."""
+
+    def __init__(self) -> None:
+        self.prefill = PrefillModel()
+        self.decode = DecodeModel()
+        self.mixed = StepModel(self.prefill, self.decode)
+        # A decode step with drafts: a share of the plain step's time, and seconds per step, row and token with drafts.
+        self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
+        self._log_ratio = 0.0
+
+    @property
+    def residual(self) -> float:
+        """Measured over predicted time of the last steps, geometric mean; above 1 the node is slower than it was."""
+        return math.exp(self._log_ratio)
+
+    def _compare(self, predicted: float, seconds: float) -> None:
+        if predicted > 0:
+            self._log_ratio += (math.log(seconds / predicted) - self._log_ratio) / RESIDUAL_STEPS
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """A draft in a step with prefill counts as a decode; other steps with drafts teach only the cost of drafts."""
+        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens - row.num_drafts > 1]
+        contexts = [row.start + 1 for row in step.rows if row.num_tokens - row.num_drafts == 1]
+        decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
+        if not contexts:
+            features = [prefill_features(tokens, context) for tokens, context in chunks]
+            together = (1.0, sum(f[1] for f in features), sum(f[2] for f in features))
+            self._compare(self.prefill.regression.estimate(together), seconds)
+            self.prefill.regression.observe(together, seconds)
+        elif not chunks:
+            drafts = [row.num_drafts for row in step.rows if row.num_drafts]
+            plain = self.decode.estimate(len(contexts), sum(contexts))
+            self.verify.observe((plain, float(bool(drafts)), len(drafts), sum(drafts)), seconds)
+            if not drafts:
+                self._compare(plain, seconds)
+                self.decode.observe(len(contexts), sum(contexts), seconds)
+        else:
+            tokens = sum(count for count, _ in chunks)
+            behind = round(sum(count * context for count, context in chunks) / tokens)
+            self.mixed.observe(decodes, sum(contexts), tokens, behind, seconds)
+
+    def verify_cost(self, rows: int, context: int) -> VerifyCost:
+        """What drafts would add to a step of `rows` decodes over `context` tokens of KV together."""
+        factor, step, row, token = self.verify.coefficients
+        return VerifyCost(factor * self.decode.estimate(rows, context), step, row, token)
+
+    def prefill_left(self, request: Request, chunk_tokens: int, known: int = 0) -> float:
+        """Seconds of prefill that `request` still needs on this node; `known` tokens will be there when it starts."""
+        done = max(request.num_computed, known)
+        left = request.num_tokens - done
+        if left <= 1:
+            return 0.0
+        return self.prefill.estimate(left, done, chunks=-(-left // chunk_tokens))

@@ -1,0 +1,159 @@
+"""How busy the engine of this node is: what gossip, load words and probes tell of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cache.block import BlockKey
+from engine.config.config import Config
+from engine.core.batcher import Batcher
+from engine.core.costs import StepCosts
+from engine.step.request import Request, RequestState
+from sched.classes import CLASSES
+from sched.gossip.intents import claimed_depths
+from sched.gossip.load_word import CHANGING, DRAINING, ROLE_BITS, LoadWord
+from sched.gossip.record import NodeRecord
+from sched.rejection import OutputLengths, running_soon
+from sched.role_change import BOTH
+
+SOON_S = 1.0
+"""How far ahead the record's predictions look."""
+
+
+COMPARED_PROMPTS = 64
+"""Number of queued prompts that are compared for shared prefixes."""
+
+
+def first_role(config: Config) -> frozenset[str]:
+    """What a node takes when it starts."""
+    can = BOTH & set(config.roles)
+    return can if can < BOTH or config.first_role == "both" else frozenset({config.first_role})
+
+
+@dataclass(slots=True)
+class Counted:
+    """The requests of a node, as its load sees them."""
+
+    waiting: Counter[str] = field(default_factory=Counter)  # for blocks, a seat, a prefix or KV, by class
+    made: list[int] = field(default_factory=list)  # output tokens of each that runs and decodes here
+    arriving: int = 0  # do not run yet, and will decode here
+    begun: int = 0  # hold blocks
+    queued: list[Request] = field(default_factory=list)  # with prefill to do here
+
+
+def _by_class(counted: Counted) -> dict[str, int]:
+    return {name: counted.waiting[name] for name in CLASSES}
+
+
+class EngineLoad:
+    """Reads the batcher's books."""
+
+    def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
+        self.lengths = OutputLengths()
+        self.does = first_role(config)  # what it takes new requests for (engine/node/role_changes.py)
+        self.draining = False
+        self.beside: Callable[[NodeRecord], NodeRecord] = lambda record: record  # adds what the engine does not know
+        self._config = config
+        self._batcher = batcher
+        self._costs = costs
+
+    def record(self) -> NodeRecord:
+        """For gossip."""
+        return self._record(self._count())
+
+    def word(self) -> LoadWord:
+        """The part of it that peers read one-sided."""
+        counted = self._count()
+        record = self._record(counted)
+        return LoadWord.of(record, _by_class(counted), record.flags)
+
+    def _record(self, counted: Counted) -> NodeRecord:
+        usage, soon, running = self._batcher.pool.usage(), self._soon(counted, SOON_S), len(self._batcher.running)
+        a0, a1, a2 = self._costs.prefill.coefficients
+        record = NodeRecord(
+            running=running,
+            running_soon=soon,
+            waiting=counted.waiting.total(),
+            waiting_interactive=counted.waiting["interactive"],
+            waiting_batch=counted.waiting["batch"],
+            max_running=self._config.max_num_seqs,
+            queued_tokens=sum(r.num_tokens - r.num_computed for r in counted.queued),
+            blocks_used=usage["held"],
+            blocks_soon=usage["held"] * soon // max(1, counted.begun),
+            blocks_total=usage["total"],
+            work_s=self._work_s(counted.queued),
+            prefill_a0=a0,
+            prefill_a1=a1,
+            prefill_a2=a2,
+            decode_step_s=self.step_s(running + 1),
+            residual=self._costs.residual,
+            flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
+            | CHANGING * (not self.does)
+            | DRAINING * self.draining,
+        )
+        return self.beside(record)
+
+    def waiting_by_class(self) -> dict[str, int]:
+        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
+        return _by_class(self._count())
+
+    def running_soon(self, horizon_s: float) -> int:
+        """Requests that will decode here `horizon_s` from now."""
+        return self._soon(self._count(), horizon_s)
+
+    def _soon(self, counted: Counted, horizon_s: float) -> int:
+        step_s = self.step_s(max(1, len(counted.made)))
+        most = self._config.max_num_seqs
+        return running_soon(counted.made, counted.arriving, self.lengths.mean, step_s, horizon_s, most)
+
+    def step_s(self, batch: int) -> float:
+        """A decode step of `batch` requests as long as those that run now."""
+        contexts = [len(r.token_ids) for r in self._batcher.running]
+        mean = sum(contexts) / len(contexts) if contexts else 0.0
+        return self._costs.decode.estimate(batch, round(batch * mean))
+
+    def _count(self) -> Counted:
+        """All requests in one pass: it is done some forty times a second, however many there are."""
+        counted = Counted()
+        for request in self._batcher.requests.values():
+            state = request.state
+            if state is RequestState.RUNNING:
+                if not request.handover:
+                    counted.made.append(request.num_output_tokens)
+            else:
+                counted.waiting[request.service_class] += 1
+                counted.arriving += not request.handover
+            counted.begun += state is not RequestState.WAITING
+            if state is not RequestState.REMOTE and len(request.token_ids) - request.num_computed > 1:
+                counted.queued.append(request)
+        return counted
+
+    def _work_s(self, queued: list[Request]) -> float:
+        fixed = self._config.batching_policy == "mixed"
+        most = self._config.max_num_batched_tokens
+        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
+        return sum(
+            self._costs.prefill_left(r, chunk, known) for r, known in zip(queued, self._shared(queued), strict=True)
+        )
+
+    def prefill_s(self, request: Request) -> float:
+        """What a prompt that is not in the queue yet would add to its work."""
+        known = self._shared([*self._count().queued, request])[-1]
+        held = len(self._batcher.blocks.match(request)) * self._config.block_size
+        return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
+
+    def _shared(self, queued: list[Request]) -> list[int]:
+        """For each of them the leading tokens that those before it compute (Batcher._prefill), found at a few blocks of
+        each prompt, to a sixth."""
+        found, seen, size = [], set[BlockKey](), self._config.block_size
+        for number, request in enumerate(queued):
+            known = 0
+            if number < COMPARED_PROMPTS and self._batcher.blocks.prefix_caching:
+                keys = request.block_keys(size)
+                depths = claimed_depths(request.num_computed // size, (request.num_tokens - 1) // size)
+                known = next((depth * size for depth in reversed(depths) if keys[depth - 1] in seen), 0)
+                seen.update(keys[depth - 1] for depth in depths)
+            found.append(known)
+        return found

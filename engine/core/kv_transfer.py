@@ -1,0 +1,137 @@
+"""One prompt's KV on its way from the prefill node to the decode node, while the rest of it is computed.
+
+What may leave is decided by kv_ready.py, who moves the bytes by a Mover: push.py writes them into the
+decode node's slots, pull.py has the decode node read them; with --wire-dtype wire.py encodes them first. One batch is
+in flight at a time and it is bounded; meanwhile what gets ready gathers, so that a slow network gets fewer, larger
+batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache.pool.block_pool import BlockPool
+from engine.core.kv_ready import KvReady, Piece
+from engine.observe.intervals import Intervals
+from net.loop.tasks import awaited
+from net.transfer.common.spans import Span
+from net.transfer.engine import Completion
+
+BATCH_BYTES = 32 << 20
+
+
+class Mover(Protocol):
+    """Gets bytes of this node's KV arena into the decode node's."""
+
+    async def move(self, spans: Sequence[Span]) -> Completion:
+        """Returns when all of (local offset, remote offset, length) have landed. When it raises, none of them is read
+        or written any more, unless the decode node is lost or will never go on with the request."""
+
+
+class Encoder(Protocol):
+    """Has a mover move other, fewer bytes than those of this node's KV arena."""
+
+    async def move(self, pieces: Sequence[Piece], mover: Mover) -> Completion:
+        """Returns when the decode node has the KV of all pieces. Raises as the mover does."""
+
+
+@dataclass(slots=True)
+class KvReport:
+    """What has been moved so far."""
+
+    nbytes: int = 0
+    saved: int = 0  # bytes that did not move because the rest was encoded
+    batches: int = 0
+    seconds: float = 0.0  # sum of the batches' durations
+    transport: str = ""
+    intervals: Intervals = field(default_factory=Intervals)  # of the batches, monotonic seconds and bytes
+
+
+class KvTransfer:
+    """One request's. All methods run on the event loop; blocks with bytes still to move are held in `pool`."""
+
+    def __init__(
+        self, node: str, mover: Mover, ready: KvReady, pool: BlockPool, encoder: Encoder | None = None
+    ) -> None:
+        """node: the decode node; encoder: None = bytes move as they lie in the arena."""
+        self.node = node
+        self.report = KvReport()
+        self._mover = mover
+        self._encoder = encoder
+        self._ready = ready
+        self._pool = pool
+        self._waiting: deque[Piece] = deque()
+        self._moving: list[Piece] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._sender = awaited(self._send())
+
+    def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
+        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""
+        if self._closed:
+            return
+        pieces = self._ready.layer_done(block_ids, layer, start, end)
+        self._pool.hold([piece.block_id for piece in pieces])
+        self._waiting.extend(pieces)
+        self._wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            while not self._waiting or (self._ready.at_end and not self._closed):
+                if self._closed:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            batch = self._moving = self._next_batch()
+            begin = time.monotonic()
+            try:
+                done = await self._move(batch)
+            finally:
+                self._moving = []
+                self._pool.unhold([piece.block_id for piece in batch])
+            self.report.intervals.add(begin, time.monotonic(), done.nbytes)
+            self.report.nbytes += done.nbytes
+            self.report.saved += sum(piece.nbytes for piece in batch) - done.nbytes
+            self.report.seconds += done.seconds
+            self.report.batches += 1
+            self.report.transport = done.transport
+
+    async def _move(self, batch: Sequence[Piece]) -> Completion:
+        if self._encoder is not None:
+            return await self._encoder.move(batch, self._mover)
+        return await self._mover.move([(piece.local, piece.remote, piece.nbytes) for piece in batch])
+
+    def _next_batch(self) -> list[Piece]:
+        batch = [self._waiting.popleft()]
+        room = BATCH_BYTES - batch[0].nbytes
+        while self._waiting and self._waiting[0].nbytes <= room:
+            room -= self._waiting[0].nbytes
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (piece.block_id for pieces in (self._waiting, self._moving) for piece in pieces)
+
+    async def finish(self) -> KvReport:
+        """All layers were handed in: wait until they have landed. Raises what the mover raised."""
+        self._closed = True
+        self._wake.set()
+        await self._sender
+        return self.report
+
+    async def stop(self) -> None:
+        """Give up: nothing more is moved once this returns (the fence that lets the decode node reuse its slots)."""
+        self._closed = True
+        self._drop_waiting()
+        self._wake.set()
+        await asyncio.gather(self._sender, return_exceptions=True)
+
+    def _drop_waiting(self) -> None:
+        self._pool.unhold([piece.block_id for piece in self._waiting])
+        self._waiting.clear()

@@ -1,0 +1,366 @@
+"""The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat.
+
+The batcher decides and the runner computes. This shell owns the clock, the executor thread and the background
+transfers of blocks: it loads prefixes before a request starts, sends KV to the decode node while the request computes,
+and publishes blocks afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from cache.block import BlockKey
+from cache.pool.policy import Facts
+from engine.core.batcher import Batcher
+from engine.core.costs import StepCosts
+from engine.core.kv_transfer import KvTransfer
+from engine.core.prefix_loads import Loader, PrefixLoads
+from engine.core.priority import step_back
+from engine.core.step_recorder import StepRecorder
+from engine.sampling.params import TokenLogprobs
+from engine.sampling.sampler import Sampled
+from engine.speculation.draft import DraftModel
+from engine.speculation.speculative import Speculator, accepted
+from engine.step.request import Request, RequestState
+from engine.step.rows import row_of
+from engine.step.runner import Runner
+from engine.step.step import ScheduledRow, Step
+from net.errors import RemoteError
+from net.loop.restarts import Restarts
+from net.loop.tasks import keep
+from net.metrics.events import Metrics
+
+log = logging.getLogger("mooncake.engine")
+
+BLOCKED_RETRY_S = 0.02
+
+Emit = Callable[[Sequence["Emission"]], None]
+"""Takes what one step produced; called on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One token of one request, or its end without a token (token_id None)."""
+
+    request: Request
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+    num_behind: int = 0  # tokens of the same step in later emissions; 0 = this is the newest token of the request
+
+
+@dataclass(frozen=True, slots=True)
+class _Produced:
+    """The results of a committed step that still have to be handed out."""
+
+    emissions: Sequence[Emission]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Speculative decoding: who plans drafts, and the model that proposes them where that is not prompt lookup."""
+
+    speculator: Speculator | None = None
+    model: DraftModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepThread:
+    """The thread that computes."""
+
+    nice: int = 0
+    recorder: StepRecorder | None = None
+
+
+NO_DRAFTS, OWN_THREAD = Drafts(), StepThread()
+
+
+class Publisher(Protocol):
+    """Who takes full blocks for the pooled store (engine/handoff/reuse.py)."""
+
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """Queue blocks as (key, block id, facts); they are held until written or given up."""
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Blocks in and out: known prefixes, and what others may want."""
+
+    loader: Loader
+    publisher: Publisher
+
+
+class Worker:
+    """Runs steps from `start` until closed."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        runner: Runner,
+        reuse: Reuse,
+        costs: StepCosts,
+        metrics: Metrics,
+        drafts: Drafts = NO_DRAFTS,
+        thread: StepThread = OWN_THREAD,
+    ) -> None:
+        self.batcher = batcher
+        self.runner = runner
+        self.costs = costs
+        self._loads = PrefixLoads(batcher, reuse.loader, self.wake)
+        self._publisher = reuse.publisher
+        self._metrics = metrics
+        self._speculator, self._draft = drafts.speculator, drafts.model
+        self._recorder = thread.recorder
+        self._idle = True  # since the last step
+        self._transfers: dict[str, KvTransfer] = {}
+        self._eos_token_ids = tuple(batcher.eos_token_ids)
+        self._preemptions_seen = 0
+        self._ran = (0.0, 0.0)  # begin and end of the last step in the engine thread, monotonic
+        self._waited = False  # the last step had to wait for a prefix
+        self._wake = asyncio.Event()
+        self._executor = ThreadPoolExecutor(1, "engine", step_back, (thread.nice,))
+        self._loop_task: asyncio.Task[None] | None = None
+        self._in_flight: tuple[Step, asyncio.Future[list[list[Sampled]]]] | None = None
+        self.lost: str | None = None  # why the loop ended
+
+    # --- requests
+
+    def add(self, request: Request, transfer: KvTransfer | None = None) -> None:
+        """Queue a request; `transfer` sends its KV while the steps compute it. Raises RemoteError when the loop has
+        ended."""
+        self.check()
+        self.batcher.add(time.monotonic(), request)
+        if transfer is not None:
+            self._transfers[request.request_id] = transfer
+        self.wake()
+
+    def check(self) -> None:
+        """Raises RemoteError when the loop has ended."""
+        if self.lost is not None:
+            raise RemoteError(self._farewell, "lost")
+
+    def wake(self) -> None:
+        """Tell the loop that a request may have become runnable."""
+        self._wake.set()
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request. The caller takes its transfer, if any, with `take_transfer`."""
+        request = self.batcher.abort(time.monotonic(), request_id)
+        self._loads.drop(request_id)
+        if request is not None:
+            self.wake()
+        return request
+
+    def take_transfer(self, request_id: str) -> KvTransfer | None:
+        """Hand over the transfer of a request that has ended."""
+        return self._transfers.pop(request_id, None)
+
+    def held_blocks(self) -> Iterator[int]:
+        """The block ids of all transfer references that this worker holds, one item per reference."""
+        yield from self._loads.held_blocks()
+        yield from self._publisher.held_blocks()
+        for transfer in self._transfers.values():
+            yield from transfer.held_blocks()
+
+    # --- the loop
+
+    def start(self, emit: Emit) -> None:
+        """`emit` receives what each step produced, in one call."""
+        self._emit = emit
+        self._loop_task = keep(self._run, "engine loop", Restarts(0))
+
+    async def before_start(self, work: Callable[[], int]) -> int:
+        """Run in the engine thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def close(self) -> None:
+        """Stop after the running step; unfinished requests are aborted."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        await self._loads.close()
+        await asyncio.gather(*(transfer.stop() for transfer in self._transfers.values()))
+        self._transfers.clear()
+        self._executor.shutdown(wait=True)
+        if self._recorder is not None:
+            self._recorder.close()
+        for request_id in list(self.batcher.requests):
+            self.batcher.abort(time.monotonic(), request_id)
+
+    async def _run(self) -> None:
+        """A step that raises ends its requests. An exception outside a step, in a policy or in the books of the pool,
+        leaves an unknown state: the node stops computing, and the acceptors place its requests again."""
+        try:
+            await self._steps()
+        except Exception as error:
+            self.lost = f"{type(error).__name__}: {error}"
+            if self._in_flight is not None:
+                step, running = self._in_flight
+                await asyncio.wait([running])  # the step writes into the blocks of its requests
+                self._try(partial(self._fail, step, self._farewell))
+            for request in list(self.batcher.requests.values()):
+                self._try(partial(self._end, request))
+            raise
+
+    @property
+    def _farewell(self) -> str:
+        return f"the node cannot compute any more: {self.lost}"
+
+    def _end(self, request: Request) -> None:
+        self.batcher.abort(time.monotonic(), request.request_id)
+        self._emit([Emission(request, None, error=self._farewell)])
+
+    def _try(self, end: Callable[[], None]) -> None:
+        """Call `end`; the broken books may make it raise."""
+        try:
+            end()
+        except Exception:
+            log.exception("could not end a request")
+
+    async def _steps(self) -> None:
+        """The loop first does what the engine thread waits for: commit, schedule, submit. It hands out the results of
+        a step while the next step computes."""
+        loop = asyncio.get_running_loop()
+        produced: _Produced | None = None
+        while True:
+            self._loads.start(time.monotonic())
+            step = self.batcher.schedule(time.monotonic())
+            running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
+            self._in_flight = None if step is None or running is None else (step, running)
+            if produced is not None:
+                self._hand_out(produced)
+                produced = None
+                if step is None:
+                    continue  # handing out may have made a request runnable
+            self._gauge()
+            if step is None or running is None:
+                await self._sleep()
+                continue
+            try:
+                sampled = await running
+            except Exception as error:
+                self._in_flight = None
+                log.exception("a step of %d requests failed", len(step.rows))
+                self._fail(step, f"{type(error).__name__}: {error}")
+                continue
+            self._in_flight = None
+            produced = self._commit(step, sampled, await self._settle(step))
+
+    async def _sleep(self) -> None:
+        """Sleep until `wake`. Transfers free blocks silently, so a blocked queue retries every BLOCKED_RETRY_S."""
+        self._idle = True
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BLOCKED_RETRY_S if self.batcher.waiting else None):
+                await self._wake.wait()
+
+    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
+        """Runs in the engine thread. The tokens and blocks of the step's requests do not change while it runs: only
+        commit, fail and schedule change them, and an abort leaves both until the step has ended."""
+        proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
+        begin = time.monotonic()
+        rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
+        gates = self._loads.gates(row.request for row in step.rows)
+        transfers = [
+            # A prefix that is still arriving leaves layer by layer, like the layers that the step computes.
+            (
+                transfer,
+                list(row.request.block_ids),
+                0 if row.request.request_id in gates else row.start,
+                row.start + row.num_tokens,
+            )
+            for row in step.rows
+            if (transfer := self._transfers.get(row.request.request_id)) is not None
+        ]
+
+        def on_layer(layer: int) -> None:
+            loop.call_soon_threadsafe(_layer_done, transfers, layer)
+
+        def before_layer(layer: int) -> None:
+            for gate in gates.values():
+                gate.wait(layer)
+
+        sampled = self.runner.step(rows, on_layer if transfers else None, before_layer if gates else None)
+        self._ran, self._waited = (begin, time.monotonic()), bool(gates)
+        return sampled
+
+    async def _settle(self, step: Step) -> list[Emission]:
+        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix."""
+        return [
+            Emission(request, None, error="its prefix arrived incomplete")
+            for request in await self._loads.settle(row.request for row in step.rows)
+        ]
+
+    def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
+        """failed: error emissions of requests that cannot continue."""
+        begin, end = self._ran
+        # The times of steps that waited for a prefix, or computed the logits of a prompt, do not predict other steps.
+        if not self._waited and not any(row.request.scores_prompt for row in step.rows):
+            self.costs.observe(step, end - begin)
+        if self._recorder is not None:
+            self._recorder.add(step, begin, end, self._idle, self._waited)
+        self._idle = False
+        for row in step.rows:
+            row.request.journal.computed(begin, end, row.num_tokens)
+        tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
+        done = self.batcher.commit(time.monotonic(), step, tokens)
+        emissions = list(failed)
+        for request, index, kept in done.emitted:
+            for i, token in enumerate(sampled[index][:kept], 1):
+                emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
+        # This holds the blocks before the next schedule, which may preempt their request and reuse them.
+        self._publisher.publish(done.named)
+        return _Produced(emissions, step.num_tokens)
+
+    def _kept(self, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
+        """The valid tokens of a row: those that match its draft, and the token after them."""
+        if not chosen:
+            return None
+        tokens = [token.token_id for token in chosen]
+        if not row.draft or self._speculator is None:
+            return tokens
+        right = accepted(row.draft, tokens)
+        self._speculator.verified(row.request, len(row.draft), right)
+        self._metrics.count_draft(len(row.draft), right)
+        return tokens[: right + 1]
+
+    def _hand_out(self, produced: _Produced) -> None:
+        self._metrics.observe_step(produced.num_tokens)
+        if produced.emissions:
+            self._emit(produced.emissions)
+        if self._recorder is not None:
+            self._recorder.write()
+
+    def _fail(self, step: Step, error: str) -> None:
+        """Handle a step that raised: its requests end, and the node continues."""
+        ended = self.batcher.fail(time.monotonic(), step)
+        for request in ended:
+            self._loads.drop(request.request_id)
+        self._emit([Emission(request, None, error=error) for request in ended])
+
+    def _gauge(self) -> None:
+        running = len(self.batcher.running)
+        waiting = sum(r.state is not RequestState.RUNNING for r in self.batcher.requests.values())
+        usage = self.batcher.pool.usage()
+        self._metrics.set_load(running, waiting, usage["held"] / usage["total"])
+        for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
+            self._metrics.count_preemption()
+        self._preemptions_seen = self.batcher.num_preemptions
+
+
+def _layer_done(transfers: Sequence[tuple[KvTransfer, Sequence[int], int, int]], layer: int) -> None:
+    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
+    for transfer, block_ids, start, end in transfers:
+        transfer.layer_done(block_ids, layer, start, end)

@@ -1,0 +1,235 @@
+"""The acceptor: the node that took a client's request owns it until the last token.
+
+It tokenises, places, starts the request on its prefill and decode nodes, and keeps every token it has passed on. When
+one of those nodes fails, it places the request again with prompt + tokens so far; most of their KV is found in the
+pool, and a draw depends only on (seed, position), so the client sees a pause and then the same stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cache.block import BlockKey, salted_root
+from engine.front.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redirected, Unreachable
+from engine.front.declined import NO_NODE_RETRY_S, NotPlaced
+from engine.front.flight import Flight, OutputText, drawn_seed
+from engine.front.flight_log import FlightLog
+from engine.front.persistence import MOST_IN_VAIN, Persistence
+from engine.front.placing import Placer
+from engine.observe.recent import Recent
+from engine.observe.timeline import Timeline
+from engine.sampling.params import SamplingParams
+from engine.text.tokenizer import Tokenizer
+from net.channel.channel import Channel, PeerLost
+from net.http.common.frontend import Output, Overloaded, Unavailable
+
+log = logging.getLogger("mooncake.acceptor")
+
+DRAIN_POLL_S = 0.02
+LOOK_S = 2.0
+"""A request that waits for a role that gossip misses is placed so often all the same: nodes beyond the own cell, and
+those that gossip has told no load of yet, are known when they are asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Of every request."""
+
+    max_model_len: int  # tokens, prompt and output
+    timeout_s: float  # from acceptance to the last token
+    role_wait_s: float  # a new request waits so long for a role that no node has
+
+
+class Acceptor:
+    """Turns prompts into token streams over the cluster."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        placer: Placer,
+        tokenizer: Tokenizer,
+        root: BlockKey,
+        limits: RequestLimits,
+        log: FlightLog,
+    ) -> None:
+        self._node_id = channel.node_id
+        self._tokenizer = tokenizer
+        self._root = root
+        self._limits = limits
+        self._log = log
+        self._placer = placer
+        self._attempts = Attempts(channel, placer, log)
+        self.node_suspected = self._attempts.node_suspected
+        self._waiting = 0  # begun requests that no node can take now
+        self._closing = self._over = False
+
+    # --- a request, from prompt to last token
+
+    async def generate(
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
+    ) -> AsyncGenerator[Output, None]:
+        """Stream the answer; `again`: see Frontend.generate. Raises ValueError, Overloaded or Unavailable before the
+        first output; closing the iterator aborts the request on every node."""
+        if self._closing:
+            raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+        flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
+        self._log.accepted(flight)
+        text = OutputText(self._tokenizer, flight)
+        reason: str | None = None
+        try:
+            if again:
+                await self._attempts.adopt(flight)
+            while reason is None:
+                output = await self._output(flight, text)
+                reason = output.finish_reason
+                yield output
+        except (Overloaded, Unavailable) as error:
+            self._log.rejected(flight, error)
+            raise
+        finally:
+            self._attempts.abort(flight)
+            self._log.over(flight, reason)
+
+    def _accept(
+        self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
+    ) -> Flight:
+        params = SamplingParams(**sampling)
+        room = self._limits.max_model_len - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens; with at least one to generate it exceeds the context of "
+                f"{self._limits.max_model_len} tokens"
+            )
+        seed = drawn_seed(request_id, prompt) if params.seed is None else params.seed
+        limit = min(params.max_tokens, room)
+        params = replace(params, seed=seed, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
+        timeout_s = self._limits.timeout_s
+        timeline, now = Timeline(request_id, len(prompt)), time.monotonic()
+        timeline.nodes["acceptor"] = self._node_id
+        return Flight(
+            request_id,
+            list(prompt),
+            len(prompt),
+            params,
+            service_class,
+            salted_root(self._root, cache_salt),
+            timeline,
+            deadline=now + timeout_s,
+            accepted=now,
+            persistence=Persistence(now, now + timeout_s, self._limits.role_wait_s),
+        )
+
+    async def _output(self, flight: Flight, text: OutputText) -> Output:
+        """The next one. An attempt that ends without it is followed by the next attempt."""
+        while True:
+            try:
+                if not flight.runs and not await self._start_or_wait(flight):
+                    self._log.timed_out(flight)
+                    return text.end("abort")
+                return await self._attempts.output(flight, text)
+            except Redirected as reason:
+                self._log.redirected(flight, str(reason))
+                self._attempts.abort(flight)
+                flight.avoid.add(flight.timeline.nodes["prefill"])
+                flight.attempt += 1
+                flight.redirects += 1
+            except (AttemptFailed, PeerLost) as error:
+                self._give_up_attempt(flight, str(error))
+
+    def _give_up_attempt(self, flight: Flight, reason: str) -> None:
+        """Abort what is left of this attempt and make ready for the next one. Raises Unavailable after the last."""
+        log.warning("request %s, attempt %d: %s", flight.request_id, flight.attempt, reason)
+        self._log.attempt_failed(flight, reason)
+        self._attempts.abort(flight)
+        flight.adopted = None
+        flight.attempt += 1
+        if not flight.persistence.failed(flight.num_output_tokens):
+            raise Unavailable(f"{MOST_IN_VAIN} attempts in a row brought no token, last: {reason}", retry_after_s=1.0)
+        self._log.resumed()
+
+    async def _start_or_wait(self, flight: Flight) -> bool:
+        """Start an attempt. A new request that finds no room is refused at once, and waits a while for a node of a
+        missing role; one that has begun waits for either until its deadline: its client has been promised an answer.
+        False when that is over and the client has a part of the answer."""
+        while True:
+            try:
+                await self._attempts.start(flight)
+            except (NotPlaced, Overloaded, Unavailable, Unreachable) as error:
+                self._attempts.abort(flight)
+                flight.attempt += 1
+                if not await self._wait(flight, error):
+                    if self._over:
+                        raise Unavailable(CLOSING_REASON, retry_after_s=1.0) from None
+                    if flight.num_output_tokens:
+                        return False
+                    if isinstance(error, NotPlaced):
+                        self._log.declined(flight, error.declined)
+                    raise _answer(error) from None
+            else:
+                return True
+
+    async def _wait(self, flight: Flight, error: Exception) -> bool:
+        """Until the next try; False when there is none."""
+        promised = flight.persistence.promised
+        absent = isinstance(error, Unreachable) or (isinstance(error, NotPlaced) and bool(error.missing_role))
+        if not (promised or absent) or (self._closing and not promised):
+            return False
+        self._log.waits(flight, str(error))
+        self._waiting += 1
+        try:
+            begun = time.monotonic()
+            while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
+                await asyncio.sleep(pause_s)
+                if not self._placer.missing_role() or time.monotonic() - begun > LOOK_S:
+                    return not self._over
+            return False
+        finally:
+            self._waiting -= 1
+
+    # --- ends
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more, and wait for what was accepted. What is left after the timeout, or when this is
+        cancelled, fails."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.open:  # noqa: ASYNC110 - once in a node's life
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.warning("%d requests are not finished after %g s and fail", self.open, timeout_s)
+        finally:
+            self._over = True
+            self._attempts.fail_all()
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """JSON-ready; None for a request that is not known, or not any more."""
+        return self._log.timeline(request_id)
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._attempts) + self._waiting
+
+    @property
+    def recent(self) -> Recent:
+        """The requests that ended here last."""
+        return self._log.recent
+
+
+def _answer(error: Exception) -> Exception:
+    """What the API says of a request that nobody takes."""
+    if isinstance(error, NotPlaced):
+        return error.answer()
+    return Unavailable(str(error), NO_NODE_RETRY_S) if isinstance(error, Unreachable) else error

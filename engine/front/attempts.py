@@ -1,0 +1,213 @@
+"""The attempts of accepted requests: where each runs, what its nodes tell of it, and its end on all of them.
+
+An attempt is one placement of a request. It has an id of its own on the engine nodes, so that what an earlier one
+still says cannot be taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from engine.core.kv_ready import KvTarget
+from engine.front.adoption import Adoption
+from engine.front.flight import Flight, OutputText
+from engine.front.flight_log import FlightLog
+from engine.front.placing import Placer
+from engine.front.silence import Silence, Silent
+from engine.handoff import messages
+from engine.handoff.messages import Abort, Prefill, Reserve, ScoredPrompt, pack_request, unpack_prompt_logprobs
+from engine.handoff.updates import Closing, Failed, HandedOver, Landed, Refused, TimedOut, Token, decode_all, ends_there
+from engine.step.request import Request
+from net.bodies import answered, encode, typed
+from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
+from net.http.common.frontend import Output, Overloaded, Unavailable
+
+MAX_REDIRECTS = 2
+CLOSING_REASON = "this node is shutting down"
+
+
+class AttemptFailed(Exception):
+    """A node of this attempt failed; the request can be placed again."""
+
+
+class Unreachable(Exception):
+    """A node of this attempt could not be reached before it had begun: it may be about to come back."""
+
+
+class Redirected(Exception):
+    """The prefill node has become too busy; nothing failed."""
+
+
+class Attempts:
+    """Every attempt of this node's flights that has not ended."""
+
+    def __init__(self, channel: Channel, placer: Placer, log: FlightLog) -> None:
+        self._channel = channel
+        self._placer = placer
+        self._log = log
+        self._flights: dict[str, Flight] = {}  # by attempt id
+        self._adoption = Adoption(channel)
+        self._silence = Silence(channel, placer.suspects, self._flights.values, _fail)
+        self.node_suspected = self._silence.suspected
+        channel.handle(messages.TOKENS, self._on_tokens)
+        channel.handle(messages.PROMPT_LOGPROBS, typed(ScoredPrompt, self._on_prompt_logprobs))
+        channel.on_lost(self.node_lost)
+        channel.on_closed(self.node_lost)
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    # --- beginning
+
+    async def adopt(self, flight: Flight) -> bool:
+        """Go on with an attempt of an acceptor that was lost; False when no decode node has one."""
+        if not await self._adoption.adopt(flight, self._placer.decode_nodes()):
+            return False
+        self._flights[flight.attempt_id] = flight
+        flight.persistence.begun()
+        self._log.adopted(flight)
+        _runs(flight)
+        return True
+
+    async def start(self, flight: Flight) -> None:
+        """Place the request and start it: blocks on the decode node first, then the prefill that fills them. Raises
+        NotPlaced, Overloaded, Unavailable, AttemptFailed, Unreachable, Redirected."""
+        request = Request(
+            request_id=flight.attempt_id,
+            token_ids=flight.token_ids,
+            num_prompt_tokens=flight.num_prompt_tokens,
+            sampling=flight.sampling,
+            arrival=flight.accepted,
+            root=flight.root,
+            service_class=flight.service_class,
+        )
+        placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
+        placement = placed.placement
+        self._log.placed(flight, placed)
+        self._flights[flight.attempt_id] = flight
+        flight.items = asyncio.Queue()
+        flight.nodes = {placement.prefill, placement.decode}
+        flight.watched = set(flight.nodes)
+        wire, data = pack_request(request, time.monotonic() - flight.accepted)
+        left = max(1.0, flight.deadline - time.monotonic())
+        target, asked = None, placement.decode
+        back = placement.prefill in flight.avoid  # all others are much later: it stays there
+        promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
+        try:
+            if placement.decode != placement.prefill:
+                reserve = encode(Reserve(wire, placement.prefill))
+                reply = await self._silence.ask(flight, placement.decode, messages.RESERVE, reserve, data, left)
+                target = answered(KvTarget, reply)
+                self._log.reserved(flight, placement.decode)
+            prefill = encode(Prefill(wire, promise, target))
+            asked = placement.prefill
+            await self._silence.ask(flight, placement.prefill, messages.PREFILL, prefill, data, left)
+            flight.persistence.begun()
+        except RemoteError as error:
+            if error.code == "redirect":
+                raise Redirected(str(error)) from None
+            await self._placer.release(placed)
+            if error.code == "overloaded":
+                self._log.refused(flight, asked, {"reason": str(error)} | error.facts)
+                raise Overloaded(str(error), error.facts["retry_after_s"]) from None
+            if error.code == "unknown kind":  # it is here again, and still loads its model
+                raise Unreachable(str(error)) from None
+            raise AttemptFailed(str(error)) from None
+        except (PeerLost, PeerRefused) as error:
+            flight.nodes.discard(asked)  # nobody is there to be told of the end
+            self._placer.unreachable(asked)
+            if asked != placement.prefill:
+                await self._placer.release(placed)
+            raise Unreachable(str(error)) from None
+        except Silent as error:
+            raise Unreachable(str(error)) from None
+        except TimeoutError:
+            raise Unavailable("the request waited for KV blocks until its deadline", retry_after_s=5.0) from None
+        _runs(flight)
+
+    # --- on the way
+
+    async def output(self, flight: Flight, text: OutputText) -> Output:
+        """The next output of an attempt that runs. Raises AttemptFailed, Overloaded, Unavailable."""
+        while True:
+            match await flight.items.get():
+                case Token(index, token_id, logprobs, finish, report):
+                    if report is not None:
+                        self._log.told(flight, report)
+                    if index < flight.num_output_tokens:
+                        continue  # an adopted request's newest tokens can come twice
+                    if index > flight.num_output_tokens:  # none of an earlier attempt can come here: ids differ
+                        raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
+                    self._log.token(flight)
+                    flight.token_ids.append(token_id)
+                    return text.push(token_id, logprobs, finish)
+                case Landed(report):
+                    self._log.told(flight, report)
+                case HandedOver():
+                    flight.watched.discard(flight.timeline.nodes["prefill"])
+                case Failed(reason, report):
+                    if report is not None:
+                        self._log.told(flight, report)
+                    raise AttemptFailed(reason)
+                case Refused(reason, retry_after_s, facts, report):
+                    if report is not None:
+                        self._log.told(flight, report)
+                    self._log.refused(flight, flight.timeline.nodes["decode"], facts)
+                    raise Overloaded(reason, retry_after_s)
+                case TimedOut():
+                    self._log.timed_out(flight)
+                    return text.end("abort")
+                case Closing():
+                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+
+    async def _on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        for attempt_id, update in decode_all(body):
+            flight = self._flights.get(attempt_id)
+            if flight is None:
+                self._adoption.keep(attempt_id, update)
+            else:
+                flight.items.put_nowait(update)
+                if ends_there(update):
+                    flight.nodes.discard(peer)
+
+    async def _on_prompt_logprobs(self, peer: str, body: ScoredPrompt, data: memoryview) -> None:
+        flight = self._flights.get(body.id)
+        if flight is not None:
+            flight.prompt_logprobs = unpack_prompt_logprobs(body, data)
+
+    def node_lost(self, node: str) -> None:
+        """Fail the attempts that need `node`."""
+        for flight in self._flights.values():
+            if node in flight.watched:
+                _fail(flight, f"node {node} was lost")
+
+    # --- ends
+
+    def abort(self, flight: Flight) -> None:
+        """End the flight's attempt wherever it runs."""
+        flight.runs = False
+        if flight.timer is not None:
+            flight.timer.cancel()
+        if self._flights.pop(flight.attempt_id, None) is not None:
+            for node in flight.nodes:
+                # a lost node cannot be told and need not be: losing us ends the request there
+                self._channel.post(node, messages.ABORT, encode(Abort([flight.attempt_id])))
+
+    def fail_all(self) -> None:
+        """This node goes: their clients are told."""
+        for flight in self._flights.values():
+            flight.items.put_nowait(Closing())
+
+
+def _runs(flight: Flight) -> None:
+    """Its attempt has begun: outputs come, at the latest at the deadline."""
+    flight.runs = True
+    left = max(0.0, flight.deadline - time.monotonic())
+    flight.timer = asyncio.get_running_loop().call_later(left, flight.items.put_nowait, TimedOut())
+
+
+def _fail(flight: Flight, reason: str) -> None:
+    """End its attempt, behind what has arrived."""
+    flight.items.put_nowait(Failed(reason))

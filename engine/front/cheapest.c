@@ -1,0 +1,150 @@
+/* Whom an acceptor asks before it places a request: the cheapest nodes to prefill the prompt on are found in one pass
+   over the columns of a view, then some are drawn. The reference is MooncakePlacement.shortlist of
+   sched/placement/mooncake.py, without a pool; given the same random numbers it names the same nodes. */
+
+#include <math.h>
+#include <stdint.h>
+
+enum { A0, A1, A2, OPEN_AT, TOTAL_BLOCKS = 10, CHUNK = 64 };
+/* as in the reference */
+enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MOST_WIDTH = 256 };
+
+/* What View.address points at. */
+struct view {
+    const double *table; /* [16, nodes] */
+    int64_t nodes;
+    const uint8_t *prefills; /* [nodes]: has the role */
+    const int64_t *order;    /* [orders]: those that decode, the fastest first */
+    const double *free;      /* [orders]: their free blocks */
+    int64_t orders;
+    const int64_t *takers; /* [num_takers]: those that prefill and have room in the queue */
+    int64_t num_takers;
+};
+
+/* splitmix64, in [0, 1). */
+static double drawn(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1.0p-53;
+}
+
+static int64_t one_of(const int64_t *nodes, int64_t size, uint64_t *state)
+{
+    return nodes[(int64_t)(drawn(state) * (double)size)];
+}
+
+/* Appends a node that is not there yet; returns how many are. */
+static int64_t add(int64_t *chosen, int64_t count, int64_t node)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (chosen[i] == node)
+            return count;
+    chosen[count] = node;
+    return count + 1;
+}
+
+/* At most `width` nodes of finite cost into `best`, the cheapest first and of equals the first; the first with most
+   matched into `holder`, -1 for none. Returns how many were written. */
+static int64_t cheapest(const struct view *view, const double *matched, double now, double tokens, double block_size,
+                        int64_t width, int64_t *best, int64_t *holder)
+{
+    int64_t nodes = view->nodes, count = 0;
+    const double *a0 = view->table + A0 * nodes, *a1 = view->table + A1 * nodes, *a2 = view->table + A2 * nodes;
+    const double *open_at = view->table + OPEN_AT * nodes, *total = view->table + TOTAL_BLOCKS * nodes;
+    double rank[CHUNK], costs[MOST_WIDTH], squared = tokens * tokens, most = 0.0, limit = INFINITY;
+    *holder = -1;
+    for (int64_t from = 0; from < nodes; from += CHUNK) {
+        int64_t size = nodes - from < CHUNK ? nodes - from : CHUNK;
+        for (int64_t j = 0; j < size; j++) {
+            int64_t i = from + j;
+            double at = open_at[i] > now ? open_at[i] : now;
+            double cost = at + (a0[i] + a1[i] * tokens + a2[i] * squared);
+            rank[j] = total[i] * block_size <= tokens ? INFINITY : cost;
+        }
+        if (matched) {
+            const double *own = matched + from;
+            for (int64_t j = 0; j < size; j++)
+                rank[j] -= (a2[from + j] * own[j] + a1[from + j]) * own[j];
+            for (int64_t j = 0; j < size; j++)
+                if (own[j] > most) {
+                    most = own[j];
+                    *holder = from + j;
+                }
+        }
+        for (int64_t j = 0; j < size; j++) {
+            if (!(rank[j] < limit))
+                continue;
+            int64_t place = count < width ? count++ : width - 1;
+            for (; place > 0 && costs[place - 1] > rank[j]; place--) {
+                costs[place] = costs[place - 1];
+                best[place] = best[place - 1];
+            }
+            costs[place] = rank[j];
+            best[place] = from + j;
+            limit = count < width ? INFINITY : costs[width - 1];
+        }
+    }
+    return count;
+}
+
+/* Appends decode nodes: of the fastest with room for `need` blocks. */
+static int64_t decodes(const struct view *view, int64_t need, int64_t width, uint64_t *state, int64_t *chosen,
+                       int64_t count)
+{
+    int64_t roomy[MOST_WIDTH], picked[DRAWN_NODES], found = 0, size = 0;
+    int64_t most = view->nodes <= SMALL_CLUSTER ? SHORTLIST_SIZE : width < view->orders ? width : view->orders;
+    if (most > SHORTLIST_SIZE)
+        for (int tries = 0; tries < MAX_DRAWS && found < DRAWN_NODES; tries++) {
+            int64_t at = (int64_t)(drawn(state) * (double)most);
+            if (view->free[at] >= (double)need)
+                picked[found++] = view->order[at];
+        }
+    if (found == DRAWN_NODES) {
+        for (int i = 0; i < DRAWN_NODES; i++)
+            count = add(chosen, count, picked[i]);
+        return count;
+    }
+    for (int64_t i = 0; i < view->orders && size < most; i++)
+        if (view->free[i] >= (double)need)
+            roomy[size++] = view->order[i];
+    if (!size)
+        for (; size < view->orders && size < most; size++)
+            roomy[size] = view->order[size];
+    if (size <= SHORTLIST_SIZE)
+        for (int64_t i = 0; i < size; i++)
+            count = add(chosen, count, roomy[i]);
+    else
+        for (int i = 0; i < DRAWN_NODES; i++)
+            count = add(chosen, count, one_of(roomy, size, state));
+    return count;
+}
+
+/* matched [nodes] or NULL; 1 <= width <= MOST_WIDTH; seed in [0, 1). Writes the shortlist into chosen [MOST_WIDTH + 8]
+   and returns its length. */
+int64_t shortlist(const struct view *view, const double *matched, double now, double tokens, double block_size,
+                  int64_t need, int64_t width, double seed, int64_t *chosen)
+{
+    uint64_t state = (uint64_t)(seed * 0x1.0p53);
+    int64_t best[MOST_WIDTH], holder, count = 0;
+    int64_t wanted = view->nodes <= SMALL_CLUSTER && width < SHORTLIST_SIZE ? SHORTLIST_SIZE : width;
+    int64_t size = cheapest(view, matched, now, tokens, block_size, wanted, best, &holder);
+    if (!size)
+        return 0;
+    if (view->nodes <= SMALL_CLUSTER) {
+        for (int64_t i = 0; i < size; i++)
+            count = add(chosen, count, best[i]);
+    } else {
+        const double *open_at = view->table + OPEN_AT * view->nodes;
+        const double *total = view->table + TOTAL_BLOCKS * view->nodes;
+        for (int i = 0; i < DRAWN_NODES; i++)
+            count = add(chosen, count, one_of(best, size, &state));
+        int64_t other = view->num_takers ? one_of(view->takers, view->num_takers, &state) : one_of(best, size, &state);
+        if (open_at[other] < INFINITY && total[other] * block_size > tokens)
+            count = add(chosen, count, other);
+    }
+    if (holder >= 0 && view->prefills[holder])
+        count = add(chosen, count, holder);
+    return decodes(view, need, width, &state, chosen, count);
+}

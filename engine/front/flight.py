@@ -1,0 +1,134 @@
+"""One accepted request: its state so far, and its output as text."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, overload
+
+from cache.block import BlockKey
+from engine.front.persistence import Persistence
+from engine.handoff.updates import Closing, TimedOut, Update
+from engine.observe.timeline import Timeline
+from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.token_logprobs import PromptLogprobs
+from engine.text.output import StopStrings
+from engine.text.tokenizer import IncrementalDecoder, Tokenizer
+from net.http.common.frontend import LogprobItem, Output
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One accepted request and its state so far."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    service_class: str
+    root: BlockKey
+    timeline: Timeline
+    deadline: float  # monotonic seconds
+    accepted: float  # monotonic seconds
+    persistence: Persistence
+    first_token: float = 0.0
+    last_token: float = 0.0
+    attempt: int = 0
+    adopted: str | None = None  # the attempt of another acceptor that this flight continues
+    redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
+    avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
+    runs: bool = False  # an attempt has begun: `items` brings its outputs, or its end
+    items: asyncio.Queue[Update | TimedOut | Closing] = field(default_factory=asyncio.Queue)
+    timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
+    watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
+    nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
+    asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits
+    unheard: str = ""  # why nobody should wait for it any more
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of prompt tokens 1, 2, ...
+
+    @property
+    def attempt_id(self) -> str:
+        """The request's name on the engine nodes. Clients of two acceptors may choose the same request id."""
+        if self.adopted is not None:
+            return self.adopted
+        return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+class PromptItems(Sequence[LogprobItem]):
+    """The prompt's tokens but the first, each with what was found; made as they are read."""
+
+    def __init__(self, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> None:
+        """Raises RuntimeError when they are not those of this prompt."""
+        if len(tokens) != len(found):
+            raise RuntimeError(f"{len(found)} log probabilities came for {len(tokens)} prompt tokens")
+        self._tokens, self._found = tokens, found
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> LogprobItem: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[LogprobItem]: ...
+
+    def __getitem__(self, at: int | slice) -> LogprobItem | list[LogprobItem]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(len(self))[at]]
+        found = self._found[at]
+        return LogprobItem(self._tokens[at], found.logprob, found.top, found.rank)
+
+
+def drawn_seed(request_id: str, prompt: list[int]) -> int:
+    """The seed of a request without one. Every node that computes the request draws the same tokens. An id that the
+    client does not choose is random, and so is its seed."""
+    content = request_id.encode() + b"\0" + array("I", prompt).tobytes()
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
+
+
+class OutputText:
+    """Turns the tokens of a flight into Outputs: it detokenises them and cuts at stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, flight: Flight) -> None:
+        self._flight = flight
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._stops = StopStrings(flight.sampling.stop)
+
+    def push(self, token: int, logprobs: TokenLogprobs | None, finish: str | None) -> Output:
+        """The output for one token. The token that ends generation (EOS, stop token) has no text."""
+        delta = "" if finish == "stop" else self._decoder.push([token])
+        if finish is not None:
+            delta += self._decoder.flush()
+        text, stop = self._stops.feed(delta)
+        if stop is not None:
+            finish = "stop"
+        elif finish is not None:
+            text += self._stops.flush()
+        item = None if logprobs is None else [LogprobItem(token, logprobs.logprob, logprobs.top)]
+        output = self._output(text, [token], item, finish, stop)
+        if self._flight.num_output_tokens == 1 and self._flight.sampling.prompt_logprobs is not None:
+            tokens = self._flight.token_ids[1 : self._flight.num_prompt_tokens]
+            output = replace(output, prompt_logprobs=PromptItems(tokens, self._flight.prompt_logprobs))
+        return output
+
+    def end(self, finish: str) -> Output:
+        return self._output(self._decoder.flush() + self._stops.flush(), [], None, finish, None)
+
+    def _output(self, text: str, ids: list[int], items: Any, finish: Any, stop: str | None) -> Output:
+        flight = self._flight
+        return Output(
+            text=text,
+            token_ids=ids,
+            logprobs=items,
+            finish_reason=finish,
+            num_prompt_tokens=flight.num_prompt_tokens,
+            num_cached_tokens=flight.timeline.cached_tokens,
+            stop_reason=stop,
+        )

@@ -1,0 +1,166 @@
+"""What is noted of requests on their way: their timelines, kept for a while after they end, and the metrics.
+
+The acceptor calls one method for each thing that happens; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from engine.front.declined import Declined
+from engine.front.flight import Flight
+from engine.front.placed import Placed
+from engine.front.placing import Placer
+from engine.handoff.updates import Report
+from engine.observe.otlp import SpanExport
+from engine.observe.recent import Recent
+from engine.observe.timeline import Timeline
+from engine.observe.trace_recorder import TraceRecorder
+from net.http.common.frontend import Overloaded, Unavailable
+from net.loop.log_context import trace_headers
+from net.metrics.events import Metrics
+
+KEPT_TIMELINES = 1000
+
+
+class FlightLog:
+    """Timelines and metrics of the requests that `node_id` accepted."""
+
+    def __init__(
+        self,
+        node_id: str,
+        metrics: Metrics,
+        placer: Placer,
+        recorder: TraceRecorder | None = None,
+        export: SpanExport | None = None,
+    ) -> None:
+        """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
+        self.recent = Recent(placer.block_size)
+        self._node_id = node_id
+        self._metrics = metrics
+        self._placer = placer
+        self._recorder = recorder
+        self._export = export
+        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        timeline = self._timelines.get(request_id)
+        return None if timeline is None else timeline.as_dict()
+
+    # --- in the order of a request's life
+
+    def accepted(self, flight: Flight) -> None:
+        """In the context of its HTTP request."""
+        flight.timeline.trace = trace_headers.get() or {}
+        self._timelines[flight.request_id] = flight.timeline
+        while len(self._timelines) > KEPT_TIMELINES:
+            self._timelines.popitem(last=False)
+        self._add(flight, "accepted", service_class=flight.service_class)
+
+    def declined(self, flight: Flight, declined: Declined) -> None:
+        """There is no placement, or --rejection turns the request away."""
+        flight.timeline.decisions.append(declined.kept())
+        flight.timeline.refused = declined.refused
+
+    def refused(self, flight: Flight, node: str, facts: dict[str, Any]) -> None:
+        """The node it was placed on does not take it."""
+        flight.timeline.refused = {"node": node} | facts
+
+    def rejected(self, flight: Flight, error: Overloaded | Unavailable) -> None:
+        """Its client is told so."""
+        told = {"reason": str(error), "retry_after_s": error.retry_after_s}
+        flight.timeline.refused = told | dict(flight.timeline.refused or {})
+        self._add(flight, "rejected", **told)
+        self._metrics.count_rejected(type(error).__name__.lower())
+        self.recent.refuse(flight.request_id, time.time())
+
+    def waits(self, flight: Flight, reason: str) -> None:
+        """No node can take it now. Noted once for each reason, not for every try."""
+        last = flight.timeline.events[-1]
+        if last["event"] != "waits" or last["detail"]["reason"] != reason:
+            self._add(flight, "waits", reason=reason)
+
+    def placed(self, flight: Flight, placed: Placed) -> None:
+        timeline, placement = flight.timeline, placed.placement
+        timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
+        timeline.decisions.append(placed.kept())
+        timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
+        self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
+
+    def reserved(self, flight: Flight, decode: str) -> None:
+        self._add(flight, "reserved", on=decode)
+
+    def told(self, flight: Flight, report: Report) -> None:
+        """What an engine node reports with the first and the last token."""
+        flight.timeline.extend(report.events)
+        self._placer.links.learn(report.events, flight.timeline.nodes["decode"])
+        if flight.num_output_tokens == 0:
+            flight.timeline.cached_tokens = report.cached_tokens
+
+    def token(self, flight: Flight) -> None:
+        """Before it joins the flight's tokens."""
+        now = time.monotonic()
+        if flight.num_output_tokens == 0:
+            self._add(flight, "first_token")
+            flight.first_token = now
+            self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
+            self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
+            self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
+        else:
+            self._metrics.observe_itl(now - flight.last_token, flight.service_class)
+        flight.last_token = now
+        self._metrics.count_generation_tokens(1)
+
+    def attempt_failed(self, flight: Flight, reason: str) -> None:
+        self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
+
+    def adopted(self, flight: Flight) -> None:
+        """The client has come back from an acceptor that was lost, and its request was still there."""
+        self._add(flight, "adopted", on=flight.timeline.nodes["decode"])
+
+    def redirected(self, flight: Flight, reason: str) -> None:
+        self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
+
+    def resumed(self) -> None:
+        """A further attempt follows a failed one."""
+        self._metrics.count_resumed()
+
+    def timed_out(self, flight: Flight) -> None:
+        self._add(flight, "timed_out")
+
+    def over(self, flight: Flight, reason: str | None) -> None:
+        """`reason` is None when the client went away or the request was refused."""
+        flight.timeline.output_tokens = flight.num_output_tokens
+        self._add(flight, "answered" if reason else "aborted")
+        if self._export is not None:
+            self._export.ended(flight.timeline, flight.timeline.trace, reason)
+        if not flight.num_output_tokens:
+            return
+        decode_s = flight.last_token - flight.first_token
+        e2e_s = time.monotonic() - flight.accepted
+        self._metrics.finish_request(
+            reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
+        )
+        self._metrics.observe_decode(decode_s)
+        if self._recorder is not None:
+            accepted = flight.timeline.events[0]["t"]
+            prompt = flight.token_ids[: flight.num_prompt_tokens]
+            self._recorder.ended(accepted, prompt, flight.num_output_tokens, flight.service_class)
+        self.recent.add(flight.timeline, flight.service_class, reason, time.time())
+        summary = flight.timeline.summary()
+        truth = flight.timeline.truth(summary)
+        for name, found in truth.items():
+            self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
+        if "ttft_s" in truth:
+            estimates = flight.timeline.decisions[-1].estimates
+            self._placer.learn(flight.timeline.nodes["prefill"], estimates, truth["ttft_s"]["measured_s"])
+        if (queue_ms := summary["queue_ms"]) is not None:
+            self._metrics.observe_queue(max(0.0, queue_ms) / 1000)
+        if (prefill_ms := summary["prefill_ms"]) is not None:
+            self._metrics.observe_prefill(max(0.0, prefill_ms) / 1000)
+            self._metrics.observe_inference(max(0.0, prefill_ms) / 1000 + decode_s)
+
+    def _add(self, flight: Flight, event: str, **detail: Any) -> None:
+        flight.timeline.add(time.time(), self._node_id, event, **detail)

@@ -1,0 +1,221 @@
+"""From a request to a placement: make a shortlist, ask its nodes, look up the prefix, let the policy decide.
+
+The decision itself is pure (sched/placement/). Gossip names the candidates. The policy chooses the nodes to ask before
+the decision, because stale gossip alone would send every acceptor to the same node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache.block import BlockGeometry, BlockKey
+from cache.results import LeadingRun
+from engine.front.bursts import Bursts
+from engine.front.claims import Claims
+from engine.front.clocks import Clocks
+from engine.front.cluster import Cluster
+from engine.front.declined import no_placement, turned_away
+from engine.front.known import Known, Neighbours
+from engine.front.placed import Placed, ProbeAnswer
+from engine.front.probing import Prober, Question
+from engine.step.request import Request
+from sched.gossip.intents import WORTH_S, Coming
+from sched.membership.member import Rng, Status
+from sched.placement.burst import Choice
+from sched.placement.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
+from sched.placement.costs import horizon_s, least_prefill_s
+from sched.placement.demand import Demand
+from sched.placement.links import Vector
+from sched.placement.measured_links import MeasuredLinks
+from sched.placement.view import View
+from sched.rejection import Estimate, Refusal, Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRules:
+    """How to place requests. `intents`: avoid computing the same prefix on two nodes at the same time."""
+
+    policy: PlacementPolicy
+    rejection: Rejection
+    max_waiting: int
+    slo_scale: float
+    prefix_caching: bool
+    intents: bool
+
+
+class Placer:
+    """Places requests for this node's acceptor."""
+
+    def __init__(self, rules: PlacementRules, cluster: Cluster, geometry: BlockGeometry, rng: Rng) -> None:
+        gossip = cluster.gossip
+        self.links = MeasuredLinks()
+        self.clocks = Clocks()
+        self._policy = rules.policy
+        self._gossip = gossip
+        self._store = cluster.store
+        self._words = cluster.words
+        self._claims = Claims(cluster.words)
+        self._geometry = geometry
+        self._prefix_caching = rules.prefix_caching
+        self._rejection, self._slo_scale = rules.rejection, rules.slo_scale
+        self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng)
+        self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
+        self._bursts = Bursts(cluster.channel, gossip)
+        self._intents = rules.intents and rules.prefix_caching
+        gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
+
+    @property
+    def block_size(self) -> int:
+        return self._geometry.block_size
+
+    async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
+        """`avoid`: nodes that have sent this prompt away (see Choice); `new`: no node has begun the request yet.
+        Raises NotPlaced when every node is full, a role is missing, the prompt fits on no node, or a new request would
+        miss its objectives."""
+        begun = time.monotonic()
+        self._neighbours.arrivals.count(begun)
+        keys = self._keys(request)
+        known = self._neighbours.known(begun)
+        demand = self._demand(request, LeadingRun(0), 0, known.view)
+        matched = self._neighbours.matched(known, keys, self.block_size)
+        asked = self._policy.shortlist(begun, demand, known.view, matched)
+        members = [known.members[i] for i in asked] + known.strangers
+        told = {known.view.ids[i]: int(matched[i]) for i in asked}
+        question = Question(keys, horizon_s(begun, demand, known.view), told)
+        pooled, answers = await asyncio.gather(self._pooled(keys), self._prober.ask(members, question, known))
+        now = time.monotonic()
+        view = self._neighbours.answered(now, known, answers, bool(asked))
+        held = int(matched.max(initial=0.0))  # by somebody, as far as digests tell, and as those that were asked say
+        if asked or not known.members:
+            matched = _told(view, answers, told)
+            held = max(held, int(matched.max(initial=0.0)))
+        choice = Choice(self._policy, now, self._demand(request, pooled, held, view), view, matched, avoid)
+        decision = choice.decide()
+        if isinstance(decision, Rejected):
+            raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
+        if new and (refusal := self._refusal(decision, request.service_class, view)) is not None:
+            raise turned_away(refusal, decision, list(answers.values()), len(members), time.monotonic() - begun)
+        alone = False
+        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
+            first = decision
+            decision = await self._joined(first, choice, question, known, answers)
+            alone = decision is first
+        claimed = {node: answer.claimed for node, answer in answers.items()}
+        decision, claim, given_up = await self._claims.secure(decision, choice, claimed)
+        if alone and decision.prefill != first.prefill:
+            await self._intend(decision, question, known, instead_of=first.prefill)
+        seconds = time.monotonic() - begun
+        placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
+        self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
+        return placed
+
+    async def _joined(
+        self, decision: Placement, choice: Choice, question: Question, known: Known, answers: dict[str, ProbeAnswer]
+    ) -> Placement:
+        """The decision, repeated if another node already computes some of the prompt's new blocks. If that node was
+        not asked before, it is asked now."""
+        coming = await self._intend(decision, question, known)
+        if not coming:
+            return decision
+        absent = [m for m in known.members if m.node_id in coming and m.node_id not in choice.view.index]
+        if absent:
+            more = await self._prober.ask(absent, question, known)
+            answers |= more
+            fresh = self._neighbours.view_of(choice.now, more)
+            choice.view, choice.matched = choice.view.beside(fresh), np.append(choice.matched, _told(fresh, more, {}))
+        choice.expect(coming, self.block_size)
+        again = choice.decide()
+        return decision if isinstance(again, Rejected) else again
+
+    async def _intend(
+        self, decision: Placement, question: Question, known: Known, instead_of: str = ""
+    ) -> dict[str, Coming]:
+        blocks, ready_s = decision.prefix_tokens // self.block_size, decision.estimates["ttft_s"]
+        return await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s, instead_of)
+
+    def _refusal(self, decision: Placement, service_class: str, view: View) -> Refusal | None:
+        """Why --rejection refuses this request; None if it does not."""
+        onto = view.index[decision.decode]
+        estimate = Estimate(
+            service_class=service_class,
+            ttft_s=decision.estimates["ttft_s"],
+            wait_s=decision.estimates["wait_s"],
+            step_s=float(view.step_s[onto]),
+            step_soon_s=float(view.step_soon_s[onto]),
+            step_alone_s=float(view.step_alone_s[onto]),
+            decode_s=float(view.decode_s[onto]),
+        )
+        return self._rejection.at_arrival(estimate, self._slo_scale)
+
+    def decode_nodes(self) -> list[str]:
+        """Decode nodes that gossip considers alive."""
+        members = self._gossip.members
+        return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
+
+    def missing_role(self) -> str:
+        """A role that no node has, according to gossip; '' if every role has a node. Far cheaper than `place`."""
+        view = self._neighbours.known(time.monotonic()).view
+        return "prefill" if not view.prefills.any() else "decode" if not view.decodes.any() else ""
+
+    def learn(self, prefill: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """Report the measured time from a decision for node `prefill`, with these estimates, to its first token."""
+        if isinstance(self._policy, LearningPolicy):
+            self._policy.observed(prefill, estimates, ttft_s)
+
+    def suspects(self, node_id: str) -> bool:
+        """Whether gossip considers the node dead or suspects it."""
+        member = self._gossip.core.membership.get(node_id)
+        return member is None or member.status is not Status.ALIVE
+
+    def unreachable(self, node_id: str) -> None:
+        """Report that the node refuses connections: gossip suspects it until it proves that it is alive."""
+        self._gossip.suspect(node_id)
+
+    async def release(self, placed: Placed) -> None:
+        """Withdraw the claim: the work will not arrive."""
+        if placed.claim is not None:
+            await self._words.release(placed.claim)
+
+    def _demand(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
+        """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
+        on SSD of the pool counts unless computing it from there on is quicker than reading it."""
+        pool_tokens, ssd_s, ssd_blocks = pooled.blocks * self.block_size, pooled.ssd_s, pooled.ssd_blocks
+        if ssd_blocks:
+            in_front = pooled.dram_blocks * self.block_size
+            if ssd_s >= least_prefill_s(view, pool_tokens - in_front, in_front):
+                pool_tokens, ssd_s, ssd_blocks = in_front, 0.0, 0
+        if by_arena := held_tokens > pool_tokens:
+            pool_tokens, ssd_s, ssd_blocks = held_tokens, 0.0, 0
+        return Demand(
+            num_tokens=request.num_tokens,
+            max_tokens=request.sampling.max_tokens - request.num_output_tokens,
+            pool_tokens=pool_tokens,
+            block_size=self._geometry.block_size,
+            token_bytes=self._geometry.token_bytes,
+            service_class=request.service_class,
+            fetch_from="arena" if by_arena else "pool",
+            ssd_s=ssd_s,
+            ssd_tokens=ssd_blocks * self.block_size,
+        )
+
+    def _keys(self, request: Request) -> list[BlockKey]:
+        """Keys of the reusable prefix. The last token is always computed; a request that scores its prompt computes
+        all tokens."""
+        if not self._prefix_caching or request.scores_prompt:
+            return []
+        size = self._geometry.block_size
+        return request.block_keys(size)[: (request.num_tokens - 1) // size]
+
+    async def _pooled(self, keys: Sequence[BlockKey]) -> LeadingRun:
+        return await self._store.find(keys) if keys else LeadingRun(0)
+
+
+def _told(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:
+    """Leading tokens of the prompt that the nodes of `view` hold: from their answers, otherwise from their digests."""
+    told = [answers[node].local_tokens if node in answers else matched.get(node, 0) for node in view.ids]
+    return np.array(told, dtype=np.float64)

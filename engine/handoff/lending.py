@@ -1,0 +1,102 @@
+"""Blocks of this node's arena that another node reads as the prefix of a prompt, kept where they are meanwhile.
+
+    reader (borrowing.py)                        this node
+    engine.kv.borrow(loan, keys) ─────────────>  a transfer reference on each block of the leading run of `keys`
+                    <── reply: region, blocks ──
+    READs them                                   takes no part
+    engine.kv.return(loan) ───────────────────>  the references go
+                              <── reply: whole ──  whether they were held until now
+
+A loan ends by the reader's word, when the reader goes or is lost, and at its deadline. A READ that still runs then may
+fetch the content of another request: the reader uses nothing before it has heard `whole`. Nobody writes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cache.pool.block_pool import BlockPool
+from cache.protocol import split_keys
+from engine.handoff import messages
+from net.channel.channel import Channel
+from net.errors import RemoteError
+
+LOAN_S = 15.0
+"""A reader that stops keeps blocks for so long at most."""
+
+LENT_SHARE = 0.5
+"""Of the arena at most: what is lent cannot be evicted for this node's own requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    block_ids: list[int]
+    timer: asyncio.TimerHandle
+
+
+class Lending:
+    """All loans of a node, by reader and by the number that the reader gave."""
+
+    def __init__(
+        self, channel: Channel, pool: BlockPool, region: str, block_bytes: int, loan_s: float = LOAN_S
+    ) -> None:
+        """region: the arena of `pool`, as peers know it."""
+        self._pool = pool
+        self._region = region
+        self._block_bytes = block_bytes
+        self._loan_s = loan_s
+        self._loans: dict[tuple[str, int], Loan] = {}
+        self.expired = 0  # loans that ended without a word of their reader
+        channel.handle(messages.BORROW, self._on_borrow)
+        channel.handle(messages.RETURN, self._on_return)
+        channel.on_lost(self._gone)
+        channel.on_closed(self._gone)
+
+    def __len__(self) -> int:
+        return len(self._loans)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for loan in self._loans.values() for block_id in loan.block_ids)
+
+    async def _on_borrow(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        """Nothing is awaited, so a return that follows cannot overtake it."""
+        name = peer, int(body["loan"])
+        if name in self._loans:
+            raise RemoteError(f"loan {body['loan']} is in use", "bad_request")
+        if body["block_bytes"] != self._block_bytes:
+            raise RemoteError(f"blocks have {self._block_bytes} bytes here, not {body['block_bytes']}", "layout")
+        room = int(LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
+        found = self._pool.match(split_keys(data))[: max(0, room)]
+        if found:
+            self._pool.hold(found)
+            self._pool.touch(found)
+            timer = asyncio.get_running_loop().call_later(self._loan_s, self._expire, name)
+            self._loans[name] = Loan(found, timer)
+        return {"region": self._region, "blocks": found}
+
+    async def _on_return(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return {"whole": self._end((peer, int(body["loan"])))}
+
+    def _end(self, name: tuple[str, int]) -> bool:
+        loan = self._loans.pop(name, None)
+        if loan is None:
+            return False
+        loan.timer.cancel()
+        self._pool.unhold(loan.block_ids)
+        return True
+
+    def _expire(self, name: tuple[str, int]) -> None:
+        self.expired += self._end(name)
+
+    def _gone(self, peer: str) -> None:
+        for name in [name for name in self._loans if name[0] == peer]:
+            self._expire(name)
+
+    def close(self) -> None:
+        """This node ends."""
+        for name in list(self._loans):
+            self._end(name)

@@ -1,0 +1,89 @@
+"""Requests whose acceptor was lost while they decoded: kept for LEASE_S, so that their clients can come back.
+
+A client that reconnects to any node, with the request's id, is answered from here: the new acceptor adopts the request
+with all tokens made so far, and later ones go to it. What has ended is remembered as long. Tokens are identified by
+(request, index), so nothing is told twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from engine.handoff import messages
+from engine.handoff.items import made
+from engine.handoff.messages import Adopt, Adopted, prompt_digest
+from engine.handoff.updates import encode
+from engine.step.request import Request, RequestState
+from net.bodies import typed
+from net.channel.channel import Channel, RemoteError
+
+LEASE_S = 10.0
+MOST_ENDED = 256
+NOBODY = ""
+"""In the place of the acceptor while a request has none."""
+
+
+class Orphans:
+    """Of an engine node. `requests`: those that live here, by attempt id; `adopted(attempt id, node)`: from now on
+    `node` is told; `give_up(attempt id)`: nobody has come."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        requests: Mapping[str, Request],
+        adopted: Callable[[str, str], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._requests, self._adopted, self._give_up = requests, adopted, give_up
+        self._leases: dict[str, asyncio.TimerHandle] = {}
+        self._ended: OrderedDict[str, tuple[Request, float]] = OrderedDict()
+        channel.handle(messages.ADOPT, typed(Adopt, self._on_adopt))
+
+    def keep(self, attempt_id: str) -> bool:
+        """The acceptor of a request is lost. True if it decodes here and waits for its client from now on."""
+        request = self._requests.get(attempt_id)
+        if request is None or request.handover or request.state is RequestState.REMOTE or request.finished:
+            return False
+        if not request.num_output_tokens or request.sampling.logprobs is not None:
+            return False  # little is lost; and log probabilities are not kept
+        loop = asyncio.get_running_loop()
+        self._leases[attempt_id] = loop.call_later(LEASE_S, self._expire, attempt_id)
+        return True
+
+    def ended(self, request: Request) -> None:
+        """A request has made its last token; remembered in case its acceptor dies with it."""
+        now = asyncio.get_running_loop().time()
+        self._drop_lease(request.request_id)
+        if request.sampling.logprobs is None:
+            self._ended[request.request_id] = request, now
+        while self._ended and (len(self._ended) > MOST_ENDED or next(iter(self._ended.values()))[1] < now - LEASE_S):
+            self._ended.popitem(last=False)
+
+    async def _on_adopt(self, peer: str, body: Adopt, data: memoryview) -> Adopted:
+        """Raises RemoteError (gone) when the request is not here, or belongs to somebody who lives."""
+        for attempt_id, request in [
+            *((name, self._requests[name]) for name in self._leases if name in self._requests),
+            *((name, one) for name, (one, _) in self._ended.items()),
+        ]:
+            same = attempt_id.partition("/")[2].rpartition("#")[0] == body.request_id
+            if same and prompt_digest(request.root, request.token_ids[: request.num_prompt_tokens]) == body.digest:
+                if not request.finished:
+                    self._drop_lease(attempt_id)
+                    self._adopted(attempt_id, peer)
+                return Adopted(attempt_id, [encode(attempt_id, token) for token in made(request)])
+        raise RemoteError("this node keeps no such request", code="gone")
+
+    def _expire(self, attempt_id: str) -> None:
+        if self._leases.pop(attempt_id, None) is not None:
+            self._give_up(attempt_id)
+
+    def _drop_lease(self, attempt_id: str) -> None:
+        lease = self._leases.pop(attempt_id, None)
+        if lease is not None:
+            lease.cancel()
+
+    def close(self) -> None:
+        for attempt_id in list(self._leases):
+            self._drop_lease(attempt_id)

@@ -1,0 +1,139 @@
+"""Pull: the prefill node says what is ready, the decode node reads it out of the prefill node's blocks.
+
+    prefill node                                    decode node
+    PullOffer.move ── engine.handoff.pull(spans) ──>  KvPull.read: one READ into the reserved slots
+                   <── reply: bytes, time ──  the spans have landed; the prefill node lets its blocks go
+
+Until the reply the prefill node holds the blocks. No reply, because the decode node hangs or is gone, means that the
+request fails there: a late READ of blocks that are reused by then fetches bytes nobody will look at, for they count
+only from the handover on, which comes after the last reply. The slots on the decode node are written by its own READs
+alone, so it may reuse them as soon as those are over.
+
+With --wire-dtype what is read is encoded, and the reply comes when it is decoded (engine/handoff/wire.py). KvPull also
+decodes what a prefill node has pushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from engine.core.kv_ready import KvTarget
+from engine.handoff import messages
+from engine.handoff.messages import Pull, Pulled
+from net.bodies import answered, encode
+from net.channel.channel import Channel
+from net.errors import RemoteError
+from net.loop.tasks import awaited
+from net.transfer.common.spans import Span, pack_spans
+from net.transfer.engine import URGENT, Completion, Op, TransferEngine
+
+T = TypeVar("T")
+
+REPLY_MARGIN_S = 5.0  # the reader's own deadline should be the one that is met
+
+
+class Decoder(Protocol):
+    """As engine.handoff.wire.WireCodec."""
+
+    def fits(self, offset: int, nbytes: int) -> bool:
+        """Whether these bytes of the arena can be encoded layers of one block."""
+
+    async def decode(self, spans: Sequence[Span]) -> None:
+        """In place. Ends when nothing is written any more, also when it is cancelled."""
+
+
+class PullOffer:
+    """The prefill node's side: a Mover (engine/core/kv_transfer.py)."""
+
+    def __init__(self, channel: Channel, region: str, request_id: str, target: KvTarget, timeout_s: float) -> None:
+        """region: of this node's KV blocks, or of what they are encoded to."""
+        self._channel = channel
+        self._region = region
+        self._request_id = request_id
+        self._target = target
+        self._timeout_s = timeout_s
+
+    async def move(self, spans: Sequence[Span]) -> Completion:
+        body = encode(Pull(self._request_id, self._region, self._timeout_s))
+        reply, _ = await self._channel.call(
+            self._target.node, messages.PULL, body, [pack_spans(spans)], self._timeout_s + REPLY_MARGIN_S
+        )
+        done = answered(Pulled, reply)
+        return Completion(done.nbytes, done.seconds, done.transport)
+
+
+class KvPull:
+    """The decode node's side, one per reserved request: what is written here into its blocks, and the end of that."""
+
+    def __init__(
+        self,
+        transfer: TransferEngine,
+        region: str,
+        block_bytes: int,
+        node: str,
+        block_ids: Collection[int],
+        decoder: Decoder | None = None,
+    ) -> None:
+        """node: the prefill node; block_ids: those of `region` here that it may fill; decoder: of what arrives, None =
+        it is as it is to be."""
+        self._transfer = transfer
+        self._region = region
+        self._block_bytes = block_bytes
+        self._node = node
+        self._block_ids = frozenset(block_ids)
+        self._decoder = decoder
+        self._writes: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+
+    async def read(self, region: str, spans: Sequence[Span], timeout_s: float) -> Completion:
+        """Fetch (offset in `region` there, offset here, length). Raises RemoteError when the request has ended or a
+        span lies outside its blocks, and what TransferEngine.submit raises."""
+        self._check(spans)
+        return await self._until_stopped(self._fetch(region, spans, timeout_s))
+
+    async def decode(self, spans: Sequence[Span]) -> None:
+        """The prefill node has written encoded bytes to these. Raises RemoteError as `read` does."""
+        if self._decoder is None:
+            raise RemoteError("KV is not encoded on its way to this node (--wire-dtype)", code="bad_request")
+        self._check(spans)
+        await self._until_stopped(self._decoder.decode(spans))
+
+    async def _fetch(self, region: str, spans: Sequence[Span], timeout_s: float) -> Completion:
+        swapped = [(here, there, nbytes) for there, here, nbytes in spans]
+        done = await self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s, URGENT)
+        if self._decoder is not None:
+            await self._decoder.decode(spans)
+        return done
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        task = awaited(work)
+        self._writes.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise RemoteError("the request has ended on the decode node", code="gone") from None
+            raise
+        finally:
+            self._writes.discard(task)
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        if self._stopped:
+            raise RemoteError("the request has ended on the decode node", code="gone")
+        for _, here, nbytes in spans:
+            block, offset = divmod(here, self._block_bytes)
+            if block not in self._block_ids or offset + nbytes > self._block_bytes:
+                raise RemoteError(f"bytes {here}..{here + nbytes} are not the request's to fill", code="bad_request")
+            if self._decoder is not None and not self._decoder.fits(here, nbytes):
+                raise RemoteError(f"bytes {here}..{here + nbytes} are no encoded layers", code="bad_request")
+
+    async def stop(self) -> None:
+        """No byte is written into the blocks once this returns."""
+        self._stopped = True
+        writes = list(self._writes)
+        for task in writes:
+            task.cancel()
+        if writes:
+            await asyncio.wait(writes)

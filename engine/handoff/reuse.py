@@ -1,0 +1,344 @@
+"""Reuse of KV beyond this node's engine arena: prefixes are loaded from the pooled store, new blocks published to it.
+
+Both directions hold their blocks with transfer references while bytes move, so neither an abort nor an eviction can
+give a block away under a transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from cache.block import BlockGeometry, BlockKey
+from cache.pool.block_pool import BlockPool, OutOfBlocks
+from cache.pool.policy import Facts
+from cache.results import GetResult
+from cache.store.calls import HOME_ERRORS
+from cache.store.layered import PinnedBlocks
+from engine.core.batcher import Batcher
+from engine.core.costs import StepCosts
+from engine.core.layered_load import LayeredLoad, LayerGate, hides
+from engine.handoff.prefix_sources import POOL, PrefixSources, Source
+from engine.observe.intervals import Intervals
+from engine.pooled.pool_blocks import LayerRead, Layers, PoolBlocks
+from engine.pooled.prefetch import Prefetch
+from engine.step.request import Request
+from net.loop.tasks import awaited, keep
+from net.metrics.events import Metrics
+
+log = logging.getLogger("mooncake.engine")
+
+PUBLISH_BATCH_BLOCKS = 32
+LATE_S = 1.0  # a step with others in it waits for a prefix at most, beyond its own time: its home hangs
+MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
+
+
+Named = tuple[BlockKey, int, Facts]
+"""A full block: (key, block id, facts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What blocks are loaded into, in the way of `prefetch`. With `layers`, of the pool, a request starts before its
+    prefix has arrived, and waits layer by layer, where it is to wait at all; in company it starts once nobody should
+    have to wait for it."""
+
+    geometry: BlockGeometry
+    prefetch: Prefetch
+    layers: Layers | None = None
+
+
+class PrefixLoader:
+    """Fetches what the pool or another arena has of a request's prefix into the engine arena, when that beats computing
+    it."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        arena: Arena,
+        costs: StepCosts,
+        metrics: Metrics,
+        sources: PrefixSources,
+        used: Callable[[Sequence[Named]], None] = lambda named: None,
+    ) -> None:
+        """used: told of blocks that were found in the engine's own arena."""
+        self._used = used
+        self._layers = arena.layers if arena.prefetch.policy == "wait" else None
+        self._prefetch = arena.prefetch
+        self._batcher = batcher
+        self._geometry = arena.geometry
+        self._costs = costs
+        self._metrics = metrics
+        self._sources = sources
+        self._held: list[Sequence[int]] = []  # blocks that are being filled
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for blocks in self._held for block_id in blocks)
+
+    def _hold(self, blocks: Sequence[int]) -> None:
+        self._batcher.pool.hold(blocks)
+        self._held.append(blocks)
+
+    def _unhold(self, blocks: Sequence[int]) -> None:
+        self._held = [one for one in self._held if one is not blocks]
+        self._batcher.pool.unhold(blocks)
+
+    async def load(self, request: Request) -> LayeredLoad | None:
+        """Extend the request's prefix. Whatever cannot be had is simply computed later. A load that is returned goes
+        on beside the request's first step, which has to wait for each of its layers."""
+        size = self._geometry.block_size
+        local = self._batcher.blocks.adopt_prefix(request)
+        if local:
+            self._used(self._batcher.blocks.named(request, 0, local))
+        keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
+        for source in await self._sources.of(keys, local):
+            before = len(request.block_ids)
+            if request.finished:
+                break
+            if self._layers is not None and source.name == POOL:
+                load = await self._start(self._layers, request, source)
+                if load is not None or request.finished or len(request.block_ids) > before:
+                    return load
+            await self._fetch(request, source)
+            if len(request.block_ids) > before:
+                break
+        return None
+
+    async def _start(self, layers: Layers, request: Request, source: Source) -> LayeredLoad | None:
+        """Begin to read all of it from the pool layer by layer; None when it cannot be had that way."""
+        pool, first, keys = self._batcher.pool, len(request.block_ids), source.keys
+        if pool.num_free < len(keys):
+            return None
+        known = (first + len(keys)) * self._geometry.block_size
+        step_s = self._costs.prefill.estimate(request.num_tokens - known, known)
+        in_company = len(self._batcher.requests) > 1
+        blocks, gate = pool.allocate(len(keys)), LayerGate(LATE_S + step_s if in_company else None)
+        self._hold(blocks)
+        begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        joins = asyncio.Event()
+
+        def landed(count: int, seconds: float) -> None:
+            gate.landed(count - 1)
+            if hides(count, self._geometry.num_layers, seconds, step_s):
+                joins.set()
+
+        def over(task: asyncio.Task[bool]) -> None:
+            """However the load ended, also before its first line."""
+            gate.open()
+            joins.set()
+            self._unhold(blocks)
+            if not begun.done():
+                begun.set_result(False)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    level = logging.INFO if isinstance(error, HOME_ERRORS) else logging.ERROR  # homes may be lost
+                    log.log(level, "could not begin a layered load", exc_info=error)
+
+        task = awaited(self._read_layers(layers(keys, blocks), request, source, landed, begun))
+        task.add_done_callback(over)
+        load = LayeredLoad(first, blocks, gate, task)
+        started = False
+        try:
+            started = await begun
+            if started and in_company:
+                await joins.wait()
+                started = not task.done() or await load.whole()
+            started = started and not request.finished
+        finally:
+            if not started:
+                task.cancel()
+                pool.release(blocks)
+        if not started:
+            return None
+        if task.done() and in_company:
+            self._batcher.blocks.adopt_loaded(request, blocks)
+            return None
+        self._batcher.blocks.adopt_arriving(request, blocks)
+        return load
+
+    async def _read_layers(
+        self,
+        arriving: AbstractAsyncContextManager[LayerRead | None],
+        request: Request,
+        source: Source,
+        on_layer: Callable[[int, float], None],
+        begun: asyncio.Future[bool],
+    ) -> bool:
+        """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
+        pinned, so that only a failure can keep them from coming."""
+        intervals, asked, nbytes = Intervals(), time.monotonic(), source.block_bytes * len(source.keys)
+        layer_bytes, last, begin = nbytes // self._geometry.num_layers, asked, asked
+
+        def landed(layer: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            on_layer(layer + 1, now - begin)
+            intervals.add(last, now, layer_bytes)
+            last = now
+
+        async with arriving as found:
+            if not begun.done():
+                begun.set_result(found is not None)
+            if found is None:
+                return False
+            last = begin = time.monotonic()
+            with self._sources.loading(nbytes) as before:
+                whole = await found.read(landed)
+                way_s = time.monotonic() - begin
+        if whole:
+            self._sources.observe(GetResult(len(source.keys), nbytes), before, way_s)
+            self._account(request, source, found.pinned, asked, intervals)
+        return whole
+
+    def _account(
+        self,
+        request: Request,
+        source: Source,
+        pinned: PinnedBlocks,
+        asked: float,
+        intervals: Intervals,
+    ) -> None:
+        """asked: when the blocks were asked for, monotonic."""
+        now, num_blocks = time.monotonic(), len(source.keys)
+        seconds = now - asked
+        nbytes = num_blocks * source.block_bytes
+        self._metrics.count_prefix_load(pinned.tiers, 0)
+        for transport, count in pinned.transports.items():
+            self._metrics.count_transfer("read", transport, count, seconds)
+        detail = {
+            "blocks": num_blocks,
+            "bytes": nbytes,
+            "seconds": seconds,
+            "estimated_s": source.load_s,
+            "sources": pinned.sources,
+            "tiers": pinned.tiers,
+            "transports": dict(pinned.transports),
+            "intervals": intervals.before(now),
+        }
+        request.journal.note(now, "prefix_fetched", detail)
+
+    async def _fetch(self, request: Request, source: Source) -> None:
+        pool, keys = self._batcher.pool, source.keys
+        try:
+            blocks = pool.allocate(min(len(keys), pool.num_free))
+        except OutOfBlocks:
+            return
+        self._hold(blocks)
+        good = 0
+        begin = time.monotonic()
+        try:
+            with self._sources.loading(source.block_bytes * len(blocks)) as before:
+                result = await self._prefetch.fetch(source.get, keys[: len(blocks)], blocks)
+            good = result.blocks
+        finally:
+            self._unhold(blocks)
+            if request.finished:
+                good = 0
+            pool.release(blocks[good:])
+        seconds = time.monotonic() - begin
+        self._metrics.count_prefix_load(result.tiers, len(blocks) - good if source.name == POOL else 0)
+        each = result.nbytes // max(1, result.blocks)
+        for transport, count in result.transports.items():
+            self._metrics.count_transfer("read", transport, count * each, seconds)
+        self._sources.observe(result, before, seconds)
+        if good:
+            self._batcher.blocks.adopt_loaded(request, blocks[:good])
+            detail = {
+                "blocks": good,
+                "bytes": result.nbytes,
+                "seconds": seconds,
+                "estimated_s": source.load_s,
+                "sources": result.sources,
+                "tiers": result.tiers,
+                "transports": {t: n * each for t, n in result.transports.items()},
+            }
+            request.journal.note(time.monotonic(), "prefix_fetched", detail)
+
+
+class Publisher:
+    """Writes newly full blocks behind to their homes in the pooled store, oldest first, in batches."""
+
+    def __init__(self, pool: BlockPool, pool_blocks: PoolBlocks | None, metrics: Metrics) -> None:
+        """pool_blocks: where to; None = nowhere."""
+        self._metrics = metrics
+        self._pool = pool
+        self._pool_blocks = pool_blocks
+        self._backlog: deque[Named] = deque()
+        self._again: deque[Named] = deque()  # what was offered before, and may have been refused
+        self._wake = asyncio.Event()
+        self._in_flight: list[Named] = []
+        self._task: asyncio.Task[None] | None = None
+        self.num_dropped = 0
+
+    def start(self) -> None:
+        if self._pool_blocks is not None:
+            self._task = keep(self._run, "publishing blocks")
+
+    def publish(self, named: Sequence[Named]) -> None:
+        """Queue full blocks; they are held until written or given up."""
+        self.num_dropped += self._take(self._backlog, named)
+
+    def offer_again(self, named: Sequence[Named]) -> None:
+        """Blocks that were used in the arena: those that the pool does not have are offered to it once more, so that an
+        admission that counts uses counts this one."""
+        self._take(self._again, named)
+
+    def _take(self, queue: deque[Named], named: Sequence[Named]) -> int:
+        """Returns how many there was no room for."""
+        if self._task is None or not named:
+            return 0
+        taken = named[: max(0, MAX_PUBLISH_BACKLOG_BLOCKS - len(queue))]
+        self._pool.hold([block_id for _, block_id, _ in taken])
+        queue.extend(taken)
+        self._wake.set()
+        return len(named) - len(taken)
+
+    @property
+    def backlog(self) -> int:
+        """Blocks that are not written yet."""
+        return len(self._backlog) + len(self._again) + len(self._in_flight)
+
+    def held_blocks(self) -> Iterator[int]:
+        """One for each transfer reference held here."""
+        return (block_id for part in (self._backlog, self._again, self._in_flight) for _, block_id, _ in part)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        for queue in (self._backlog, self._again):
+            self._pool.unhold([block_id for _, block_id, _ in queue])
+            queue.clear()
+
+    async def _run(self) -> None:
+        assert self._pool_blocks is not None
+        while True:
+            queue = self._backlog or self._again
+            if not queue:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            count = min(PUBLISH_BATCH_BLOCKS, len(queue))
+            batch = self._in_flight = [queue.popleft() for _ in range(count)]
+            try:
+                rows = batch if queue is self._backlog else await self._lacking(batch)
+                if rows:
+                    keys, blocks, facts = zip(*rows, strict=True)
+                    stored = await self._pool_blocks.put(keys, blocks, facts)
+                    self._metrics.count_store_put(stored)
+            except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
+                log.info("publishing %d blocks failed: %r", len(batch), error)
+            finally:
+                self._in_flight = []
+                self._pool.unhold([block_id for _, block_id, _ in batch])
+
+    async def _lacking(self, batch: Sequence[Named]) -> list[Named]:
+        assert self._pool_blocks is not None
+        there = await self._pool_blocks.exists([key for key, _, _ in batch])
+        return [row for row, here in zip(batch, there, strict=True) if not here]

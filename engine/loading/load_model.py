@@ -1,0 +1,227 @@
+"""From a model source and a Config to a runner over an empty KV arena. Blocking: runs in a thread at start."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attention import AttentionBackend, choose
+from attention.codes import pool_in
+from cache.block import BlockGeometry
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.pooled_weights import PooledWeights
+from engine.checkpoint.weight_cache import WeightCache
+from engine.checkpoint.weights import Reader, load, open_weights
+from engine.config.config import Config
+from engine.config.flags import UsageError
+from engine.config.resolve import geometry as geometry_of
+from engine.core.kv_ready import KV_REGION
+from engine.loading import rank_arenas
+from engine.loading.cuda_memory import CudaMemory
+from engine.loading.rank_processes import RankProcesses
+from engine.model.decoder import Model
+from engine.model.graphs import CudaRecorder, obstacle
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
+from engine.model.ops import Ops
+from engine.model.ops_choice import choose_ops
+from engine.model.parallel import Ranks, Shard
+from engine.speculation.draft import DraftModel
+from engine.step.runner import Runner
+from net.compiled import Unavailable
+from net.transfer.common.memory import Region
+from net.transfer.device.staging import DeviceRegion
+
+log = logging.getLogger("mooncake.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    runner: Runner
+    region: Region | DeviceRegion  # the KV arena
+    eos_token_ids: tuple[int, ...]
+    processes: RankProcesses | None  # of the other ranks
+    draft: DraftModel | None = None
+
+
+def load_model(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    draft: ModelSource | None,
+    progress: Callable[[int, int], None],
+    find_pooled: Callable[[], PooledWeights | None] | None = None,
+) -> LoadedModel:
+    """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
+    called from this thread. `find_pooled`: where to look for the weights first. Raises ModelError, UsageError."""
+    drafts = None if draft is None else _load_draft(config, draft)
+    if config.tensor_parallel_size > 1:
+        return _load_ranks(config, geometry, source, drafts, progress)
+    region, kv = arena(config, geometry)
+    opened = None if find_pooled is None else find_pooled()
+    if opened is not None:
+        log.info("loading the weights from the pooled store")
+    try:
+        runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
+    except ModelError as error:
+        if opened is None or source.format == "pooled":
+            raise
+        log.warning("%s. Loading the weights from disk instead.", error)
+        runner = load_rank(config, geometry, source, kv, progress=progress)
+    record_graphs(config, runner)
+    return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
+
+
+def _load_ranks(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    drafts: DraftModel | None,
+    progress: Callable[[int, int], None],
+) -> LoadedModel:
+    """As rank 0, together with the other ranks."""
+    size = config.tensor_parallel_size
+    shards = [Shard(source.config, rank, size) for rank in range(size)]
+    region: Region | DeviceRegion | None = None
+    if splits_arena(config):
+        part = rank_arenas.own_part(geometry, config.kv_cache_bytes // geometry.block_bytes, shards[0])
+        kv = rank_arenas.pool_of(part, geometry, shards[0])
+        processes = RankProcesses(config, geometry, source, None)
+    else:
+        region = Region.shared(KV_REGION, config.kv_cache_bytes)
+        kv = blocks_in(region, geometry)[:, :, :, shards[0].kv_heads]
+        processes = RankProcesses(config, geometry, source, region)
+    try:
+        runner = load_rank(config, geometry, source, kv, 0, processes.join, progress)
+        if region is None:
+            region = rank_arenas.whole_arena([part, *processes.parts], geometry, shards)
+    except BaseException:
+        processes.close()
+        raise
+    runner.beside = processes.step
+    record_graphs(config, runner)
+    return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
+
+
+def splits_arena(config: Config) -> bool:
+    """Whether every rank keeps the KV of its heads in memory of its own."""
+    return config.device == "cuda"
+
+
+def device_of(config: Config, rank: int) -> str:
+    """Of one rank among several."""
+    return f"cuda:{rank}" if config.device == "cuda" else config.device
+
+
+def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegion, Tensor]:
+    """The KV arena, empty, and the same memory as a tensor [num_blocks, *geometry.shape]."""
+    if config.device == "cpu":
+        region = Region.shared(KV_REGION, config.kv_cache_bytes)
+        return region, blocks_in(region, geometry)
+    num_blocks = config.kv_cache_bytes // geometry.block_bytes
+    memory = torch.zeros(num_blocks * geometry.block_bytes, dtype=torch.uint8, device=config.device)
+    return DeviceRegion(KV_REGION, CudaMemory(memory)), pool_in(memory, geometry.shape, geometry.dtype)
+
+
+def blocks_in(region: Region, geometry: BlockGeometry) -> Tensor:
+    """[num_blocks, *geometry.shape], the region's own memory."""
+    return pool_in(torch.frombuffer(region.memory, dtype=torch.uint8), geometry.shape, geometry.dtype)
+
+
+def record_graphs(config: Config, runner: Runner) -> None:
+    """Small steps by CUDA graphs from now on, where they can be had; the log says why not."""
+    if config.device == "cpu" or config.enforce_eager:
+        return
+    if (reason := obstacle(runner.model)) is not None:
+        log.info("no CUDA graphs: %s", reason)
+        return
+    runner.record(CudaRecorder(), config.max_num_seqs, config.max_model_len)
+
+
+def load_rank(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    kv: Tensor,
+    rank: int = 0,
+    join: Callable[[], Ranks] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    opened: PooledWeights | None = None,
+) -> Runner:
+    """One rank's runner: its weights, and `kv`, its heads of the arena's blocks. `join` connects the ranks and is
+    called once the weights are there; None = there is one rank, with everything."""
+    device = config.device if join is None else device_of(config, rank)
+    torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
+    torch.set_grad_enabled(False)
+    shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
+    backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
+    model = Model(
+        source.config if shard is None else shard.config,
+        weights,
+        backend,
+        device,
+        _ops(config, backend, dtype),
+        ranks=None if join is None else join(),
+    )
+    return Runner(model, kv, geometry.block_size, device)
+
+
+def _load_draft(config: Config, source: ModelSource) -> DraftModel:
+    """On this rank alone. Its KV stays in this process: plain memory, never registered for transfers."""
+    dtype = getattr(torch, config.dtype)
+    weights = load(source, dtype, config.device, cache=weight_cache(config))
+    backend = _backend(config, source.config, config.dtype)
+    ops = _ops(config, backend, dtype)
+    model = Model(source.config, weights, backend, config.device, ops)
+    shape = geometry_of(config, source.config, config.dtype)
+    num_blocks = config.speculative_kv_bytes // shape.block_bytes
+    kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
+    return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
+
+
+def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBackend:
+    """For one rank, whose heads `model` has."""
+    try:
+        return choose(
+            config.attention_backend,
+            config.device,
+            model.head_size,
+            kv_dtype,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            dtype=getattr(torch, config.dtype),
+            cpu_level=config.cpu_level,
+        )
+    except ValueError as error:  # not on this device, not installed, or no such file
+        raise UsageError(str(error)) from error
+
+
+def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype) -> Ops:
+    try:
+        return choose_ops(backend.name, config.device, dtype, config.cpu_level)
+    except Unavailable as error:  # a level by name
+        raise UsageError(str(error)) from error
+
+
+def weight_cache(config: Config) -> WeightCache | None:
+    """The cache that --weight-cache names."""
+    if config.weight_cache == "off":
+        return None
+    if config.weight_cache != "auto":
+        return WeightCache(Path(config.weight_cache).expanduser())
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")
+
+
+def weights_of(config: Config, source: ModelSource) -> AbstractContextManager[Reader]:
+    """The weights that this node serves, one by one, for others. Raises ModelError."""
+    return open_weights(source, getattr(torch, config.dtype), weight_cache(config))

@@ -1,0 +1,230 @@
+"""The engine of a prefill, decode or mixed node: KV arena, batcher, model loop, and the service that offers them."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from cache.block import BlockGeometry
+from cache.pool.block_pool import BlockPool
+from cache.store.store import Store
+from engine.config.cache_policies import eviction
+from engine.config.config import Config
+from engine.core.batcher import Batcher, BatchRules
+from engine.core.calibration import Room, calibrate
+from engine.core.costs import StepCosts
+from engine.core.engine_load import EngineLoad
+from engine.core.kv_ready import KV_REGION
+from engine.core.step_recorder import step_recorder
+from engine.core.worker import Drafts, Reuse, StepThread, Worker
+from engine.front.cluster import Cluster
+from engine.handoff.arenas import Arenas
+from engine.handoff.borrowing import Borrowing
+from engine.handoff.own_load import OwnLoad
+from engine.handoff.prefix_sources import PrefixSources, Prices
+from engine.handoff.rail_news import RailNews
+from engine.handoff.reuse import Arena, PrefixLoader, Publisher
+from engine.handoff.service import EngineService, KvMoves
+from engine.handoff.wire import WireCodec
+from engine.loading.load_model import LoadedModel
+from engine.pooled.device_blocks import DeviceBlocks
+from engine.pooled.encoded_blocks import EncodedBlocks
+from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
+from engine.pooled.prefetch import Prefetch
+from engine.speculation.speculative import Speculator
+from net.metrics.events import Metrics
+from net.transfer.common.memory import Region
+from net.transfer.device.staging import DeviceRegion
+from sched.batching import BoundedSteps, Tuning, batching_policies
+from sched.queueing import queue_orders
+from sched.rejection import rejections
+
+
+class Engine:
+    """Owns the KV arena and everything that works on it."""
+
+    def __init__(
+        self,
+        config: Config,
+        geometry: BlockGeometry,
+        loaded: LoadedModel,
+        cluster: Cluster,
+        metrics: Metrics,
+        arenas: Arenas,
+    ) -> None:
+        """arenas: what other nodes are known to have in theirs."""
+        store, transfer = cluster.store, cluster.transfer
+        self._config = config
+        self._transfer = transfer
+        self.region = loaded.region
+        self._processes = loaded.processes
+        if isinstance(self.region, Region):
+            store.attach(self.region)
+        else:
+            transfer.register(self.region)
+        self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
+        self.costs = StepCosts()
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
+        policy = batching_policies[config.batching_policy](tuning)
+        self.draft = loaded.draft
+        self.speculator = self._speculator()
+        self.batcher = Batcher(
+            self.pool,
+            config.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_model_len,
+            loaded.eos_token_ids,
+            BatchRules(
+                config.enable_prefix_caching,
+                BoundedSteps(policy, config.max_step_ms / 1000, self.costs.mixed),
+                queue_orders[config.queue_order](config.classes),
+                self.speculator,
+                self.costs.prefill.estimate,
+            ),
+        )
+        self.load = EngineLoad(config, self.batcher, self.costs)
+        reused = store if config.enable_prefix_caching else None
+        self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
+        self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
+        rails = RailNews(transfer, store.router.homes)
+        borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry.block_bytes)
+        prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
+        sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
+        prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
+        by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
+        loader = PrefixLoader(
+            self.batcher,
+            Arena(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
+            self.costs,
+            metrics,
+            sources,
+            used=self.publisher.offer_again if config.cache_admission != "always" else lambda named: None,
+        )
+        self._wire = self._wire_codec(geometry)
+        self.worker = Worker(
+            self.batcher,
+            loaded.runner,
+            Reuse(loader, self.publisher),
+            self.costs,
+            metrics,
+            Drafts(self.speculator, self.draft),
+            StepThread(config.engine_nice, step_recorder(config)),
+        )
+        rejection = rejections[config.rejection](config.classes)
+        self.service = EngineService(
+            cluster.channel,
+            transfer,
+            self.worker,
+            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire),
+            config.max_waiting_requests,
+            OwnLoad(config.node_id, self.load, cluster.words, rejection, config.slo_scale),
+            metrics,
+        )
+        metrics.set_cache_config(
+            {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
+        )
+
+    def is_busy(self) -> bool:
+        """Requests run."""
+        return bool(self.batcher.running)
+
+    def _wire_codec(self, geometry: BlockGeometry) -> WireCodec | None:
+        """What encodes KV on its way to decode nodes, registered; None = nothing does."""
+        if not geometry.wire_encoded or not isinstance(self.region, Region):
+            return None
+        codec = WireCodec(self.region, geometry, self._config.kv_staging_bytes)
+        self._transfer.register(codec.region)
+        return codec
+
+    def _speculator(self) -> Speculator | None:
+        config, draft = self._config, self.draft
+        if config.speculative_method == "none" or "decode" not in config.roles:
+            return None
+        limit = config.max_model_len if draft is None else min(config.max_model_len, draft.max_tokens)
+        return Speculator(
+            config.speculative_method,
+            config.num_speculative_tokens,
+            (config.prompt_lookup_min, config.prompt_lookup_max),
+            config.speculative_length,
+            limit,
+            self.costs.verify_cost,
+            draft,
+        )
+
+    async def calibrate(self) -> int:
+        """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
+        others may reserve already, so every block is taken until it is over, and a request that comes waits."""
+        config, size = self._config, self._config.block_size
+        lent = self.pool.allocate(self.pool.num_blocks)
+        room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        seconds = config.calibration_ms / 1000
+        try:
+            return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+        finally:
+            self.pool.release(lent)
+            self.service.blocks_freed()
+
+    def start(self) -> None:
+        self.publisher.start()
+        self.worker.start(self.service.on_emissions)
+
+    async def close(self) -> None:
+        await self.service.close()
+        await self.worker.close()
+        await self.publisher.close()
+        self._pool_blocks.close()
+        self._transfer.unregister(self.region.name)
+        if self._wire is not None:
+            self._transfer.unregister(self._wire.region.name)
+            self._wire.close()
+        if self._processes is not None:
+            await asyncio.to_thread(self._processes.close)  # and with them, on GPUs, their parts of the region
+
+    @property
+    def lost(self) -> str | None:
+        """Why this engine cannot compute any more; None while it can."""
+        return self.worker.lost or (None if self._processes is None else self._processes.lost)
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state. Recounts every block: `integrity` is None when the books agree."""
+        return {
+            "blocks": self.pool.usage(),
+            "references": self.pool.references(),
+            "integrity": self._integrity(),
+            "held_for_requests": self.service.held(),
+            "waiting": len(self.batcher.waiting),
+            "running": len(self.batcher.running),
+            "preemptions": self.batcher.num_preemptions,
+            "speculation": self.speculator and self.speculator.state(),
+            "draft_model": self.draft and self.draft.state(),
+            "mixed_step": {
+                "coefficients": self.costs.mixed.coefficients,
+                "error": self.costs.mixed.error,
+            },
+            "publish_backlog": self.publisher.backlog,
+            "publish_dropped": self.publisher.num_dropped,
+        }
+
+    def _integrity(self) -> str | None:
+        try:
+            self.pool.check_integrity()
+            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
+        except Exception as error:
+            return str(error)
+        return None
+
+
+def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry, staging_bytes: int) -> PoolBlocks:
+    """How blocks of `arena` go to the pool; staging_bytes: of each area in which they are encoded."""
+    if isinstance(arena, DeviceRegion):
+        return DeviceBlocks(store, arena, geometry)
+    if geometry.encoded:
+        return EncodedBlocks(store, arena, geometry, staging_bytes)
+    return PlainBlocks(store, arena.name, geometry)
+
+
+def layers_of(blocks: PoolBlocks) -> Layers | None:
+    """How they come layer by layer. None from a device: kernels that are queued already do not wait."""
+    return blocks.layers if isinstance(blocks, PlainBlocks | EncodedBlocks) else None

@@ -1,0 +1,171 @@
+"""How clients get into a node: acceptor and HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from engine import __version__
+from engine.checkpoint.model_source import ModelSource
+from engine.config.config import ROLES, Config
+from engine.config.flags import UsageError
+from engine.config.net_options import api_keys, open_cluster_key
+from engine.config.resolve import identity
+from engine.front.acceptor import Acceptor, RequestLimits
+from engine.front.cluster import Cluster
+from engine.front.flight_log import FlightLog
+from engine.front.placement_policy import placement_policy
+from engine.front.placing import PlacementRules, Placer
+from engine.node import report as node_report
+from engine.node.frontend import Answers, Served, ServingFrontend, StoreFrontend
+from engine.node.leaving import Leaving
+from engine.node.parts import Blocks, Measures, Serving
+from engine.observe.live import Live
+from engine.observe.otlp import OtlpError, SpanExport
+from engine.observe.trace_recorder import TraceRecorder
+from engine.sampling.grammar import Grammars
+from engine.speculation.draft_source import check_draft
+from engine.text.tokenizer import Tokenizer
+from net.http.common.frontend import Frontend
+from net.http.server import HttpServer, create_app
+from net.metrics.watched import of_traces
+from sched.rejection import rejections
+
+
+class FrontDoor:
+    """The API of one node. Nobody is let in before `open`. Raises UsageError for a key file that cannot be used."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: ModelSource,
+        cluster: Cluster,
+        blocks: Blocks,
+        serving: Serving,
+        leaving: Leaving,
+        measures: Measures,
+    ) -> None:
+        self._config, self._source = config, source
+        self._cluster, self._blocks, self._serving, self._leaving = cluster, blocks, serving, leaving
+        self._measures = measures
+        self._rng = random.Random()
+        self._policy = placement_policy(config, self._rng)
+        self._keys = api_keys(config)
+        self._recorder = _recorder(config)
+        self._export = _span_export(config)
+        if (export := self._export) is not None:
+            measures.metrics.watch(of_traces(lambda: export.lost, lambda: export.sent))
+        self.grammars: Grammars | None = None  # None on a node without a model
+        self._http: HttpServer | None = None
+
+    async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
+        """Serve on a socket that listens already. Without a model, answer what can be asked of a store."""
+        frontend: Frontend
+        if self._source.format == "none":
+            frontend = StoreFrontend(self._answers())
+        else:
+            frontend = await self._with_model(draft)
+        config = self._config
+        app = create_app(
+            frontend,
+            keys=self._keys,
+            max_body_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
+            read_timeout_s=config.read_timeout_ms / 1000,
+            rate_limit=config.rate_limit,
+            allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
+            version=__version__,
+            cluster_key=open_cluster_key(config),
+        )
+        self._http = HttpServer(app, max_header_bytes=config.max_header_bytes)
+        await self._http.start_on(listening)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._export is not None:
+            await asyncio.to_thread(self._export.close)
+
+    async def _with_model(self, draft: ModelSource | None) -> ServingFrontend:
+        config, cluster, blocks = self._config, self._cluster, self._blocks
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self._source, config.tokenizer)
+        await asyncio.to_thread(check_draft, draft, self._source, tokenizer)
+        self._measures.phase("tokenizer")
+        rules = PlacementRules(
+            self._policy,
+            rejections[config.rejection](config.classes),
+            config.max_waiting_requests,
+            config.slo_scale,
+            config.enable_prefix_caching,
+            config.prefix_intents,
+        )
+        placer = Placer(rules, cluster, blocks.geometry, self._rng)
+        limits = RequestLimits(config.max_model_len, config.request_timeout_ms / 1000, config.role_wait_ms / 1000)
+        flight_log = FlightLog(config.node_id, self._measures.metrics, placer, self._recorder, self._export)
+        acceptor = Acceptor(cluster.channel, placer, tokenizer, blocks.root, limits, flight_log)
+        self._serving.acceptor = acceptor
+        cluster.gossip.on_suspected(acceptor.node_suspected)
+        self.grammars = Grammars(tokenizer)
+        longest, scored = config.max_model_len, config.max_answer_logprobs
+        served = Served(config.served_model_name, config.model, longest, scored)
+        return ServingFrontend(served, tokenizer, self.grammars, acceptor, self._answers())
+
+    def _answers(self) -> Answers:
+        """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
+        config, cluster, blocks, serving = self._config, self._cluster, self._blocks, self._serving
+        stalls = self._measures.stalls
+        own = identity(config, blocks.geometry, blocks.root.hex()) | {"fingerprint": self._source.fingerprint}
+
+        def members() -> dict[str, Any]:
+            return node_report.cluster(own, cluster.gossip, cluster.transfer)
+
+        live = Live(
+            cluster.channel,
+            lambda: node_report.live(serving, cluster, blocks, stalls),
+            lambda request_id: None if serving.acceptor is None else serving.acceptor.timeline(request_id),
+            lambda: list(members()["members"]),
+        )
+        return Answers(
+            members,
+            lambda: node_report.state(config, serving, cluster, blocks, stalls),
+            lambda: serving.unready,
+            self._metrics_text,
+            live,
+            self._leaving,
+        )
+
+    async def _metrics_text(self) -> bytes:
+        """GET /metrics; what is a state and not an event is read now."""
+        metrics, engine = self._measures.metrics, self._serving.engine
+        roles = Counter(role for member in self._cluster.gossip.members for role in member.roles)
+        metrics.set_members({role: roles[role] for role in ROLES})
+        metrics.set_longest_stall(self._measures.stalls.longest_s)
+        if engine is not None:
+            metrics.set_waiting(engine.load.waiting_by_class())
+        metrics.read()
+        return await asyncio.to_thread(metrics.text)
+
+
+def _recorder(config: Config) -> TraceRecorder | None:
+    if config.record_trace is None:
+        return None
+    try:
+        return TraceRecorder(Path(config.record_trace), time.time())
+    except OSError as error:
+        raise UsageError(f"--record-trace {config.record_trace}: {error.strerror}") from None
+
+
+def _span_export(config: Config) -> SpanExport | None:
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        return SpanExport(config.otlp_traces_endpoint, config.served_model_name)
+    except OtlpError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,139 @@
+"""What the HTTP API of this node is made of: the tokenizer, the acceptor and the state of the node.
+
+Implements net.http.common.frontend.Frontend; the HTTP layer knows nothing else of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.config import NO_MODEL
+from engine.front.acceptor import Acceptor
+from engine.node.leaving import Leaving
+from engine.observe.live import Live
+from engine.sampling.grammar import Grammars
+from engine.text.tokenizer import Tokenizer
+from net.http.common.frontend import Output, Unavailable
+
+NO_TOKENS = "this node is a store without a model (--model none): ask a node that serves one"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What can be asked of this node. `healthy`: why it is not ready, None while it is."""
+
+    cluster: Callable[[], dict[str, Any]]
+    state: Callable[[], dict[str, Any]]
+    healthy: Callable[[], str | None]
+    metrics: Callable[[], Awaitable[bytes]]
+    live: Live
+    leaving: Leaving
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model, as clients see it."""
+
+    name: str
+    root: str  # path or id it was loaded from
+    max_model_len: int
+    max_answer_logprobs: int
+
+
+class ServingFrontend:
+    """Text in, text out, and questions about this node."""
+
+    def __init__(
+        self, served: Served, tokenizer: Tokenizer, grammars: Grammars, acceptor: Acceptor, answers: Answers
+    ) -> None:
+        self._show(served, tokenizer.vocab_size)
+        self._answer(answers)
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._acceptor = acceptor
+
+    def _show(self, served: Served, vocab_size: int) -> None:
+        self.model_name, self.model_root = served.name, served.root
+        self.max_model_len, self.max_answer_logprobs = served.max_model_len, served.max_answer_logprobs
+        self.vocab_size = vocab_size
+
+    def _answer(self, answers: Answers) -> None:
+        self.cluster, self.state, self.healthy = answers.cluster, answers.state, answers.healthy
+        self._metrics, self._live, self._leaving = answers.metrics, answers.live, answers.leaving
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        return self._tokenizer.chat(messages, **kwargs)
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        return self._grammars.compile(kind, source)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        return {"eos_token": None, "bos_token": None} | self._tokenizer.info | {"model_max_length": self.max_model_len}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        return self._tokenizer.token_str(token_id)
+
+    def generate(
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        *,
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
+    ) -> AsyncGenerator[Output, None]:
+        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, again)
+
+    async def metrics(self) -> bytes:
+        return await self._metrics()
+
+    async def live(self) -> dict[str, Any]:
+        return await self._live.cluster()
+
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        self._leaving.ask(timeout_s, grace_s, force)
+        return self._leaving.progress()
+
+    def draining(self) -> dict[str, Any]:
+        return self._leaving.progress()
+
+    async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
+        return await self._live.timeline(request_id)
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        return self._acceptor.timeline(request_id)
+
+
+class StoreFrontend(ServingFrontend):
+    """A node without a model: it answers questions about itself, and every request for tokens with 503."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._show(Served(NO_MODEL, NO_MODEL, 0, 0), vocab_size=0)
+        self._answer(answers)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        return None

@@ -1,0 +1,106 @@
+"""How a node leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM.
+
+1. Its record says DRAINING, /health says 503: nobody places work here, balancers look elsewhere. Asked by POST /drain
+   it still accepts requests and places them on others, for `grace_s` at least and until it computes nothing any more.
+2. It accepts nothing more and finishes what its own clients wait for. SIGTERM begins here.
+3. It finishes what it computes for others. What is left after the deadline fails over: their acceptors place it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from engine.config.config import Config
+from engine.node.parts import Serving
+from net.gossip.driver import Gossip
+from net.http.common.frontend import Refused
+from sched.gossip.load_word import DRAINING
+from sched.membership.member import Status
+
+log = logging.getLogger("mooncake.node")
+
+POLL_S = 0.02
+
+
+class Leaving:
+    """The end of one node's life, until `Node.stop`."""
+
+    def __init__(self, config: Config, gossip: Gossip, serving: Serving) -> None:
+        self.asked = asyncio.Event()
+        self._node_id, self._roles, self._gossip, self._serving = config.node_id, config.roles, gossip, serving
+        self._timeout_s = config.drain_timeout_ms / 1000
+        self._grace_s = 0.0
+        self._deadline: float | None = None  # time.monotonic(), once it runs
+
+    def ask(self, timeout_s: float | None, grace_s: float, force: bool) -> None:
+        """Let this node leave; again while it leaves is no error. Raises Refused for the last node of
+        a role unless `force`."""
+        if self.asked.is_set():
+            return
+        if not force and (role := self._sole_role()) is not None:
+            raise Refused(
+                f"no other node of the cluster has role {role}: requests would be refused; start one, or force it"
+            )
+        self._timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        self._grace_s = grace_s
+        self.asked.set()
+
+    async def run(self) -> None:
+        """Returns when nothing is left to do, or time is up. Cancelled, it fails what its clients still wait for."""
+        serving = self._serving
+        serving.unready = serving.lost or "shutting down"
+        self._deadline = time.monotonic() + self._timeout_s
+        if serving.engine is not None:
+            serving.engine.load.draining = True
+        try:
+            if self.asked.is_set():
+                graceful = min(time.monotonic() + self._grace_s, self._deadline)
+                await self._until_idle(graceful)
+        except asyncio.CancelledError:
+            await self._finish_own(0.0)
+            raise
+        await self._finish_own(self._left_s())
+        await self._until_idle(0.0)
+        if owed := self._serving.computing:
+            log.warning("%d requests of other nodes are unfinished; their acceptors will place them again", owed)
+
+    def progress(self) -> dict[str, Any]:
+        """GET /drain: what is still to do; left_s is None while the node does not leave."""
+        return {
+            "node_id": self._node_id,
+            "draining": self.asked.is_set() or self._deadline is not None,
+            "accepted": self._serving.accepted,
+            "computing": self._serving.computing,
+            "left_s": None if self._deadline is None else self._left_s(),
+        }
+
+    async def _until_idle(self, earliest: float) -> None:
+        """Until nothing is computed here for anybody, not before `earliest`, and not after the deadline."""
+        while self._left_s() > 0 and (time.monotonic() < earliest or self._serving.computing):  # noqa: ASYNC110 - once in its life
+            await asyncio.sleep(POLL_S)
+
+    def _left_s(self) -> float:
+        return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    async def _finish_own(self, timeout_s: float) -> None:
+        """Accept nothing more and finish what our own clients wait for, for `timeout_s` at most."""
+        if self._serving.acceptor is not None:
+            await self._serving.acceptor.drain(timeout_s)
+
+    def _sole_role(self) -> str | None:
+        gossip, me = self._gossip, self._node_id
+        records = gossip.records
+        staying = [
+            member
+            for member in gossip.members
+            if member.status is Status.ALIVE
+            and member.node_id != me
+            and member.node_id in records
+            and records[member.node_id].blocks_total
+            and not records[member.node_id].flags & DRAINING
+        ]
+        mine = [role for role in self._roles if role in ("prefill", "decode")]
+        return next((role for role in mine if not any(role in member.roles for member in staying)), None)

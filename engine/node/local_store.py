@@ -1,0 +1,30 @@
+"""This node's share of the pooled store: a DRAM arena, and an SSD tier below it where a path was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cache.arena import Arena
+from cache.block import BlockGeometry, BlockKey
+from cache.ssd import SsdTier
+from cache.tiers.local_store import LocalStore
+from engine.config.cache_policies import cache_admission, eviction
+from engine.config.config import Config
+from net.transfer.common.memory import Region
+from sched.cost import TransferModel
+
+DRAM_REGION = "dram"
+SSD_LATENCY_S, SSD_BYTES_PER_S = 2e-4, 1e9  # until its reads were measured
+
+
+def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
+    """Raises SsdError when the path cannot be used, UsageError for a policy that is not there."""
+    policies = eviction(config), cache_admission(config)
+    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.pool_bytes)
+    ssd = None
+    if config.ssd_path is not None:
+        path, below = Path(config.ssd_path), eviction(config)
+        size, backend = geometry.pool_bytes, config.ssd_backend
+        ssd = SsdTier(path, size, config.ssd_bytes, root, below, sync_ms=config.ssd_sync_ms, backend=backend)
+    reads = TransferModel(SSD_LATENCY_S, SSD_BYTES_PER_S)
+    return LocalStore(arena, ssd, *policies, pin_share=config.pin_share, read_model=reads)

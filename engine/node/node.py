@@ -1,0 +1,351 @@
+"""One node, wired: channel and transfer engine, store share, gossip, HTTP API, engine.
+
+Read `start` as the order of things: what others may need early (the store share, membership, the answer to "are you
+ready?") comes before the slow part, loading weights. Nobody is sent here before the engine answers probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cache import keys as key_chain
+from cache.block import root_key
+from cache.protocol import Deadlines
+from cache.store.job import MESSAGE_BYTES
+from cache.store.objects import Objects
+from cache.store.store import Store
+from engine.checkpoint.loop_calls import LoopCalls
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.progress import Progress
+from engine.config.config import Config
+from engine.config.flags import UsageError
+from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
+from engine.config.resolve import disagreement, geometry, identity
+from engine.core.engine_load import first_role
+from engine.front import cheapest
+from engine.front.cluster import Cluster
+from engine.handoff.arenas import Arenas
+from engine.node import report as node_report
+from engine.node.front_door import FrontDoor
+from engine.node.leaving import Leaving
+from engine.node.local_store import open_share
+from engine.node.parts import Blocks, Measures, Serving
+from engine.node.phases import Phases
+from engine.node.prefault import prefault
+from engine.node.resource_use import NodeUse
+from engine.node.role_changes import RoleChanges
+from engine.node.scrape import watch
+from net.channel.channel import Channel, PeerRefused
+from net.channel.sockets import control_port
+from net.compiled import Unavailable
+from net.gossip.driver import Gossip, JoinRefused
+from net.gossip.load_words import LoadWords
+from net.loop.stalls import StallMonitor
+from net.loop.supervisor import Supervisor
+from net.loop.tasks import spawn
+from net.metrics.events import Metrics
+from net.transfer.common.prefault import Prefault
+from net.transfer.device.staging import DeviceTransferEngine
+from net.transfer.rdma.verbs import prepare as rdma_prepare
+from sched.gossip.state import NodeRecord
+from sched.membership.member import Member, Status, presets
+from sched.role_change import BOTH
+
+if TYPE_CHECKING:
+    from engine.checkpoint.pooled_weights import PooledWeights
+    from engine.loading.load_model import LoadedModel
+    from engine.node.engine import Engine
+
+log = logging.getLogger("mooncake.node")
+
+JOIN_S = 10.0
+"""For a member of the cluster to answer on its control port."""
+
+
+class Node:
+    """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
+    to join answered (None: this node starts a cluster); `phases` of the start are logged when it is over."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: ModelSource,
+        http_socket: socket.socket,
+        cluster: dict[str, Any] | None,
+        phases: Phases,
+        draft: ModelSource | None = None,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self._draft = draft
+        self.geometry = geometry(config, source.config, config.kv_cache_dtype)
+        self.root = root_key(source.fingerprint, self.geometry)
+        if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
+            raise UsageError(f"--join {config.join}: {reason}")
+        metrics = Metrics(config.served_model_name, config.node_id)
+        self.measures = Measures(metrics, StallMonitor(metrics.observe_stall), phases)
+        cluster_key = open_cluster_key(config)
+        self._identity = identity(config, self.geometry, self.root.hex())
+        self.serving = Serving()
+        self.channel = Channel(config.node_id, self._identity, self._check_peer, cluster_key)
+        self.transfer = DeviceTransferEngine(
+            self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
+        )
+        self.words = LoadWords(self.channel, self.transfer)
+        self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
+        self.use = NodeUse(dict if self.share is None else self.share.stats)
+        self.store = Store(
+            config.node_id,
+            self.channel,
+            self.transfer,
+            self.share,
+            self._homes,
+            block_bytes=self.geometry.pool_bytes,
+            deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
+            replicas=config.replicas,
+            repair_limit=config.repair_limit_bytes,
+            checksums=config.block_checksums,
+            message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
+        )
+        self.channel.handle("store.members", self._store_members)
+        self._role_changes: RoleChanges | None = None
+        self._cluster = cluster
+        self._http_socket = http_socket
+        self.gossip = Gossip(self._member(), presets[config.net], random.Random(), self._record, cluster_key)
+        self._gossiping = False
+        peers = self._peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
+        blocks = Blocks(self.geometry, self.root, self.share)
+        self.leaving = Leaving(config, self.gossip, self.serving)
+        self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
+        watch(metrics, peers, blocks)
+        self.supervisor = Supervisor(metrics.count_background_failure, self.give_up)
+        self.given_up = asyncio.Event()
+        self._publishing: asyncio.Task[None] | None = None  # of weights
+        self._prefault: Prefault | None = None
+
+    # --- life
+
+    async def start(self) -> None:
+        """Returns when this node serves. Raises UsageError when the cluster refuses it."""
+        config = self.config
+        self.supervisor.install()
+        self.measures.stalls.start()
+        if "rdma" in TRANSPORTS[config.transport] and not sealed_only(config):
+            await asyncio.to_thread(rdma_prepare)
+            if config.transport == "rdma" or config.rdma_devices != "auto":
+                self._check_rdma()
+        wanted = config.control_port or control_port(config.host, config.port)
+        host, port = await self.channel.start(config.host, wanted)
+        self.gossip.on_up(self._member_up)
+        self.gossip.on_down(self._member_down)
+        self.channel.on_lost(self.gossip.suspect)
+        await self.gossip.start(host, port)
+        self._gossiping = True
+        try:
+            await asyncio.to_thread(key_chain.prepare)
+        except key_chain.Unavailable as error:
+            log.info("block keys by hashlib, four times slower: %s", error)
+        try:
+            await asyncio.to_thread(cheapest.prepare)
+        except Unavailable as error:
+            log.info("shortlists of large clusters by numpy, three times slower: %s", error)
+        self.measures.phase("network")
+        await self.door.open(self._http_socket, self._draft)
+        if self._cluster is not None:
+            await self._join(self._cluster)
+        if self.store.keeper is not None:
+            self.store.keeper.start()
+        self.measures.phase("HTTP and joining")
+        if "prefill" in config.roles or "decode" in config.roles:
+            engine = self.serving.engine = await self._load_engine()
+            engine.worker.runner.masks = self.door.grammars
+            engine.pool.watch(self.gossip.cached)
+            log.info("calibrated by %d steps", await engine.calibrate())
+            self.measures.phase("calibration")
+            engine.start()
+            engine.load.beside = self.use.onto
+            self.words.start(engine.load.word)
+            if config.weights_from_store and self.source.format != "pooled":
+                self._publishing = spawn(self._publish_weights(), "giving weights to the pool")
+            if engine.load.does < BOTH <= set(config.roles):
+                hold_s = config.role_change_hold_ms / 1000
+                self._role_changes = RoleChanges(self.gossip, engine.load, hold_s)
+                self._role_changes.start()
+            self.measures.phase("engine")
+        if config.prefault:
+            self._prefault = self._prefaulting()
+            self._prefault.start()
+        self.serving.unready = self.serving.gave_up
+        log.info("ready after %s", self.measures.phases.line())
+
+    def _check_rdma(self) -> None:
+        """What was asked for by name has to be here: a node that finds out from its first peer serves nothing."""
+        if (reason := self.transfer.refusal("rdma")) is not None:
+            by_name = self.config.transport != "rdma"
+            asked = f"--rdma-devices {self.config.rdma_devices}" if by_name else "--transport rdma"
+            raise UsageError(f"{asked}: {reason}; give --transport auto or tcp (mooncake.py doctor shows what is here)")
+
+    async def drain(self) -> None:
+        """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""
+        await self.leaving.run()
+
+    async def stop(self) -> None:
+        """Leave the cluster and give everything back, in reverse order."""
+        await self.door.close()
+        if self._prefault is not None:
+            await asyncio.to_thread(self._prefault.close)
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        if self._gossiping and self.store.keeper is not None:
+            await self.store.keeper.leave(self.config.leave_ms / 1000)
+        if self._gossiping:
+            await self.gossip.leave()
+        if self._role_changes is not None:
+            await self._role_changes.close()
+        if self.engine is not None:
+            await self.engine.close()
+        await self.gossip.close()
+        await self.words.close()
+        await self.transfer.close()
+        await self.channel.close()
+        await self.store.close()
+        await self.measures.stalls.close()
+        self.supervisor.remove()
+
+    def give_up(self, reason: str) -> None:
+        """This node cannot go on: it says why, leaves the cluster, and ends with exit code 1."""
+        if self.serving.gave_up is None:
+            self.serving.gave_up = self.serving.unready = reason
+            log.critical("%s; this node leaves", reason)
+            self.given_up.set()
+
+    @property
+    def engine(self) -> Engine | None:
+        return self.serving.engine
+
+    @property
+    def lost(self) -> str | None:
+        """Why this node cannot go on; None while it can."""
+        return self.serving.lost
+
+    async def _join(self, cluster: dict[str, Any]) -> None:
+        address = tuple(cluster["control"])
+        try:
+            await self.channel.connect(address)
+            await self.gossip.join(address, self._join_s(cluster))
+        except (PeerRefused, JoinRefused) as error:
+            raise UsageError(f"--join {self.config.join}: {error}") from None
+        except (OSError, TimeoutError) as error:
+            raise UsageError(
+                f"--join {self.config.join}: the node answers HTTP, but not on its control port {address[1]} "
+                f"({error or type(error).__name__}); open that port for TCP and UDP, or fix it by --control-port"
+            ) from None
+
+    def _join_s(self, cluster: dict[str, Any]) -> float:
+        """How long to ask. A node that is started again under its name is let in when its old self is known to be dead
+        or, at an address of its own, at once."""
+        members = cluster["members"]
+        if not any(m["node_id"] == self.config.node_id and m["status"] in ("alive", "suspect") for m in members):
+            return JOIN_S
+        log.info("this name is still that of a member: waiting until that has proved to live, or is given up")
+        return JOIN_S + presets[self.config.net].suspicion_max_s(len(members))
+
+    async def _load_engine(self) -> Engine:
+        """In a thread: importing torch takes a second, and a store node never pays for it."""
+
+        def load() -> tuple[type[Engine], LoadedModel]:
+            from engine.loading.load_model import load_model
+            from engine.node.engine import Engine
+
+            self.measures.phase("torch")
+            find = self._find_weights(calls) if self.config.weights_from_store else None
+            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress(), find)
+
+        self.serving.unready = "loading weights"
+        calls = LoopCalls()
+        # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
+        # every team short once there are more of its threads than cores.
+        with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
+            try:
+                engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+            finally:
+                calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
+        self.measures.phase("weights")
+        arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
+        return engine(self.config, self.geometry, loaded, self._peers, self.measures.metrics, arenas)
+
+    def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
+        from engine.checkpoint.pooled_weights import PooledWeights
+
+        return partial(PooledWeights.find, Objects(self.store), calls, self.source.fingerprint, self.config.dtype)
+
+    def _prefaulting(self) -> Prefault:
+        if (engine := self.engine) is None:
+            return prefault(None, self.share, lambda: False)
+        return prefault(engine.region, self.share, engine.is_busy)
+
+    async def _publish_weights(self) -> None:
+        from engine.checkpoint.pooled_weights import publish
+        from engine.loading.load_model import weights_of
+
+        opened = await asyncio.to_thread(weights_of, self.config, self.source)
+        await publish(Objects(self.store), self.source.fingerprint, self.config.dtype, opened)
+
+    # --- who we are, who they are
+
+    def _check_peer(self, theirs: dict[str, Any]) -> str | None:
+        return disagreement(self.config, self.root.hex(), theirs)
+
+    def _member(self) -> Member:
+        """The control address is filled in when gossip starts."""
+        return Member(
+            node_id=self.config.node_id,
+            address=("", 0),
+            http=self.http_address,
+            roles=self.config.roles,
+            info=self._identity | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
+        )
+
+    @property
+    def _first_role(self) -> dict[str, list[str]]:
+        """Of a node that changes its role: what it goes back to when all is calm."""
+        begins = first_role(self.config)
+        return {"first_role": sorted(begins)} if begins < BOTH <= set(self.config.roles) else {}
+
+    @property
+    def _ssd_bytes(self) -> int:
+        return self.config.ssd_bytes if self.config.ssd_path is not None else 0
+
+    @property
+    def http_address(self) -> str:
+        host, port = self._http_socket.getsockname()[:2]
+        return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
+
+    def _is_alive(self, node_id: str) -> bool:
+        member = self.gossip.core.membership.get(node_id)
+        return member is not None and member.status is Status.ALIVE
+
+    def _homes(self) -> dict[str, int]:
+        """Members that pooled blocks live on, with the bytes of their shares."""
+        return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
+
+    async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        return node_report.store_members(self.gossip, self.geometry.pool_bytes, self.config.replicas)
+
+    def _member_up(self, member: Member) -> None:
+        self.channel.introduce(member.node_id, member.address)
+
+    def _member_down(self, member: Member, reason: str) -> None:
+        self.channel.drop(member.node_id, reason)
+
+    def _record(self) -> NodeRecord:
+        """This node's load, for gossip."""
+        return self.engine.load.record() if self.engine is not None else self.use.onto(NodeRecord())

@@ -1,0 +1,64 @@
+"""What the parts of a node are made with, in groups: its blocks, what it measures of itself, what serves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cache.block import BlockGeometry, BlockKey
+from cache.tiers.local_store import LocalStore
+from engine.front.acceptor import Acceptor
+from engine.node.phases import Phases
+from net.loop.stalls import StallMonitor
+from net.metrics.events import Metrics
+
+if TYPE_CHECKING:
+    from engine.node.engine import Engine  # torch, which a store node does not load
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The KV blocks of the cluster: their shape, the root of their keys, and what this node keeps of the pool."""
+
+    geometry: BlockGeometry
+    root: BlockKey
+    share: LocalStore | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What the node measures of itself."""
+
+    metrics: Metrics
+    stalls: StallMonitor  # of the event loop
+    phases: Phases  # of the start
+
+    def phase(self, name: str) -> None:
+        """That part of the start ends now."""
+        self.phases.end(name, time.monotonic())
+
+
+@dataclass(slots=True)
+class Serving:
+    """What serves, as far as it is up: the node fills this in while it starts."""
+
+    unready: str | None = "starting"  # what /health says; None = ready
+    gave_up: str | None = None  # why the node leaves by itself
+    engine: Engine | None = None  # of a prefill or decode node
+    acceptor: Acceptor | None = None  # of a node with a model
+
+    @property
+    def lost(self) -> str | None:
+        """Why this node cannot go on; None while it can."""
+        return self.gave_up or (None if self.engine is None else self.engine.lost)
+
+    @property
+    def accepted(self) -> int:
+        """Requests of clients of this node that have not ended."""
+        return 0 if self.acceptor is None else self.acceptor.open
+
+    @property
+    def computing(self) -> int:
+        """Requests whose acceptor, this node or another one, waits for the engine."""
+        return 0 if self.engine is None or self.engine.lost is not None else self.engine.service.owed()

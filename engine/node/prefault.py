@@ -1,0 +1,26 @@
+"""Which memory of a node is populated ahead, when, and how much of the machine it may take
+(net/transfer/common/prefault.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cache.tiers.local_store import LocalStore
+from engine.config.machine import free_bytes, total_bytes
+from net.transfer.common.memory import Region
+from net.transfer.common.prefault import Prefault
+from net.transfer.device.staging import DeviceRegion
+
+
+def prefault(arena: Region | DeviceRegion | None, share: LocalStore | None, busy: Callable[[], bool]) -> Prefault:
+    """Of the arenas in host memory: the engine's, whose every block is written first, then the pool's. A quarter of
+    the RAM stays free: arenas are upper bounds, and nodes of one host may have been given more than there is. busy():
+    somebody wants the cores now."""
+    regions = [] if arena is None else [arena]
+    regions += [share.arena.region] if share is not None and share.arena is not None else []
+    spared = total_bytes() // 4
+    return Prefault(
+        [region for region in regions if isinstance(region, Region)],
+        room=lambda: free_bytes() - spared,
+        busy=busy,
+    )

@@ -1,0 +1,106 @@
+"""The reports of a node about itself: for the user who started it, for a joining node, for debugging."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine import __version__
+from engine.config.config import Config
+from engine.config.flags import as_dict
+from engine.front.cluster import Cluster
+from engine.node.parts import Blocks, Serving
+from engine.observe.recent import Recent
+from net.gossip.driver import Gossip
+from net.loop.stalls import StallMonitor
+from net.transfer.engine import TransferEngine
+from sched.gossip.load_word import ROLE_BITS
+from sched.membership.member import Member
+
+# fmt: off
+PATH_FIELDS = (
+    "peer", "transport", "why", "gb_per_s", "bytes_read", "bytes_written", "p50_ms", "p99_ms", "retries", "failures",
+)
+RECORD_FIELDS = ("age_s", "work_s", "running", "dram_fill", "ssd_fill", "nic_in", "nic_out")
+# fmt: on
+
+
+def ready_line(me: Member) -> dict[str, Any]:
+    """Printed on stdout for the user who started this process."""
+    return {
+        "event": "ready",
+        "node_id": me.node_id,
+        "roles": list(me.roles),
+        "url": f"http://{me.http}",
+        "control": list(me.address),
+    }
+
+
+def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) -> dict[str, Any]:
+    """GET /cluster: what a joiner must know, and the members with the transport in use to each."""
+    paths = {path["peer"]: path["transport"] for path in transfer.snapshot()}
+    members = [
+        {
+            "node_id": member.node_id,
+            "roles": list(member.roles),
+            "http": f"http://{member.http}",
+            "status": member.status.name.lower(),
+            "transport": paths.get(member.node_id),
+        }
+        for member in gossip.members
+    ]
+    me = gossip.me
+    here = {"node_id": me.node_id, "control": list(me.address), "http": f"http://{me.http}"}
+    return here | identity | {"members": members}
+
+
+def store_members(gossip: Gossip, block_bytes: int, replicas: int) -> dict[str, Any]:
+    """For clients of the store (cache/store/remote.py): where the shares are, and what they keep."""
+    rows = [[member.node_id, *member.address, member.share] for member in gossip.members]
+    return {"members": rows, "block_bytes": block_bytes, "replicas": replicas}
+
+
+def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:
+    """GET /debug/state."""
+    return {
+        "node_id": config.node_id,
+        "loading": serving.unready,
+        "config": as_dict(config),
+        "engine": None if serving.engine is None else serving.engine.state(),
+        "store": None if blocks.share is None else blocks.share.stats(),
+        "paths": cluster.transfer.snapshot(),
+        "regions": cluster.transfer.regions(),
+        "event_loop": stalls.state(),
+        "gossip": cluster.gossip.counters,
+        "records": {
+            node_id: {name: getattr(record, name) for name in RECORD_FIELDS}
+            for node_id, record in cluster.gossip.records.items()
+        },
+    }
+
+
+def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:
+    """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
+    engine, acceptor = serving.engine, serving.acceptor
+    record = None if engine is None else engine.load.record()
+    return {
+        "version": __version__,
+        "loading": serving.unready,
+        "load": None
+        if record is None
+        else {
+            "does": [name for name, bit in ROLE_BITS.items() if record.flags & bit],
+            "running": record.running,
+            "waiting": record.waiting,
+            "max_running": record.max_running,
+            "queued_tokens": record.queued_tokens,
+            "work_s": record.work_s,
+        },
+        "blocks": None if engine is None else engine.pool.usage(),
+        "block_bytes": blocks.geometry.block_bytes,
+        "slot_bytes": blocks.geometry.pool_bytes,
+        "block_size": blocks.geometry.block_size,
+        "tiers": None if blocks.share is None else blocks.share.stats(),
+        "paths": [{key: row[key] for key in PATH_FIELDS} for row in cluster.transfer.snapshot()],
+        "longest_stall_ms": 1000 * stalls.longest_s,
+        "recent": (Recent(blocks.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(),
+    }

@@ -1,0 +1,54 @@
+"""How full the tiers of this node are and how busy its network is: the part of its record beyond the engine's load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from net.metrics.nic_use import NicUse
+from sched.gossip.record import NodeRecord
+
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Shares of what there is."""
+
+    dram_fill: float = 0.0
+    ssd_fill: float = 0.0
+    nic_in: float = 0.0
+    nic_out: float = 0.0
+
+
+class NodeUse:
+    """`tiers()`: as BlockTiers.stats tells, empty on a node without a share of the store."""
+
+    def __init__(
+        self,
+        tiers: Callable[[], Mapping[str, Mapping[str, Any]]],
+        nics: NicUse | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tiers, self._nics, self._clock = tiers, nics or NicUse(), clock
+        self._use, self._looked_at = Use(), float("-inf")
+
+    def __call__(self) -> Use:
+        """As it was a moment ago."""
+        now = self._clock()
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            tiers, (received, sent) = self._tiers(), self._nics.look(now)
+            self._use = Use(_fill(tiers.get("dram")), _fill(tiers.get("ssd")), received, sent)
+        return self._use
+
+    def onto(self, record: NodeRecord) -> NodeRecord:
+        """The record with what is in use."""
+        use = self()
+        return replace(record, dram_fill=use.dram_fill, ssd_fill=use.ssd_fill, nic_in=use.nic_in, nic_out=use.nic_out)
+
+
+def _fill(tier: Mapping[str, Any] | None) -> float:
+    return tier["blocks"] / tier["capacity"] if tier and tier["capacity"] else 0.0

@@ -1,0 +1,23 @@
+"""Which parts of a node a scrape reads (net/metrics/watched.py)."""
+
+from __future__ import annotations
+
+from engine.front.cluster import Cluster
+from engine.node.parts import Blocks
+from net.metrics.events import Metrics
+from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers
+
+
+def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
+    """Called once, when the node has all its parts."""
+    gossip = cluster.gossip
+
+    def oldest_record_s() -> float:
+        return max((record.age_s for record in gossip.records.values()), default=0.0)
+
+    metrics.watch_transfers(cluster.transfer.snapshot)
+    metrics.watch(of_load_words(cluster.words.counters))
+    metrics.watch(of_gossip(gossip.traffic, lambda: gossip.counters, gossip.lost, oldest_record_s))
+    metrics.watch(of_store(cluster.store.stats))
+    if blocks.share is not None:
+        metrics.watch(of_tiers(blocks.share.stats, blocks.geometry.pool_bytes))

@@ -1,0 +1,149 @@
+"""`python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: why a request went where it went, as a table.
+
+Asks the node at --url, then the other nodes of its cluster: the one that accepted the request knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from engine.observe.node_client import NoAnswer, NodeClient, add_flags
+
+PREFILL_COLUMNS = (
+    *("wait_s", "transfer_s", "prefill_s", "ttft_s"),
+    *("local_tokens", "pool_tokens", "ssd_tokens", "prefix_source"),
+)
+DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "running", "headroom_blocks")
+PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 1 when nobody knows the request, 2 when nobody answers."""
+    parser = argparse.ArgumentParser(
+        prog="mooncake explain", description="Why a request went where it went, and how it did."
+    )
+    known = "the id in the answer of the API (default: the request of the cluster that ended or was refused last)"
+    parser.add_argument("request_id", metavar="REQUEST-ID", nargs="?", help=known)
+    add_flags(parser, "any node of the cluster")
+    parser.add_argument("--json", action="store_true", help="print the record as it is")
+    args = parser.parse_args(argv)
+    try:
+        node = NodeClient.from_flags(args)
+        request_id = args.request_id or newest(node)
+        if request_id is None:
+            print("mooncake explain: no request has ended or was refused yet", file=sys.stderr)
+            return 1
+        record = find(node, request_id)
+    except NoAnswer as error:
+        unknown = error.status == 404
+        reason = f"no node knows {request_id} (any more)" if unknown else str(error)
+        print(f"mooncake explain: {reason}", file=sys.stderr)
+        return 1 if unknown else 2
+    print(json.dumps(record, indent=1) if args.json else table(record))
+    return 0
+
+
+def newest(node: NodeClient) -> str | None:
+    """The request that ended last or was refused last, of those that the nodes remember. Raises NoAnswer."""
+    speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
+    told = [one["recent"] for one in speaking]
+    rows = [row for one in told for row in (*one["requests"], one["refused"]) if row is not None]
+    return max(rows, key=lambda row: float(row["ended"]))["id"] if rows else None
+
+
+def find(node: NodeClient, request_id: str) -> dict[str, Any]:
+    """The record of a request from whichever node has it; the one asked asks the others. Raises NoAnswer."""
+    return node.get(f"/live/requests/{quote(request_id, safe='')}")
+
+
+def table(record: dict[str, Any]) -> str:
+    """Every decision of the request with its candidates, then estimates beside the truth."""
+    summary = record["summary"]
+    lines = [
+        f"request {record['request_id']}: {summary['prompt_tokens']} prompt tokens, {summary['cached_tokens']} of them "
+        f"cached, {summary['output_tokens']} output tokens, accepted by {summary['nodes'].get('acceptor', '?')}"
+    ]
+    if (refused := record["refused"]) is not None:
+        lines += _refused(refused)
+    for number, decision in enumerate(record["decisions"]):
+        if len(record["decisions"]) > 1:
+            lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
+        lines += _decision(decision)
+    lines += [_load(event["detail"]) for event in record["events"] if event["event"] == "prefix_fetched"]
+    if record["truth"]:
+        rows = [
+            (name, t["estimated_s"], t["measured_s"], f"{100 * t['error']:.0f} %")
+            for name, t in record["truth"].items()
+        ]
+        lines += ["", *_columns(("", "estimated", "measured", "error"), rows)]
+    return "\n".join(lines)
+
+
+def _refused(refused: dict[str, Any]) -> list[str]:
+    """What its client was told, and the objective that was missed, if it was one."""
+    lines = [f"refused{_by(refused)}: {refused['reason']}; retry after {refused['retry_after_s']:g} s"]
+    if "objective" in refused:
+        missed, limit_s = refused["objective"], refused["limit_s"]
+        lines.append(
+            f"missed {missed} of {refused['service_class']}: {limit_s:g} s, estimated {refused['estimated_s']:.3g} s"
+        )
+    return lines
+
+
+def _by(refused: dict[str, Any]) -> str:
+    return f" by {refused['node']}" if "node" in refused else ""
+
+
+def _load(load: dict[str, Any]) -> str:
+    """A prefix that was fetched: from which tiers of whom, how long it took, and what the node that did it expected."""
+    tiers = ", ".join(f"{blocks} {tier}" for tier, blocks in load["tiers"].items())
+    what = f"loaded {load['blocks']} blocks ({tiers}) from {', '.join(load['sources'])}"
+    return f"{what} in {1000 * load['seconds']:.2f} ms, expected {1000 * load['estimated_s']:.2f} ms"
+
+
+def _decision(decision: dict[str, Any]) -> list[str]:
+    lines = [""]
+    for stage, columns in (("prefill", PREFILL_COLUMNS), ("decode", DECODE_COLUMNS)):
+        rows = [
+            (
+                ("* " if row["node"] == decision[stage] else "  ") + row["node"],
+                *(row[c] for c in columns),
+                row["skipped"],
+            )
+            for row in decision["considered"]
+            if row["stage"] == stage
+        ]
+        lines += [*_columns((f"{stage} on (* chosen)", *columns, ""), rows), ""]
+    probes = [("  " + p["node"], *(p[c] for c in PROBE_COLUMNS)) for p in decision["probes"]]
+    if probes:
+        lines += _columns((f"asked {decision['asked']}", *PROBE_COLUMNS), probes)
+    lines += [
+        f"{one['node']} was computing {one['blocks']} blocks of it, ready in {one['ready_s']:.3g} s"
+        for one in decision["computing"]
+    ]
+    claim = decision["claim"]
+    how = "no claim" if claim is None else f"claimed {claim['amount'] / 1e6:.3f} s" + " one-sided" * claim["one_sided"]
+    took = f"decided in {1000 * decision['decision_s']:.2f} ms"
+    return [*lines, f"{took}, {how}, given up for a runner-up {decision['runners_up']} times"]
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Aligned: the first column to the left, the others to the right."""
+    cells = [list(head)] + [[_text(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    aligned = (
+        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in cells
+    )
+    return ["  ".join(row).rstrip() for row in aligned]
+
+
+def _text(value: Any) -> str:
+    """Seconds with three significant digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,81 @@
+"""The client of the commands `top`, `drain` and `explain`: URL, key, errors in one line. Blocking."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from net.http.common.keys import ApiKeyFileError, key_to_send
+
+Json = dict[str, Any]
+TIMEOUT_S = 10.0
+
+
+class NoAnswer(Exception):
+    """The node did not answer, or not with what was asked for. One line that names the remedy; `status`: its HTTP
+    status, None when there was none."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NodeClient:
+    """JSON from and to the node at `url`, with or without 'http://'."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    @classmethod
+    def from_flags(cls, args: argparse.Namespace) -> Self:
+        """Raises NoAnswer for a key file that cannot be used."""
+        try:
+            file = None if args.api_key_file is None else args.api_key_file.expanduser()
+            return cls(args.url, key_to_send(args.api_key, file))
+        except ApiKeyFileError as error:
+            raise NoAnswer(str(error)) from None
+
+    def get(self, path: str) -> Json:
+        """Raises NoAnswer."""
+        return self._send(urllib.request.Request(self.url + path, headers=self._headers))
+
+    def post(self, path: str, body: Json) -> Json:
+        """Raises NoAnswer."""
+        headers = {"Content-Type": "application/json", **self._headers}
+        return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
+
+    def _send(self, request: urllib.request.Request) -> Json:
+        # No proxy of the user's shell: it would catch 127.0.0.1 too.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
+                found: Json = json.load(answer)
+                return found
+        except urllib.error.HTTPError as error:
+            raise NoAnswer(f"{self.url} answers {error.code}: {_reason(error)}", error.code) from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "reason", error)
+            raise NoAnswer(f"{self.url} does not answer ({why}); give --url of a running node") from None
+
+
+def add_flags(parser: argparse.ArgumentParser, which: str) -> None:
+    """--url (of `which` node), --api-key and --api-key-file."""
+    parser.add_argument("--url", metavar="HOST:PORT", default="127.0.0.1:8000", help=f"{which} (default: %(default)s)")
+    parser.add_argument("--api-key", metavar="KEY", help="of the cluster, if it has one; others see it in `ps`")
+    parser.add_argument("--api-key-file", metavar="FILE", type=Path, help="its first key instead; as nodes have it")
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """What the node says, and what to do about a missing key."""
+    with error:
+        text = error.read().decode(errors="replace")
+    try:
+        said = str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        said = f"{text[:200].strip()!r}, which is not how a Mooncake node speaks; give --url of one"
+    return f"{said} (--api-key or --api-key-file here)" if error.code == 401 else said

@@ -1,0 +1,85 @@
+"""The last requests in figures: their latencies, and where the KV of their prompts came from. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.observe.timeline import Timeline
+
+Json = dict[str, Any]
+
+KEPT = 200
+PERCENTILES = (50, 90, 99)
+SOURCES = ("hbm", "arena", "dram", "ssd", "computed")
+"""Of a prompt's tokens: found in the prefill node's own arena or in another node's, in a DRAM or SSD tier of the pool,
+or computed."""
+
+
+class Recent:
+    """The last KEPT requests that ended here with at least one token."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._rows: deque[Json] = deque(maxlen=KEPT)
+        self._refused: Json | None = None
+
+    def add(self, timeline: Timeline, service_class: str, reason: str | None, ended: float) -> None:
+        """reason: the finish reason, None when the client went away; ended: unix seconds."""
+        summary = timeline.summary()
+        decode_ms, gaps = summary["decode_ms"], timeline.output_tokens - 1
+        self._rows.append(
+            {
+                "id": timeline.request_id,
+                "ended": ended,
+                "class": service_class,
+                "reason": reason or "abort",
+                "ttft_ms": summary["ttft_ms"],
+                "tpot_ms": decode_ms / gaps if decode_ms is not None and gaps > 0 else None,
+                "e2e_ms": summary["e2e_ms"],
+                "prompt_tokens": timeline.prompt_tokens,
+                "output_tokens": timeline.output_tokens,
+                "tokens_from": tokens_from(timeline, self._block_size),
+                "nodes": timeline.nodes,
+            }
+        )
+
+    def refuse(self, request_id: str, ended: float) -> None:
+        """A request ended without a token, or with few: it was refused."""
+        self._refused = {"id": request_id, "ended": ended}
+
+    def as_dict(self) -> Json:
+        """{"requests": newest first, "refused": the newest of those, "ttft_ms" and "tpot_ms": {"p50": ...},
+        "tokens_from": sums by source}"""
+        rows = list(reversed(self._rows))
+        return {
+            "requests": rows,
+            "refused": self._refused,
+            "ttft_ms": percentiles(row["ttft_ms"] for row in rows),
+            "tpot_ms": percentiles(row["tpot_ms"] for row in rows),
+            "tokens_from": {source: sum(row["tokens_from"][source] for row in rows) for source in SOURCES},
+        }
+
+
+def tokens_from(timeline: Timeline, block_size: int) -> dict[str, int]:
+    """Tokens of the prompt by source; they add up to the prompt."""
+    blocks = {"arena": 0, "dram": 0, "ssd": 0}
+    for event in timeline.events:
+        if event["event"] == "prefix_fetched":
+            for tier, count in event["detail"]["tiers"].items():
+                blocks[tier] += count
+    fetched = {tier: count * block_size for tier, count in blocks.items()}
+    # A retried request may have fetched twice, on two nodes.
+    own = max(0, timeline.cached_tokens - sum(fetched.values()))
+    computed = max(0, timeline.prompt_tokens - own - sum(fetched.values()))
+    return {"hbm": own, **fetched, "computed": computed}
+
+
+def percentiles(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Of what is not None, by the nearest rank; None of nothing."""
+    known: Sequence[float] = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    last = len(known) - 1
+    return {f"p{share}": known[min(last, len(known) * share // 100)] for share in PERCENTILES}

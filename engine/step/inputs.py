@@ -1,0 +1,160 @@
+"""A step's rows as the model's tensors: one host buffer, filled by numpy, one copy to the device.
+
+The buffer is allocated once and grows (pinned for a GPU, so that the copy does not wait for the host); a request's
+block ids come as an int32 array that grows with the request (Request.block_table), so a decode step copies them
+instead of walking a list. On the CPU the tensors are the buffer itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention.interface import RaggedBatch
+from engine.model.gpu import Event, Gpu, gpu_of
+from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.logprobs import PromptScores
+
+TABLE_ALIGN = 16
+"""Block tables are padded to a multiple of this many entries, so that kernels may load them in vectors."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's part of a step.
+
+    With `sample`, the tokens that follow each of the last `num_samples` of token_ids are chosen. More than one is
+    speculation: the last num_samples - 1 of token_ids are then a draft, not part of sample.token_ids.
+    """
+
+    token_ids: Sequence[int]  # computed in this step; their KV goes to positions start, start + 1, ...
+    start: int  # tokens of this request whose KV is in its blocks already
+    block_ids: Sequence[int] | np.ndarray  # of the request, in order; enough for start + len(token_ids) tokens
+    sample: SamplingRow | None = None
+    num_samples: int = 1
+    proposals: Sequence[Tensor] = ()  # [V] each: what the draft's tokens were drawn from; empty = judge by equality
+    scores: PromptScores | None = None
+
+    @property
+    def num_wanted(self) -> int:
+        """Rows of logits that this request wants."""
+        return 0 if self.sample is None else self.num_samples
+
+
+@dataclass(slots=True)
+class Inputs:
+    """A step's tensors on the device, decodes first."""
+
+    token_ids: Tensor  # [T] int64
+    batch: RaggedBatch
+    last_rows: Tensor  # [R] int64: the rows of q whose logits are wanted, those of a request side by side
+    order: list[int]  # request s of the batch is rows[order[s]]
+
+
+class InputBuilder:
+    """Builds the inputs of one step after the other. Inputs hold until the next `build`."""
+
+    def __init__(self, block_size: int, device: torch.device, gpu: Gpu | None = None) -> None:
+        """gpu: what moves them, by default what `device` says."""
+        self._block_size = block_size
+        self._gpu = gpu or gpu_of(device)
+        self._device = torch.empty(0, dtype=torch.int64, device=device)  # any tensor there
+        self._host = torch.empty(0, dtype=torch.int64)
+        self._copied: Event | None = None
+
+    def build(self, rows: Sequence[Row]) -> Inputs:
+        """One-token rows first, otherwise in their order. Raises ValueError on a row that cannot run."""
+        order, q_lens, starts, wanted = _shape(rows)
+        kv_lens = starts + q_lens
+        num_blocks = -(-kv_lens // self._block_size)
+        _check(rows, order, q_lens, num_blocks, wanted)
+        num_requests, num_tokens, num_wanted = len(order), int(q_lens.sum()), int(wanted.sum())
+        width = -(-int(num_blocks.max()) // TABLE_ALIGN) * TABLE_ALIGN
+
+        # The int64 part, then the int32 part, each cut into its arrays.
+        sizes = (num_tokens, num_tokens, num_tokens, num_wanted)
+        sizes32 = (num_requests + 1, num_requests, num_requests * width)
+        num_int64 = sum(sizes)
+        host = self._room(num_int64 + -(-sum(sizes32) // 2))
+        buffer = host.numpy()
+        token_ids, positions, slots = buffer[: 3 * num_tokens].reshape(3, num_tokens)
+        last_rows = buffer[3 * num_tokens : num_int64]
+        int32 = buffer[num_int64:].view(np.int32)
+        cu_q, ctx_lens = int32[: num_requests + 1], int32[num_requests + 1 : 2 * num_requests + 1]
+        tables = int32[2 * num_requests + 1 : sum(sizes32)].reshape(num_requests, width)
+
+        cu_q[0] = 0
+        np.cumsum(q_lens, out=cu_q[1:])
+        ctx_lens[:] = kv_lens
+        tables[:] = 0
+        counts = num_blocks.tolist()
+        for s, i in enumerate(order):
+            tables[s, : counts[s]] = rows[i].block_ids[: counts[s]]
+        token_ids[:] = np.fromiter(chain.from_iterable(rows[i].token_ids for i in order), np.int64, num_tokens)
+        request = np.repeat(np.arange(num_requests), q_lens)
+        np.add(np.arange(num_tokens), (starts - cu_q[:-1])[request], out=positions)
+        block, offset = np.divmod(positions, self._block_size)
+        np.add(np.multiply(tables[request, block], self._block_size, dtype=np.int64), offset, out=slots)
+        # Request s wants the rows cu_q[s + 1] - wanted[s] .. cu_q[s + 1].
+        last_rows[:] = np.arange(num_wanted) + np.repeat(cu_q[1:] - np.cumsum(wanted), wanted)
+
+        moved = self._move(host)
+        token_ids_t, positions_t, slots_t, last_rows_t = moved[:num_int64].split(sizes)
+        cu_q_t, ctx_lens_t, tables_t = moved[num_int64:].view(torch.int32)[: sum(sizes32)].split(sizes32)
+        batch = RaggedBatch(
+            cu_q=cu_q_t,
+            ctx_lens=ctx_lens_t,
+            block_tables=tables_t.view(num_requests, width),
+            slot_mapping=slots_t,
+            positions=positions_t,
+            num_decodes=int((q_lens == 1).sum()),
+            block_size=self._block_size,
+            q_lens=q_lens.tolist(),
+            kv_lens=kv_lens.tolist(),
+        )
+        return Inputs(token_ids_t, batch, last_rows_t, order)
+
+    def _room(self, count: int) -> Tensor:
+        """The first `count` int64 of the host buffer, once the copy of the step before has left it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if len(self._host) < count:
+            self._host = self._gpu.buffer(2 * count, self._device)
+        return self._host[:count]
+
+    def _move(self, host: Tensor) -> Tensor:
+        moved = self._gpu.move(host, self._device)
+        self._copied = self._gpu.mark(self._device)
+        return moved
+
+
+def build_inputs(rows: Sequence[Row], block_size: int, device: torch.device) -> Inputs:
+    """The inputs of one step, in memory of their own."""
+    return InputBuilder(block_size, device).build(rows)
+
+
+def _shape(rows: Sequence[Row]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:
+    """The order of the batch, and in that order per request: new tokens, tokens before them, wanted rows of logits."""
+    facts = np.array([(len(row.token_ids), row.start, row.num_wanted) for row in rows], dtype=np.int64)
+    order = np.argsort(facts[:, 0] != 1, kind="stable")
+    q_lens, starts, wanted = np.ascontiguousarray(facts[order].T)
+    return order.tolist(), q_lens, starts, wanted
+
+
+def _check(
+    rows: Sequence[Row], order: list[int], q_lens: np.ndarray, num_blocks: np.ndarray, wanted: np.ndarray
+) -> None:
+    have = np.array([len(rows[i].block_ids) for i in order])
+    if (q_lens == 0).any():
+        raise ValueError(f"row {order[int(np.argmin(q_lens))]} of the step has no tokens")
+    if (short := have < num_blocks).any():
+        s = int(np.argmax(short))
+        raise ValueError(f"row {order[s]} of the step needs {num_blocks[s]} blocks, has {have[s]}")
+    if (wanted > q_lens).any():
+        s = int(np.argmax(wanted > q_lens))
+        raise ValueError(f"row {order[s]} of the step requests {wanted[s]} tokens after {q_lens[s]}")

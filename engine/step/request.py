@@ -1,0 +1,130 @@
+"""Request and its transition log: what the engine knows of one generation.
+
+A request is its token ids and two counters. `num_tokens` is how many tokens are known (prompt and output),
+`num_computed` for how many of them KV exists. A step hands out a token budget that closes the gap; prefill, chunked
+prefill, decode, prefix hits and recovery are all the same difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from cache.block import BlockKey, extend_keys
+from engine.sampling.params import SamplingParams
+from engine.sampling.token_logprobs import PromptLogprobs
+from engine.step.block_table import BlockTable
+from engine.step.journal import Journal
+from sched.classes import STANDARD
+
+
+class RequestState(Enum):
+    """Where a request is on this node.
+
+    WAITING ──> LOADING ──> WAITING ──> RUNNING ──> FINISHED
+             (prefix fetch)               │  ^
+    REMOTE ───────────────────────────────┘  └── WAITING (preempted: blocks given back)
+    (KV arrives from a prefill node)
+    """
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    REMOTE = "remote"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One generation on one node. Only the batcher and its parts write to it; others append to its journal, and the
+    runner to `prompt_logprobs`."""
+
+    request_id: str
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    arrival: float  # when it was accepted, on this node's monotonic clock, seconds
+    root: BlockKey
+    service_class: str = STANDARD.name
+    state: RequestState = RequestState.WAITING
+    num_computed: int = 0  # tokens whose KV is in `block_ids`
+    block_ids: list[int] = field(default_factory=list)
+    keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
+    num_named: int = 0  # full blocks already named in the prefix cache
+    num_cached: int = 0  # prompt tokens that were not computed here: found in HBM, a lower tier or the pool
+    looked_up: bool = False  # lower tiers and pool have been asked for the prefix
+    handover: bool = False  # decode happens on another node: end here after the first new token
+    handed_over: bool = False  # the prompt was computed on another node and pushed here
+    paused: bool = False  # it lost its seat and kept its blocks
+    num_preemptions: int = 0
+    num_served: int = 0  # known tokens that the queue order has been told of: what is computed again costs no share
+    finish_reason: str | None = None
+    first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of token_ids[1], [2], ... so far
+    journal: Journal = field(default_factory=Journal)  # anybody on the node may append
+    table: BlockTable = field(default_factory=BlockTable, repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """1 while decoding: the last known token."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def resumes(self) -> bool:
+        """While its blocks are there, it goes on from them instead of looking for a prefix."""
+        return self.handed_over or self.paused
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log probabilities of the prompt are asked for and not told yet. A cached prefix has no logits, so such a
+        request computes all of its prompt."""
+        return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def count_cached(self) -> None:
+        """What the first start found is reuse; what a preempted request finds again is its own work."""
+        if not self.num_preemptions and not self.handed_over:
+            self.num_cached = min(self.num_computed, self.num_prompt_tokens)
+
+    def stop_reason(self, eos_token_ids: Collection[int], max_model_len: int) -> str | None:
+        """Why generation ends with the last known token, None if it goes on."""
+        params, count, last = self.sampling, self.num_output_tokens, self.token_ids[-1]
+        if count >= params.min_tokens and (
+            last in params.stop_token_ids or (last in eos_token_ids and not params.ignore_eos)
+        ):
+            return "stop"
+        if count >= params.max_tokens or self.num_tokens >= max_model_len:
+            return "length"
+        return "handover" if self.handover else None
+
+    def block_keys(self, block_size: int) -> list[BlockKey]:
+        """Keys of all full blocks of the known tokens."""
+        return extend_keys(self.root, self.keys, self.token_ids, block_size)
+
+    def block_table(self) -> np.ndarray:
+        """block_ids as int32; a view that holds until the next call."""
+        return self.table.of(self.block_ids)
+
+    def move(self, now: float, state: RequestState, **detail: Any) -> None:
+        """Change state and note it in the journal."""
+        self.state = state
+        self.journal.note(now, state.value, detail)

@@ -1,0 +1,37 @@
+"""From what the batcher scheduled to what the runner computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.logprobs import PromptScores
+from engine.step.inputs import Row
+from engine.step.request import Request
+from engine.step.step import ScheduledRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: Sequence[Tensor] = ()) -> Row:
+    """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
+    request, sample = scheduled.request, None
+    if scheduled.samples:
+        sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
+    known = scheduled.num_tokens - len(scheduled.draft)
+    token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
+    scores = _scores(request, scheduled.start, known) if request.scores_prompt else None
+    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals, scores)
+
+
+def _scores(request: Request, start: int, count: int) -> PromptScores | None:
+    """Of the prompt tokens behind positions start .. start + count, those that are not scored yet: after a preemption
+    the same positions are computed again."""
+    top, known = request.sampling.prompt_logprobs, len(request.prompt_logprobs)
+    first = max(start, known)
+    next_ids = request.token_ids[first + 1 : start + count + 1]
+    if top is None or not next_ids:
+        return None
+    return PromptScores(first - start, next_ids, top, request.prompt_logprobs)

@@ -1,0 +1,153 @@
+"""One step: rows of tokens in, chosen tokens out. Ragged batch -> tensors -> model -> sampler.
+
+A blocking call, meant for the node's one executor thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention.interface import RaggedBatch
+from engine.model.decoder import Model
+from engine.model.gpu import Gpu, gpu_of
+from engine.model.graphs import GraphedModel, Recorder
+from engine.sampling.logit_rules import Masks, SamplingRow
+from engine.sampling.logprobs import PromptRows, PromptScorer
+from engine.sampling.sampler import Sampled, sample
+from engine.step.inputs import InputBuilder, Inputs, Row
+from engine.step.layer_reports import LayerReports
+
+__all__ = ["Row", "Runner", "StepTime"]
+
+
+@dataclass(slots=True)
+class StepTime:
+    """How long a step took and what it did, in the terms of the cost models (sched/cost.py)."""
+
+    seconds: float
+    num_decodes: int
+    decode_context: int  # sum of the decodes' KV lengths, tokens
+    prefill_tokens: int
+    prefill_pairs: int  # sum of n (n + 2 past) over the chunks: twice the (query, key) pairs attended
+
+
+class Runner:
+    """Runs the model over a KV pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]."""
+
+    def __init__(
+        self, model: Model, kv_pool: Tensor, block_size: int, device: str = "cpu", gpu: Gpu | None = None
+    ) -> None:
+        """gpu: whose memory the pool is, by default what `device` says."""
+        config = model.config
+        shape = (config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
+        if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
+            raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
+        self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
+        self.last: StepTime | None = None
+        self._forward = model.forward
+        self._gpu = gpu or gpu_of(self.device)
+        self._inputs = InputBuilder(block_size, self.device, self._gpu)
+        self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
+        self.masks: Masks | None = None  # of requests with a grammar
+        self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
+        """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
+
+    def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
+        """Small steps replay recordings from now on (engine/model/graphs.py), made here: nobody else may use the
+        device meanwhile. For models without an `obstacle`."""
+        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+        self._forward = GraphedModel(self.model, self.kv_pool, self.block_size, recorder, **sizes).forward
+
+    def follow(self, rows: Sequence[Row]) -> None:
+        """As another rank: compute what rank 0 computes. Which tokens are chosen is its business."""
+        inputs = self._inputs.build(rows)
+        self._forward(
+            inputs.token_ids,
+            inputs.batch,
+            self.kv_pool,
+            inputs.last_rows,
+            scores=self._scores(PromptRows, rows, inputs),
+        )
+
+    def step(
+        self,
+        rows: Sequence[Row],
+        on_layer: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> list[list[Sampled]]:
+        """Compute every row's KV and choose the tokens it asks for: per row, in the order of `rows`, row.num_samples
+        tokens, or none without row.sample. Log probabilities of prompts go to their row.scores.
+
+        on_layer(l), before_layer(l): see Model.forward. Raises ValueError on a row without tokens or with too few
+        blocks.
+        """
+        if not rows:
+            return []
+        began = time.perf_counter()
+        inputs = self._inputs.build(rows)
+        wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
+        if self._reports is not None and on_layer is not None:
+            on_layer = self._reports.behind(on_layer)
+        try:
+            with self.beside(rows):
+                logits = self._forward(
+                    inputs.token_ids,
+                    inputs.batch,
+                    self.kv_pool,
+                    inputs.last_rows,
+                    on_layer,
+                    before_layer,
+                    self._scores(PromptScorer, rows, inputs),
+                )
+            chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
+            if not wanted:
+                # Nothing has waited for the device yet, and a step that returned has its KV in the pool: it is pushed
+                # and published from there.
+                self._gpu.settle(self.kv_pool)
+            if self._reports is not None:
+                self._reports.finish()
+        except BaseException:
+            self._gpu.settle(self.kv_pool)  # its blocks are given to others now: what is queued must not write there
+            raise
+        self.last = _step_time(inputs.batch, time.perf_counter() - began)
+        results: list[list[Sampled]] = [[] for _ in rows]
+        for (i, _), token in zip(wanted, chosen, strict=True):
+            results[i].append(token)
+        return results
+
+    def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
+        """None when no row asks for log probabilities of its prompt."""
+        asked = [row.scores for row in rows]
+        if not any(asked):
+            return None
+        return kind(asked, inputs.order, inputs.batch.q_lens, self.device)
+
+
+def _sampling_rows(row: Row) -> Sequence[SamplingRow]:
+    """One per wanted row of logits: after j tokens of the draft."""
+    if row.sample is None:
+        return ()
+    if row.num_samples == 1:
+        return (row.sample,)
+    own, draft = row.sample, row.token_ids[len(row.token_ids) - row.num_samples + 1 :]
+    judged = [*zip(draft, row.proposals, strict=True), None] if row.proposals else [None] * row.num_samples
+    return [replace(own, draft=draft[:j], proposal=judged[j]) for j in range(row.num_samples)]
+
+
+def _step_time(batch: RaggedBatch, seconds: float) -> StepTime:
+    decodes = batch.num_decodes
+    chunks = list(zip(batch.q_lens[decodes:], batch.kv_lens[decodes:], strict=True))
+    return StepTime(
+        seconds=seconds,
+        num_decodes=decodes,
+        decode_context=sum(batch.kv_lens[:decodes]),
+        prefill_tokens=sum(n for n, _ in chunks),
+        prefill_pairs=sum(n * (2 * kv_len - n) for n, kv_len in chunks),
+    )

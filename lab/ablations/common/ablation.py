@@ -1,0 +1,230 @@
+"""What an ablation is: a question, simulated cases, what the paper says, and one sentence about the difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import starmap
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from lab.ablations.common.runs import Runs
+from lab.loads.generators import GENERATORS, STANDS_FOR
+from lab.loads.trace import TraceRow, jittered, read_trace
+from lab.loads.traces import find_trace
+from lab.simulator.cluster import Cluster
+from lab.simulator.config import SimConfig
+from lab.simulator.models.step_models import StepModel
+from lab.simulator.result import figures
+
+GENERATE = 4000
+"""Requests of a generated load when nobody says how many."""
+
+ROWS = {"conversation": 12_031, "synthetic": 3_993, "toolagent": 23_608}
+"""Of the released traces."""
+
+T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+"""Student's t for 95 %, by degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Rows of a released trace, or where it is not at hand of the generator fitted to it (the result says which); a
+    name of lab/loads/generators.py that is none of a trace generates by the seed."""
+
+    trace: str = "conversation"
+    requests: int | None = None
+    speed: float = 1.0
+    jitter_s: float = 3.0
+    change: Callable[[list[TraceRow], int], list[TraceRow]] | None = None  # (rows, seed) -> rows
+
+
+Look = Callable[[Cluster], dict[str, float]]
+"""Further figures of a run, from its requests; see lab/ablations/common/looks.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One bar or point: `label` names it, `series` and `x` place it in a plot."""
+
+    label: str
+    config: SimConfig
+    workload: Workload = Workload()
+    ttft_slo_s: float | None = 30.0  # FAST'25's effective request
+    tbt_slo_s: float | None = 0.2
+    tail_tbt: bool = False  # its time between tokens, the mean of the longest tenth, in place of the mean
+    look: tuple[Look, ...] = ()
+    model: StepModel | None = None  # in place of the configuration's preset
+    series: str = ""
+    x: float | None = None
+    flags: str | None = None  # of real nodes: those it ran on
+
+    def settings(self) -> dict[str, object]:
+        """All that a run of it depends on, but for the seed and what its definition says of the requests."""
+        if self.flags is not None:
+            return {"nodes": self.flags}
+        limits = {"TTFT objective (s)": self.ttft_slo_s, "TBT objective (s)": self.tbt_slo_s}
+        return self.config.as_dict() | {"speed": self.workload.speed} | limits
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: it has none."""
+
+    mean: float
+    half: float
+
+    def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return ""
+        return f"{self.mean:.4g}" if math.isnan(self.half) else f"{self.mean:.4g} ±{self.half:.2g}"
+
+
+Metric = Callable[[dict[str, Any]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A number that was to be reached, and what was."""
+
+    text: str
+    wanted: str
+    ours: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """`paper`: by case label, the value of the first metric there; `reading`: what the numbers say, from them; `goals`:
+    those of this project that they answer."""
+
+    name: str
+    question: str
+    definition: str
+    cases: Callable[[int | None], list[Case]]  # requests at most -> cases
+    metrics: dict[str, Metric]
+    reading: Callable[[dict[str, dict[str, Estimated]]], str]
+    paper: dict[str, float] = field(default_factory=dict)
+    paper_source: str = ""
+    goals: Callable[[dict[str, dict[str, Estimated]]], list[Goal]] | None = None
+    x_name: str = ""  # of the cases' x, where they are points of a curve
+
+
+def metric(name: str, part: str | None = None, scale: float = 1.0) -> Metric:
+    """A figure of lab.simulator.result or of a look, NaN where there is none."""
+
+    def of(result: dict[str, Any]) -> float:
+        value = result.get(name)
+        if value is not None and part is not None:
+            value = value[part]
+        return math.nan if value is None else scale * float(value)
+
+    return of
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything about one ablation's run."""
+
+    ablation: Ablation
+    cases: list[Case]
+    values: dict[str, dict[str, Estimated]]  # label -> metric -> value
+    raw: dict[str, list[dict[str, Any]]]  # label -> figures by seed
+    source: str  # where the requests came from
+
+
+def run(
+    ablation: Ablation,
+    requests: int | None,
+    seeds: int,
+    workers: int,
+    done: Callable[[], None],
+    kept: Runs | None = None,
+) -> Outcome:
+    """Every case with seeds 0..seeds-1, but those that are in `kept`, where the others go; `done` is called after each
+    run. Raises ValueError for labels that repeat."""
+    cases = ablation.cases(requests)
+    if len({case.label for case in cases}) < len(cases):
+        raise ValueError(f"{ablation.name}: labels repeat")
+    work = [(case, seed) for case in cases for seed in range(seeds)]
+    raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
+    before = [None if kept is None else kept.get(ablation.name, case.label, seed) for case, seed in work]
+    missing = [pair for pair, known in zip(work, before, strict=True) if known is None]
+    with ProcessPoolExecutor(workers) if workers > 1 and missing else nullcontext() as pool:
+        made = iter(pool.map(simulate, *zip(*missing, strict=True))) if pool else starmap(simulate, missing)
+        for (case, seed), known in zip(work, before, strict=True):
+            found = next(made) if known is None else known
+            if known is None and kept is not None:
+                kept.put(ablation.name, case.label, seed, found)
+            raw[case.label].append(found)
+            done()
+    values = {
+        label: {name: estimated([of(result) for result in results]) for name, of in ablation.metrics.items()}
+        for label, results in raw.items()
+    }
+    sources = dict.fromkeys(rows_of(case.workload, 0)[0] for case in cases)
+    return Outcome(ablation, cases, values, raw, ", ".join(sources))
+
+
+def simulate(case: Case, seed: int) -> dict[str, Any]:
+    """Figures of one case under one seed."""
+    work = case.workload
+    source, rows = rows_of(work, seed)
+    rows = rows[: work.requests]
+    if work.change is not None:
+        rows = work.change(rows, seed)
+    if not source.startswith(GENERATED):
+        rows = jittered(rows, work.jitter_s, seed)
+    cluster = Cluster(replace(case.config, seed=seed), case.model)
+    for _ in cluster.run([replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]):
+        pass
+    found = figures(cluster, case.ttft_slo_s, case.tbt_slo_s, case.tail_tbt)
+    for look in case.look:
+        found |= look(cluster)
+    return found
+
+
+GENERATED = "generated"
+
+
+def rows_of(work: Workload, seed: int) -> tuple[str, list[TraceRow]]:
+    """(where they are from, rows)"""
+    if work.trace in GENERATORS and work.trace not in STANDS_FOR:
+        return f"{GENERATED}: {work.trace}", _generated(work.trace, seed, work.requests or GENERATE)
+    return _released(work.trace)
+
+
+@lru_cache(maxsize=4)
+def _released(trace: str) -> tuple[str, list[TraceRow]]:
+    path = find_trace(trace)
+    if path is None:
+        kind = STANDS_FOR[trace]
+        return f"{GENERATED}: {kind}, in place of the {trace} trace", _generated(kind, 0, ROWS[trace])
+    return path.name, list(read_trace(Path(path)))
+
+
+@lru_cache(maxsize=4)
+def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
+    return GENERATORS[kind](seed, requests)
+
+
+def estimated(values: Sequence[float]) -> Estimated:
+    mean = fmean(values)
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return Estimated(mean, math.nan)
+    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)))
+
+
+def ratio(values: dict[str, dict[str, Estimated]], name: str, over: str, under: str) -> float:
+    """How many times the metric of `under` that of `over` is; NaN by zero."""
+    below = values[under][name].mean
+    return values[over][name].mean / below if below else math.nan
+
+
+first_requests = partial(Workload, "conversation")
+"""The conversation trace up to a number of requests."""

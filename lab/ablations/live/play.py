@@ -1,0 +1,152 @@
+"""Nodes of this machine, each on cores of its own, and requests through them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from lab.ablations.live.loads import VOCABULARY
+from lab.bench.common.client import Client, Outcome, Unreachable, find_server
+from lab.bench.common.latency import tpot_s
+from lab.bench.common.workload import SUFFIX, Spec, TokenSource
+from lab.launch.cluster import LocalCluster
+from lab.launch.nodes import pin
+from lab.simulator.result import SHARES
+
+BODY = {"temperature": 0.0, "ignore_eos": True}
+WARM_TOKENS, WARM_SEED = 600, 999_983
+PATIENCE_S = 60.0
+"""Requests may go on for so long after the last one came, then they count as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One run as the clients saw it."""
+
+    outcomes: list[Outcome]
+    seconds: float
+    config: dict[str, Any] | None  # of the first door, where it shows it
+
+
+@contextmanager
+def pinned(nodes: str, flags: Sequence[str], run_dir: Path) -> Iterator[LocalCluster]:
+    """A cluster whose i-th node has the i-th core, counted round, and one thread; the client, this process, has the
+    cores that are left, or shares all of them where none is."""
+    run_dir.mkdir(parents=True)
+    cores = os.sched_getaffinity(0)
+    one = LocalCluster(nodes, ("--num-threads", "1", *flags), run_dir=run_dir, env={"OMP_NUM_THREADS": "1"})
+    with one as cluster:
+        try:
+            for index, node in enumerate(cluster.nodes):
+                pin(node.pid, index)
+            os.sched_setaffinity(0, set(sorted(cores)[len(cluster.nodes) :]) or cores)
+            yield cluster
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
+def doors(cluster: LocalCluster) -> list[str]:
+    """Where requests are sent: to the nodes that run a model, in turn."""
+    return [node.url for node in cluster.nodes if node.role != "store"]
+
+
+def play(
+    urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None] = lambda: None, warm: bool = False
+) -> Played:
+    """Send every spec at its time, to one door after the other. warm: a request through each door before. Raises
+    Unreachable."""
+    return asyncio.run(_play(urls, specs, on_done, warm))
+
+
+async def _play(urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None], warm: bool) -> Played:
+    timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=_headers()) as session:
+        servers = [await find_server(session, "node", url, None) for url in urls]
+        clients = [Client(session, server, "openai", BODY) for server in servers]
+        if warm:
+            await warm_up(clients)
+        deadline_s = max(spec.at_s for spec in specs) + PATIENCE_S
+        parts = [list(range(i, len(specs), len(urls))) for i in range(len(urls))]
+        runs = await asyncio.gather(
+            *(
+                client.run([specs[i] for i in part], None, deadline_s, on_done)
+                for client, part in zip(clients, parts, strict=True)
+            )
+        )
+    outcomes = {i: one for part, (own, _) in zip(parts, runs, strict=True) for i, one in zip(part, own, strict=True)}
+    return Played([outcomes[i] for i in range(len(specs))], max(seconds for _, seconds in runs), servers[0].config)
+
+
+def warmed(urls: Sequence[str]) -> dict[str, Any] | None:
+    """First requests through every door; the Config of the first, where it shows it. Raises Unreachable."""
+    return play(urls, [Spec(TokenSource(WARM_SEED, VOCABULARY).tokens(64, SUFFIX, len(urls)), 4)], warm=True).config
+
+
+def one_by_one(url: str, specs: Sequence[Spec]) -> list[Outcome]:
+    """Each when the one before has ended; arrival times do not count."""
+
+    async def send_all() -> list[Outcome]:
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(timeout=timeout, headers=_headers()) as session:
+            client = Client(session, await find_server(session, "node", url, None), "openai", BODY)
+            outcomes = [Outcome() for _ in specs]
+            for spec, outcome in zip(specs, outcomes, strict=True):
+                await client.send(spec, outcome)
+        return outcomes
+
+    return asyncio.run(send_all())
+
+
+def _headers() -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
+
+
+async def warm_up(clients: Sequence[Client]) -> None:
+    """First steps are slow, first estimates are guesses. Raises Unreachable with the server's own words."""
+    source = TokenSource(WARM_SEED, VOCABULARY)
+    for index, client in enumerate(clients):
+        outcome = Outcome()
+        await client.send(Spec(source.tokens(WARM_TOKENS, SUFFIX, index), 8), outcome)
+        if outcome.error is not None:
+            raise Unreachable(f"a first request fails: {outcome.error}")
+
+
+def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
+    """Those of lab.simulator.result that a client can see, and `errors`: what failed, refusals apart."""
+    outcomes = played.outcomes
+    good = [one for one in outcomes if one.error is None]
+    refused = sum(one.error is not None and one.error.startswith("status 429") for one in outcomes)
+    kept = sum(one.ttft_s <= ttft_slo_s and tpot_s(one) <= tbt_slo_s for one in good)
+    several = [one for one in good if one.output_tokens > 1]
+    tokens = sum(one.prompt_tokens for one in good)
+    return {
+        "requests": len(outcomes),
+        "finished": len(good),
+        "refused": refused,
+        "errors": sorted({one.error for one in outcomes if one.error and not one.error.startswith("status 429")}),
+        "seconds": played.seconds,
+        "ttft_s": spread([one.ttft_s for one in good]),
+        "tbt_s": spread([tpot_s(one) for one in several]),
+        "longest_gap_s": spread([max(one.itl_s) for one in several if one.itl_s]),
+        "first_gap_s": spread([one.itl_s[0] for one in several if one.itl_s]),
+        "goodput": kept / len(outcomes),
+        "output_tokens_s": sum(one.output_tokens for one in good) / played.seconds,
+        "token_hit_rate": sum(one.cached_tokens for one in good) / tokens if tokens else 0.0,
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """As lab.simulator.result.spread; None of nothing."""
+    if not values:
+        return None
+    at = np.percentile(values, [100 * share for share in SHARES])
+    named = {f"p{round(100 * s)}": float(v) for s, v in zip(SHARES, at, strict=True)}
+    return {"mean": float(np.mean(values)), **named}

@@ -1,0 +1,68 @@
+"""Runs a live ablation: seed by seed, so that a slow moment of the machine meets every case, the order turning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.ablations.common.ablation import estimated
+from lab.ablations.live.case import LiveAblation, LiveCase, LiveOutcome
+from lab.ablations.live.play import Played, doors, figures, pinned, play, warmed
+from lab.ablations.live.shares import Watch
+from lab.bench.common.client import Unreachable
+
+
+def run(
+    ablation: LiveAblation,
+    cases: Sequence[LiveCase],
+    seeds: int,
+    seconds: float,
+    run_dir: Path,
+    tell: Callable[[str], None],
+) -> LiveOutcome:
+    """Seeds 0..seeds-1 of every case, a fresh cluster each. `tell` is called before each run. Raises Unreachable,
+    NodeDied, StartTimeout."""
+    raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
+    configs: dict[str, Any] = {}
+    for seed in range(seeds):
+        for number, case in list(enumerate(cases))[:: 1 if seed % 2 == 0 else -1]:
+            tell(f"{case.label}, seed {seed}")
+            played, shares = run_case(case, seed, seconds, run_dir / f"{seed}-{number}")
+            found = figures(played, ablation.ttft_slo_s, ablation.tbt_slo_s)
+            if not found["finished"]:
+                raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
+            raw[case.label].append(found | {"cores": shares})
+            configs[case.label] = played.config
+    values = {
+        label: {name: estimated([of(one) for one in results]) for name, of in ablation.metrics.items()}
+        for label, results in raw.items()
+    }
+    source = f"open loop of {seconds:g} s by seed, live"
+    return LiveOutcome(ablation, list(cases), values, raw, configs, source)
+
+
+def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[Played, Any]:
+    """(what the clients saw, who had the cores)"""
+    if case.url:
+        return send(case, [case.url], {}, seed, seconds)
+    with pinned(case.nodes, case.flags, run_dir) as cluster:
+        return send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, seed, seconds)
+
+
+def send(case: LiveCase, urls: Sequence[str], pids: dict[str, int], seed: int, seconds: float) -> tuple[Played, Any]:
+    warmed(urls)
+    if case.workload.before is not None:
+        play(urls, case.workload.before(seed, seconds))
+    specs = case.workload.specs(seed, seconds)
+    watch = Watch(pids)
+    return play(urls, specs), watch.end()
+
+
+def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> list[LiveCase]:
+    """Running clusters in place of the ablation's own: every workload of it at every (label, url)."""
+    loads = list({case.workload.name: case.workload for case in ablation.cases}.values())
+    several = len(loads) > 1
+    return [
+        LiveCase(f"{label}, {load.name}" if several else label, load, url=url) for label, url in urls for load in loads
+    ]

@@ -1,0 +1,30 @@
+"""Live ablations by name, and why the others are simulated only."""
+
+from __future__ import annotations
+
+from lab.ablations.live.batching import COLOCATED
+from lab.ablations.live.case import LiveAblation
+from lab.ablations.live.kv import OVERLAP, QUANTIZED
+from lab.ablations.live.placement import SCHEDULING
+from lab.ablations.live.pool import BANDWIDTH, EVICTION, POOL
+from lab.ablations.live.speculation import SPECULATION
+
+LIVE: dict[str, LiveAblation] = {
+    one.name: one for one in (SCHEDULING, POOL, EVICTION, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, SPECULATION)
+}
+
+ELSEWHERE = {
+    "regret": "the goals are about 64 and 256 nodes; a machine has a few, where every policy knows everything",
+    "ratio": "sixteen nodes are split in every way; live there are as many nodes as cores",
+    "overload": "the variants differ on clusters that are loaded for minutes; scripts/bench.py overload goes on there",
+    "orders": "slowdown at a tail needs thousands of requests, which one node of this machine takes hours for",
+    "shifts": "a flip of prefixes over 64 nodes, and a minute to recover",
+    "failure": "scripts/faults.py kill-roles kills real nodes and counts what clients see",
+}
+"""Name -> why not here."""
+
+DEFAULT_REASON = "its nodes and hours are simulated; no live form of it is written"
+
+
+def why_not(name: str) -> str:
+    return f"{name} runs in the simulator only: {ELSEWHERE.get(name, DEFAULT_REASON)}"

@@ -1,0 +1,65 @@
+"""The simulated counterpart of nodes on this machine: the same configuration, the same requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lab.ablations.live.loads import LIVE_BLOCK
+from lab.launch.nodes import parse_nodes
+from lab.loads.trace import TraceRow
+from lab.simulator.cluster import Cluster
+from lab.simulator.config import SimConfig
+from lab.simulator.models.step_models import EMBEDDED_CPU, StepModel
+from lab.simulator.result import figures
+
+
+def base_model(name: str, config: Mapping[str, Any], kv_tokens: int) -> StepModel:
+    """What a model of these nodes is before it is fitted: their limits. config: a node's own."""
+    return replace(
+        EMBEDDED_CPU,
+        name=name,
+        token_bytes=int(config["kv_cache_bytes"]) // kv_tokens,
+        kv_tokens=kv_tokens,
+        chunk_tokens=int(config["max_num_batched_tokens"]),
+        max_batch=int(config["max_num_seqs"]),
+    )
+
+
+def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: float = 0.0) -> SimConfig:
+    """Of the nodes that run a model; `nodes` as LocalCluster takes it."""
+    kinds = Counter(_kind(role) for _, role in parse_nodes(nodes) if role != "store")
+    return SimConfig(
+        prefill=kinds["prefill"],
+        decode=kinds["decode"],
+        mixed=kinds["mixed"],
+        placement=str(config["placement"]),
+        queue_order=str(config["queue_order"]),
+        eviction=str(config["eviction"]),
+        cache_blocks=kv_tokens // LIVE_BLOCK,
+        block_tokens=LIVE_BLOCK,
+        batching=str(config["batching_policy"]),
+        prefill_chunk_tokens=int(config["prefill_chunk_tokens"]),
+        tbt_budget_s=float(config["tbt_budget_ms"]) / 1000,
+        step_prompts=int(config["max_num_seqs"]),
+        contention=contention,
+        probe_s=0.0,  # in the model's front_s
+    )
+
+
+def simulate(config: SimConfig, model: StepModel, rows: Sequence[TraceRow]) -> tuple[dict[str, Any], Cluster]:
+    """(figures, the cluster afterwards)"""
+    cluster = Cluster(config, model)
+    for _ in cluster.run(rows):
+        pass
+    return figures(cluster), cluster
+
+
+def _kind(role: str) -> str:
+    """'prefill', 'decode' or 'mixed': what of a model it runs."""
+    roles = set(role.split(","))
+    if "mixed" in roles or {"prefill", "decode"} <= roles:
+        return "mixed"
+    return "prefill" if "prefill" in roles else "decode"

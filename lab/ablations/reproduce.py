@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Every table of the Mooncake papers that public data allows, ours beside theirs, as one Markdown report with plots.
+
+  scripts/reproduce.py                      # all ablations, into reproduce/report.md
+  scripts/reproduce.py --out DIR --only scheduling,pool,ratio
+  scripts/reproduce.py --quick              # short runs, to see that everything works
+
+The traces are the released ones where ../shared/traces has them, else generated ones: the report says which. Hit rates
+without timing, by policy (scripts/tools.py cache-policies) and by size, are computed beside the simulations. Each
+ablation leaves a .json with every seed's figures and the configurations; report.json has their means in one file. A run
+that was stopped goes on with --resume: what has been simulated is in runs.jsonl. After a change that no simulation
+sees, of a text or a plot, `--resume-from COMMIT` takes the runs of the commits before it; the report names them.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lab.ablations import command as ablate
+from lab.ablations import curve
+from lab.ablations.common.ablation import Goal, Outcome
+from lab.ablations.common.plot import draw
+from lab.ablations.common.runs import Runs
+from lab.ablations.common.tables import goal_table, section
+from lab.ablations.simulated import ABLATIONS
+from lab.bench.common.results import commit, write_result
+from lab.caches import command as cache_policies
+from lab.caches.targets import CAPACITIES, TOLERANCE
+from lab.simulator.config import SimConfig
+
+QUICK_REQUESTS = 400
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path, default=Path("reproduce"), help="folder of the report (default: reproduce)")
+    made.add_argument("--only", metavar="NAMES", help="some of: " + ", ".join(ABLATIONS))
+    made.add_argument(
+        "--quick", action="store_true", help=f"at most {QUICK_REQUESTS} requests, one seed, no cache policies"
+    )
+    made.add_argument("--resume", action="store_true", help="go on where a run of this commit was stopped")
+    made.add_argument(
+        "--resume-from", metavar="COMMITS", default="", help="--resume, and take runs of these commits too"
+    )
+    ablate.add_flags(made)
+    return made
+
+
+def policies() -> tuple[str, list[Goal]]:
+    """The table of cache policies as its script prints it, and how far it is from the reference where that has rates:
+    for released traces."""
+    made = cache_policies.parser().parse_args([])
+    rows = cache_policies.measured(cache_policies.load(made), made.eviction.split(","), CAPACITIES)
+    out = StringIO()
+    with redirect_stdout(out):
+        cache_policies.print_tables(rows, CAPACITIES)
+    apart, wrong = cache_policies.differences(rows), cache_policies.disagreements(rows)
+    verdict = f"LRU, LFU and FIFO are at most {max(apart):.4f} from the reference rates." if apart else "No reference."
+    text = "\n\n".join(["## Cache policies: hit rates by capacity", verdict, *wrong, f"```\n{out.getvalue()}```\n"])
+    if not apart:
+        return text, []
+    goal = "v3 Table 1: block hit rates of LRU, LFU and FIFO from the reference's, most"
+    return text, [Goal(goal, f"<= {TOLERANCE:g}", f"{max(apart):.4f}", not wrong)]
+
+
+def replays() -> tuple[list[str], list[Goal]]:
+    """Sections that need no simulator, and the goals they answer."""
+    text, goals = policies()
+    return [text, curve.section()], goals
+
+
+def cases_of(outcome: Outcome) -> dict[str, Any]:
+    """What of the configuration of each case is not the default."""
+    default = SimConfig().as_dict()
+    return {
+        case.label: {
+            "config": {name: value for name, value in case.config.as_dict().items() if value != default[name]},
+            "speed": case.workload.speed,
+            "requests": outcome.raw[case.label][0]["requests"],
+        }
+        for case in outcome.cases
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser()
+    args = made.parse_args(argv)
+    names = args.only.split(",") if args.only else list(ABLATIONS)
+    if unknown := set(names) - set(ABLATIONS):
+        made.error(f"--only: no ablation called {', '.join(sorted(unknown))}; there are {', '.join(ABLATIONS)}")
+    if args.quick:
+        args.requests, args.seeds = min(args.requests or QUICK_REQUESTS, QUICK_REQUESTS), 1
+    args.out.mkdir(parents=True, exist_ok=True)
+    begun, console = time.monotonic(), Console(stderr=True)
+    with ProcessPoolExecutor(1) as beside:
+        untimed = None if args.quick or args.only else beside.submit(replays)
+        write(names, args, untimed, console, begun)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    console.print(f"{args.out / 'report.md'} in {time.monotonic() - begun:.0f} s, {cpu_s:.0f} s of CPU")
+    return 0
+
+
+Untimed = Future[tuple[list[str], list[Goal]]]
+
+
+def title(came: str, seeds: int, took: str) -> str:
+    how = f"{seeds} seeds per case, ± half of the 95 % interval" if seeds > 1 else "one seed per case"
+    return (
+        f"# Figures of the Mooncake papers, reproduced\n\nCommit {came}; simulated; {how}; {took}.\n\n"
+        "A configuration names what is not the simulator's default (in report.json), and what differs between cases.\n"
+    )
+
+
+def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, console: Console, begun: float) -> None:
+    """The report as far as it has come after every ablation; the sections of `untimed` at its end."""
+    came, report = commit(), args.out / "report.md"
+    file = args.out / "runs.jsonl"
+    also = [one for one in args.resume_from.split(",") if one]
+    if not args.resume and not also:
+        file.unlink(missing_ok=True)
+    runs = Runs(file, came, args.requests, also)
+    parts: list[str] = []
+    goals: list[Goal] = []
+    rows: list[dict[str, Any]] = []
+    cases: dict[str, Any] = {}
+
+    def save() -> None:
+        took = f"{runs.made} runs in {time.monotonic() - begun:.0f} s with {args.workers} processes"
+        if runs.taken:
+            took += f", {runs.taken} from a start before" + "".join(f", of commit {one}" for one in also)
+        reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
+        report.write_text("\n".join([title(came, args.seeds, took), *reached, *parts]))
+
+    for outcome in ablate.run_all(names, args, console, runs):
+        name = outcome.ablation.name
+        goals += ablate.reached(outcome)
+        plot = args.out / f"{name}.svg"
+        draw(outcome, plot)
+        parts.append(section(outcome, plot.name))
+        ablate.write_json(outcome, args.out / f"{name}.json", args.seeds)
+        cases[name] = cases_of(outcome)
+        rows += [row | {"ablation": name} for row in ablate.rows_of(outcome.values)]
+        save()
+    if untimed is not None:
+        more, answered = untimed.result()
+        parts += more
+        goals += answered
+        save()
+    config = {
+        "seeds": args.seeds,
+        "requests": args.requests,
+        "runs_of": [came, *also],
+        "defaults": SimConfig().as_dict(),
+        "cases": cases,
+    }
+    write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Ablations by name; each file is one figure of a paper or one question of its critics.
+
+Files:
+    bandwidth    FAST'25 Fig
+    blocks       How KV moves: overlapped with its computation or not, in 16 or in 8 bits
+    breakdown    FAST'25 Fig
+    classes      Orders of the prefill queue: one class, where the mean stands against the longest wait
+    colocated    Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept
+    effective    FAST'25 Figures 1, 6, 7: the requests that Mooncake serves well
+    eviction     V3 Table 1 under timing: what an eviction policy is worth in time to first token
+    failure      What a lost node, a slow node and lost gossip cost
+    gossip       What rare and lost gossip costs the placement
+    learned      A learned choice of the prefill node, with and without its guard
+    overload     V3 Table 3: who is turned away at twice the load; and where the variants part
+    pool         FAST'25 Fig
+    ratio        FAST'25 Fig
+    regret       What the missing centre costs: the decentralized scheduler against one that knows everything at once
+    roles        Nodes that change their role when the load changes its nature
+    scheduling   FAST'25 Fig
+    shifts       Loads that caches do not like: prefixes that are all new, that change at once
+    signals      What the scheduler hears beside load records, each with and without
+    speculative  Speculative decoding where prompts are found in the pool, and where nothing is
+    ssd          The pool's SSD tier: what it brings behind little DRAM, and how fast it must be
+"""
+
+from __future__ import annotations
+
+from lab.ablations.common.ablation import Ablation
+from lab.ablations.simulated.bandwidth import BANDWIDTH
+from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
+from lab.ablations.simulated.breakdown import BREAKDOWN
+from lab.ablations.simulated.classes import MIXED, ORDERS
+from lab.ablations.simulated.colocated import COLOCATED
+from lab.ablations.simulated.effective import EFFECTIVE
+from lab.ablations.simulated.eviction import EVICTION
+from lab.ablations.simulated.failure import FAILURE
+from lab.ablations.simulated.gossip import GOSSIP
+from lab.ablations.simulated.learned import LEARNED
+from lab.ablations.simulated.overload import OVERLOAD
+from lab.ablations.simulated.pool import POOL
+from lab.ablations.simulated.ratio import RATIO
+from lab.ablations.simulated.regret import REGRET
+from lab.ablations.simulated.roles import ROLES
+from lab.ablations.simulated.scheduling import SCHEDULING
+from lab.ablations.simulated.shifts import SHIFTS
+from lab.ablations.simulated.signals import SIGNALS
+from lab.ablations.simulated.speculative import SPECULATIVE
+from lab.ablations.simulated.ssd import TIERS
+
+ABLATIONS: dict[str, Ablation] = {
+    one.name: one
+    for one in (
+        EFFECTIVE,
+        BREAKDOWN,
+        SCHEDULING,
+        REGRET,
+        GOSSIP,
+        LEARNED,
+        POOL,
+        EVICTION,
+        TIERS,
+        RATIO,
+        BANDWIDTH,
+        OVERLOAD,
+        COLOCATED,
+        OVERLAP,
+        QUANTIZED,
+        SPECULATIVE,
+        ORDERS,
+        MIXED,
+        SHIFTS,
+        FAILURE,
+        SIGNALS,
+        ROLES,
+    )
+}
+
+WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
+"""Those that answer a number which this project wants to reach."""

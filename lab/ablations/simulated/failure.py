@@ -1,0 +1,70 @@
+"""What a lost node, a slow node and lost gossip cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, metric
+from lab.ablations.common.looks import Back
+from lab.simulator.config import SimConfig
+
+AT_S = 100.0
+LOST = ("a prefill node is lost", "a decode node is lost")
+FAULTS = {
+    "no fault": {},
+    "a prefill node is lost": {"faults": "crash:prefill-0@100+60"},
+    "a decode node is lost": {"faults": "crash:decode-0@100+60"},
+    "a prefill node is 4 times slower": {"faults": "slow:prefill-0@100+300x4"},
+    "a crash every 60 s": {"crash_every_s": 60.0},
+    "half of the records lost": {"gossip_loss": 0.5},
+}
+
+
+def cases(requests: int | None) -> list[Case]:
+    work = Workload("conversation", min(requests or 4000, 4000))
+    base = SimConfig(pool_blocks=6000)
+    return [
+        Case(name, replace(base, **change), work, look=(Back(AT_S),))  # type: ignore[arg-type]
+        for name, change in FAULTS.items()
+    ]
+
+
+def reading(values: dict[str, dict[str, Estimated]]) -> str:
+    whole = values["no fault"]
+    lost = [
+        f"{name} {100 * (values[name]['goodput'].mean - whole['goodput'].mean):+.1f} points, TTFT "
+        f"{values[name]['mean TTFT, s'].mean / whole['mean TTFT, s'].mean - 1:+.1%}"
+        for name in FAULTS
+        if name != "no fault"
+    ]
+    back = [f"{name} {values[name]['good again after, s'].mean:.0f} s" for name in LOST]
+    return (
+        "Good again (95 % of the requests that arrive): " + ", ".join(back)
+        + ". Against no fault, goodput and mean TTFT: " + "; ".join(lost) + ". That a node is lost is known after a "
+        "fixed time here, on real nodes when a connection breaks or gossip says so: scripts/faults.py kill-roles."
+    )  # fmt: skip
+
+
+def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
+    back = max(values[name]["good again after, s"].mean for name in LOST)
+    return [Goal("goodput at 95 % after the loss of one node of 16", "<= 5 s", f"{back:.0f} s", back <= 5)]
+
+
+FAILURE = Ablation(
+    "failure",
+    "What do a lost node, a slow node and lost gossip cost?",
+    "8P+8D, conversation trace; a lost node is back, empty, after 60 s (30 s when crashes come by seed), and its loss "
+    "is known after 1 s. Good = TTFT <= 30 s and no gap above 2 s, by windows of 5 s of arrival; a "
+    "record that a gossip round does not bring stays as it was.",
+    cases,
+    {
+        "mean TTFT, s": metric("ttft_s", "mean"),
+        "p99 TTFT, s": metric("ttft_s", "p99"),
+        "goodput": metric("goodput"),
+        "p99 longest gap, s": metric("longest_gap_s", "p99"),
+        "attempts lost": metric("retries"),
+        "good again after, s": metric("back_after_s"),
+    },
+    reading,
+    goals=goals,
+)

@@ -1,0 +1,89 @@
+"""What the scheduler hears beside load records, each with and without: claims on prefixes that are being computed,
+summaries of other cells, rails, and nodes that say that they have become slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.loads.trace import TraceRow
+from lab.simulator.config import SimConfig
+
+BURST_EVERY_S, BURST_S, BURST_REQUESTS, BURST_BLOCKS = 5.0, 1.0, 16, 32
+NEVER = 1e9
+
+OFF = {
+    "bursts": {"intents": False},
+    "conversation": {"intents": False},
+    "one cell is crowded": {"cell_s": NEVER},
+    "all KV in the pool": {"links": "learnt"},
+    "a node 4 times slower": {"detect_s": NEVER},
+}
+"""What is taken away in each situation."""
+
+
+def bursts(rows: list[TraceRow], seed: int) -> list[TraceRow]:
+    """The trace, and every few seconds a new document of 16k tokens about which many ask at once."""
+    rng, last = Random(seed), max(row.timestamp_ms for row in rows) / 1000
+    made, at, block = list(rows), 0.0, 1 << 40
+    while (at := at + BURST_EVERY_S) < last:
+        document = list(range(block, block + BURST_BLOCKS))
+        block += BURST_BLOCKS + BURST_REQUESTS
+        for number in range(BURST_REQUESTS):
+            when = 1000 * (at + BURST_S * rng.random())
+            ids = [*document, document[-1] + 1 + number]
+            made.append(TraceRow(when, 512 * BURST_BLOCKS + 200, 64, ids))
+    return sorted(made, key=lambda row: row.timestamp_ms)
+
+
+def cases(requests: int | None) -> list[Case]:
+    count = min(requests or 2400, 2400)
+    pooled, alone = SimConfig(pool_blocks=6000), SimConfig(prefill=16, decode=16)
+    # 64 nodes in cells of 16 at most; every request comes to acceptors of the first one.
+    cells = SimConfig(prefill=32, decode=32, cell_nodes=16, entry_skew=1.0)
+    remote = replace(pooled, cache_blocks=0, nic_gbit_s=200.0, links="rails")
+    slow = replace(pooled, faults="slow:prefill-0@60+100000x4")
+    quiet = Workload("conversation", count, speed=0.5)
+    plain = Workload("conversation", count)
+    made = {
+        "bursts": (alone, replace(quiet, change=bursts)),
+        "conversation": (pooled, plain),
+        "one cell is crowded": (cells, plain),
+        "all KV in the pool": (remote, plain),
+        "a node 4 times slower": (slow, plain),
+    }
+    found = []
+    for name, (config, work) in made.items():
+        found.append(Case(name, config, work))
+        found.append(Case(f"{name}, unheard", replace(config, **OFF[name]), work))  # type: ignore[arg-type]
+    return found
+
+
+def reading(values: dict[str, dict[str, Estimated]]) -> str:
+    parts = [
+        f"{name} {values[f'{name}, unheard']['mean TTFT, s'].mean / values[name]['mean TTFT, s'].mean - 1:+.1%}"
+        for name in OFF
+    ]
+    return (
+        "Mean TTFT when the signal is not heard: " + "; ".join(parts) + ". But for the plain trace every load is made "
+        "so that its signal matters."
+    )
+
+
+SIGNALS = Ablation(
+    "signals",
+    "What is each of the scheduler's signals worth?",
+    "Pairs on the conversation trace: claims on new prefixes (bursts of 16 requests about one new document of 16k "
+    "tokens on 16P+16D, and the plain trace), summaries of cells (32P+32D in cells of 16, all requests come to one "
+    "cell), rails (8P+8D, nothing kept but in the pool, 200 Gbit/s; without them a path is known by its transfers), "
+    "residuals (one of 8 prefill nodes becomes 4 times slower).",
+    cases,
+    {
+        "mean TTFT, s": metric("ttft_s", "mean"),
+        "p99 TTFT, s": metric("ttft_s", "p99"),
+        "hit rate": metric("token_hit_rate"),
+        "goodput": metric("goodput"),
+    },
+    reading,
+)

@@ -1,0 +1,53 @@
+"""The pool's SSD tier: what it brings behind little DRAM, and how fast it must be. Not in the papers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric, ratio
+from lab.simulator.config import SimConfig
+
+DRAM, SSD = 200, 6000  # blocks of a node
+GBYTE_S = (0.5, 1.0, 3.0, 7.0)
+NONE, ALL = "DRAM only", "all of it in DRAM"
+
+
+def label(speed: float) -> str:
+    return f"SSDs of {speed:g} GB/s"
+
+
+def cases(requests: int | None) -> list[Case]:
+    work = Workload("conversation", min(requests or 5000, 5000))
+    little = SimConfig(cache_blocks=DRAM, pool_blocks=DRAM)
+    made = [Case(NONE, little, work)]
+    for speed in GBYTE_S:
+        config = replace(little, ssd_blocks=SSD, ssd_gbyte_s=speed)
+        made.append(Case(label(speed), config, work, series="mean TTFT, s", x=speed))
+    made.append(Case(ALL, replace(little, pool_blocks=DRAM + SSD), work))
+    return made
+
+
+def reading(values: dict[str, dict[str, Estimated]]) -> str:
+    gains = ", ".join(f"{speed:g} GB/s {ratio(values, 'mean TTFT, s', label(speed), NONE):.2f}x" for speed in GBYTE_S)
+    best = values[label(3.0)]["hit rate"].mean, values[NONE]["hit rate"].mean
+    return (
+        f"Mean TTFT against DRAM only: {gains}, all in DRAM {ratio(values, 'mean TTFT, s', ALL, NONE):.2f}x; hits "
+        f"{best[1]:.3f} without and {best[0]:.3f} with SSDs. A prefix is read from all nodes' SSDs at once. Placement "
+        "does not know what is on an SSD: it fetches where the network alone would pay."
+    )
+
+
+TIERS = Ablation(
+    "ssd",
+    "What does an SSD tier bring behind a small pool?",
+    f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} "
+    "on its SSD, written behind and read from there by all nodes at once (bandwidth shared, 500,000 IOPS).",
+    cases,
+    {
+        "mean TTFT, s": metric("ttft_s", "mean"),
+        "p99 TTFT, s": metric("ttft_s", "p99"),
+        "hit rate": metric("token_hit_rate"),
+    },
+    reading,
+    x_name="SSD of a node, GB/s",
+)

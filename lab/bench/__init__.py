@@ -1,0 +1,44 @@
+"""Benchmarks: ours next to a peer or a limit in the same run.
+
+Files:
+    gossip         Gossip at scale: the real cores on a virtual network
+    host           Host time of a decode step: what the engine does besides running the model, on one thread
+    interference   How long running streams stall while a long prompt arrives: batching policies on one node
+    overlap        How much of a prompt's KV transfer hides behind its prefill: --kv-overlap none, chunk
+    requests       How long the largest requests that the API accepts keep others waiting for the event loop of a
+                   serving node
+    serve          Open-loop serving benchmark against any OpenAI server
+    speculative    Speculative decoding beside none, in one run: tokens per step, acceptance
+    stalls         How long events wait for the event loop of a serving node, and for what
+    start          Start-up to first token, and what spreading one node over processes costs
+    attention/     The parts of scripts/bench.py attention
+    common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
+    engine/        The parts of scripts/bench.py engine
+    ops/           The parts of scripts/bench.py ops
+    overload/      The parts of scripts/bench.py overload
+    quantization/  The model behind prefixes that went through the pool in another type
+    sched/         The parts of scripts/bench.py sched, one question each
+    transfer/      Parts of scripts/bench.py transfer
+"""
+
+BENCHMARKS = {
+    "attention": "lab.bench.attention.command",
+    "engine": "lab.bench.engine.command",
+    "gossip": "lab.bench.gossip",
+    "host": "lab.bench.host",
+    "interference": "lab.bench.interference",
+    "ops": "lab.bench.ops.command",
+    "overlap": "lab.bench.overlap",
+    "overload": "lab.bench.overload.command",
+    "quantization": "lab.bench.quantization.command",
+    "requests": "lab.bench.requests",
+    "sched": "lab.bench.sched.command",
+    "serve": "lab.bench.serve",
+    "speculative": "lab.bench.speculative",
+    "stalls": "lab.bench.stalls",
+    "start": "lab.bench.start",
+    "store": "lab.bench.transfer.store_command",
+    "transfer": "lab.bench.transfer.command",
+    "tune-attention": "lab.bench.attention.tune",
+}
+"""Name on the command line (scripts/bench.py) -> module whose main() runs it."""

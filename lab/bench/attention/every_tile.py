@@ -1,0 +1,107 @@
+"""Every row of the tile table with every type of KV, compiled without a GPU for the GPUs that the row is meant for.
+
+`shortfall` says what a kernel is held to: no register spills, shared memory within the GPU's limit, tensor cores of the
+right generation, 16-byte loads, and copies in flight while the main loop computes.
+tests/attention/triton/test_triton_aot.py holds kernels to it that differ in more (heads, block sizes, windows, soft
+caps); this covers all pairs of a head size and a type of KV, with the heads of Llama-3-8B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention.codes import DTYPES, SCALE_BYTES, pool_in
+from attention.interface import RaggedBatch
+from attention.triton import aot
+from attention.triton.backend import TritonBackend
+from attention.triton.tiles import HEAD_SIZES, SM80, SM86, SM90, Tile, Tiles, find_tiles
+
+SHARED_BYTES = {80: SM80, 86: SM86, 90: SM90}
+"""Compute capability -> shared memory that a program may use."""
+
+KERNELS = ("decode_kernel", "prefill_kernel")
+KV_TYPES = ("", *DTYPES)
+"""Of the pool; "" = as the queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What else a kernel is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    block_size: int
+    window: int = 0
+    soft_cap: float = 0.0
+
+
+LLAMA = Variant(32, 8, 16)  # a tile of keys spans blocks
+
+
+def meta(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def quantized(*shape: int, kv_dtype: str) -> Tensor:
+    """A pool of 8 blocks."""
+    rows = torch.Size(shape[:-1]).numel()
+    return pool_in(meta(8 * rows * (shape[-1] + SCALE_BYTES), dtype=torch.uint8), shape, kv_dtype)
+
+
+def attention_launches(
+    head_size: int, dtype: torch.dtype, tiles: Tiles, variant: Variant, kv_dtype: str = ""
+) -> dict[str, aot.Launch]:
+    """Two decodes and two chunks of 128, as the backend launches them; kv_dtype: of KV_TYPES."""
+    i32, i64 = torch.int32, torch.int64
+    rows = 2 + 2 * 128
+    batch = RaggedBatch(
+        cu_q=meta(5, dtype=i32),
+        ctx_lens=meta(4, dtype=i32),
+        block_tables=meta(4, 32, dtype=i32),
+        slot_mapping=meta(rows, dtype=i64),
+        positions=meta(rows, dtype=i64),
+        num_decodes=2,
+        block_size=variant.block_size,
+        q_lens=[1, 1, 128, 128],
+        kv_lens=[500, 500, 500, 500],
+    )
+    q = meta(rows, variant.num_heads, head_size, dtype=dtype)
+    shape = (4, 2, variant.num_kv_heads, variant.block_size, head_size)
+    kv = quantized(*shape, kv_dtype=kv_dtype)[:, 1] if kv_dtype else meta(8, *shape, dtype=dtype)[:, 1]
+    backend, window, soft_cap = TritonBackend(tiles=tiles), variant.window, variant.soft_cap
+
+    def launch() -> None:
+        backend.attend(q, kv, batch, backend.plan(batch), 0.1, window=window, soft_cap=soft_cap)
+
+    launches = aot.record(launch)
+    return {launch.kernel.fn.__name__: launch for launch in launches}
+
+
+def shortfall(name: str, tiles: Tiles, dtype: torch.dtype, kv_dtype: str, capability: int, used: aot.Resources) -> str:
+    """What the kernel `name` of KERNELS, compiled for this, lacks; "" = nothing."""
+    tile: Tile = getattr(tiles, name.removesuffix("_kernel"))
+    lacking = {
+        f"spills {used.spill_bytes} bytes": used.spill_bytes > 0,
+        f"{used.shared_bytes} bytes of shared memory": used.shared_bytes > SHARED_BYTES[capability],
+        "no 16-byte loads": used.wide_loads == 0,
+    }
+    if dtype.itemsize == 2:
+        lacking["no tensor cores"] = used.mma + used.wgmma == 0
+        if not kv_dtype:
+            lacking["no copies in flight"] = tile.stages > 2 and used.in_flight == 0
+            old = capability == 90 and name == "prefill_kernel" and (used.wgmma == 0 or used.mma > 0)
+            lacking["tensor cores of an older generation"] = old
+    return ", ".join(what for what, lacks in lacking.items() if lacks)
+
+
+def every_pair(capability: int) -> Iterator[tuple[int, torch.dtype, str, Tiles]]:
+    """(head size, type of queries, of KV, the table's row) for all that a GPU of `capability` runs."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for head_size in HEAD_SIZES:
+            for kv_dtype in KV_TYPES:
+                tiles = find_tiles(head_size, dtype.itemsize, SHARED_BYTES[capability], quantized=bool(kv_dtype))
+                yield head_size, dtype, kv_dtype, tiles

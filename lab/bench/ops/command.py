@@ -1,0 +1,62 @@
+#!/usr/bin/env python
+"""The products of a step at each level of this CPU, beside F.linear, oneDNN's packed weights and the machine's limits.
+
+  scripts/bench.py ops                    # products, then whole steps; about two minutes
+  scripts/bench.py ops --only steps --threads 2 --json steps.json
+
+A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are taken in the
+same run: reading from huge pages, and AMX tile products that stay in registers or torch's product. Void if anything
+else uses the cores. Exit code 1: one of ours is slower than F.linear.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from attention.cpu.level import levels_here
+from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.ops.products import product_rows
+from lab.bench.ops.steps import step_rows
+
+NOISE = 0.9
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add_result_flags(parser)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads to measure with")
+    parser.add_argument("--only", choices=("products", "steps"), help="leave the other part out")
+    parser.add_argument(
+        "--cpu-level", nargs="+", default=levels_here(), help="levels to measure; default: all of this CPU"
+    )
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="types of the products")
+    args = parser.parse_args(arguments)
+    if not levels_here() or set(args.cpu_level) - set(levels_here()):
+        parser.error(f"--cpu-level: this CPU has {', '.join(levels_here()) or 'none'}")
+    torch.set_grad_enabled(False)
+    rows: list[Row] = []
+    if args.only != "steps":
+        for threads in args.threads:
+            for level, dtype in product(args.cpu_level, args.dtype):
+                counts = [1, 32] if args.quick else [1, 8, 32, 128, 512, 2048]
+                rows += product_rows(counts, threads, level, getattr(torch, dtype))
+    if args.only != "products":
+        prompts = [128] if args.quick else [128, 512, 2048]
+        rows += step_rows([1, 8] if args.quick else [1, 8, 32], [256, 1024], prompts, args.threads)
+    config = {name: value for name, value in vars(args).items() if name != "json"}
+    report(config, rows, args.json)
+    slower = [
+        row.case for row in rows if row.metric == "rate" and (row.ours or 0) < NOISE * (row.peers.get("F.linear") or 0)
+    ]
+    for case in slower:
+        print(f"slower than torch: {case}")
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Whole steps of the embedded model: Runner, sampler and the cpu attention backend, with TorchOps and with CpuOps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from attention import choose
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
+from engine.model.decoder import Model
+from engine.model.ops import Ops, TorchOps
+from engine.model.ops_cpu import CpuOps
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import SamplingRow
+from engine.step.inputs import Row
+from engine.step.runner import Runner
+from lab.bench.common.results import Row as Result
+from lab.bench.ops.products import shortest
+
+BLOCK_SIZE = 16
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+
+
+def runner(ops: Ops, num_blocks: int) -> Runner:
+    source = describe(EMBEDDED_MODEL)
+    config = source.config
+    model = Model(config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
+    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
+    return Runner(model, torch.zeros(shape, dtype=torch.bfloat16), BLOCK_SIZE)
+
+
+def step_rows(
+    batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int], threads: Sequence[int]
+) -> list[Result]:
+    """Milliseconds: one token for each of `batches` requests of `contexts` tokens, and prefill of `prompts` tokens."""
+    per_request = -(-max(*contexts, *prompts) // BLOCK_SIZE)
+    cases = {}
+    for context in contexts:
+        for batch in batches:
+            blocks = [list(range(i * per_request, (i + 1) * per_request)) for i in range(batch)]
+            sampling = SamplingRow(GREEDY, [1] * context, context)
+            rows = [Row([5 + i], context - 1, own, sampling) for i, own in enumerate(blocks)]
+            cases[f"decode {batch} x {context}"] = rows
+    for prompt in prompts:
+        sampling = SamplingRow(GREEDY, [1] * prompt, prompt)
+        cases[f"prefill {prompt}"] = [Row([5] * prompt, 0, list(range(per_request)), sampling)]
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for name, ops in (("ours", CpuOps()), ("TorchOps", TorchOps())):
+        each = runner(ops, max(batches) * per_request)
+        for count in threads:
+            torch.set_num_threads(count)
+            for case, rows in cases.items():
+                times.setdefault((case, count), {})[name] = 1e3 * shortest(partial(each.step, rows))
+    return [
+        Result(f"{case}, {count} threads", "step", "ms", by["ours"], {"TorchOps": by["TorchOps"]})
+        for (case, count), by in times.items()
+    ]

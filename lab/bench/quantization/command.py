@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""What quantized KV costs in quality and saves in bytes, on the real model.
+
+  scripts/bench.py quantization --json quantization.json        # two minutes on two cores
+  scripts/bench.py quantization --model DIRECTORY --windows 32
+
+A window of text is cut in two and its first half computed: the prefix.
+
+  pool TYPE    its KV is sent through a type of --pool-dtype and back, block by block, as a prefix that is found in the
+               pool; the last block is computed anew, as the engine does
+  arena TYPE   everything is computed over an arena of that --kv-cache-dtype, from the first token on
+
+Then
+
+  perplexity       of the second half behind that prefix, beside the same in 16 bit
+  top-1            share of its tokens for which the most likely next token stays the same
+  greedy           tokens generated until the first that differs from 16 bit, and answers that never differ
+  decode step      of some requests behind that prefix, each in blocks of its own (arena)
+
+The text is the language reference inside Python (pydoc_data.topics): English, at hand everywhere, the same for one
+version of Python.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from cache.block import BlockGeometry
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
+from engine.model.decoder import Model
+from engine.text.tokenizer import Tokenizer
+from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.quantization.decodes import Decodes
+from lab.bench.quantization.prefixes import BLOCK, POOL_DTYPES, Prefixes, load_model
+from lab.bench.quantization.quality import Answer, judged
+
+AS_IS = "bfloat16"
+ROUNDS = 9
+"""Of decode steps: the median counts, and all kinds of arena take turns."""
+
+
+def text_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
+    """The first `count` tokens of the text. Raises ValueError when it has fewer."""
+    from pydoc_data.topics import topics  # 700 KB: only for this
+
+    tokens: list[int] = []
+    for name in sorted(topics):
+        tokens += tokenizer.encode(topics[name])
+        if len(tokens) >= count:
+            return tokens[:count]
+    raise ValueError(f"the text has {len(tokens)} tokens: fewer --windows, or a smaller --window-tokens")
+
+
+def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
+    """Configuration and rows."""
+    source = describe(args.model)
+    tokens = text_tokens(Tokenizer.load(source, "auto"), args.windows * args.window_tokens)
+    windows = [tokens[i * args.window_tokens :][: args.window_tokens] for i in range(args.windows)]
+    model = load_model(source)
+    most = args.window_tokens + args.new_tokens
+    arenas = {name: Prefixes(model, most, name) for name in (AS_IS, *POOL_DTYPES)}
+    exact: list[Answer] = []
+    others: dict[str, list[Answer]] = {f"{what} {name}": [] for what in ("pool", "arena") for name in POOL_DTYPES}
+    for number, window in enumerate(windows, 1):
+        for arena in arenas.values():
+            arena.compute(window[: args.window_tokens // 2])
+        exact.append(arenas[AS_IS].answer(window, args.new_tokens))
+        for name in POOL_DTYPES:
+            others[f"pool {name}"].append(arenas[AS_IS].answer(window, args.new_tokens, name))
+            others[f"arena {name}"].append(arenas[name].answer(window, args.new_tokens))
+        print(f"window {number} of {len(windows)}", file=sys.stderr)
+    rows = [row for name, answers in others.items() for row in quality_rows(name, answers, exact)]
+    for name in POOL_DTYPES:
+        rows += pool_rows(arenas[AS_IS], name)
+    rows += arena_rows({name: arena.geometry() for name, arena in arenas.items()})
+    rows += step_rows(model, windows[0][: args.window_tokens // 2], args.requests)
+    config = {
+        "model": args.model,
+        "dtype": "bfloat16",
+        "block_size": BLOCK,
+        "windows": args.windows,
+        "window_tokens": args.window_tokens,
+        "predicted_tokens": sum(len(answer.losses) for answer in exact),
+        "new_tokens": args.new_tokens,
+        "requests": args.requests,
+        "threads": torch.get_num_threads(),
+    }
+    return config, rows
+
+
+def quality_rows(name: str, answers: Sequence[Answer], exact: Sequence[Answer]) -> list[Row]:
+    verdict = judged(answers, exact)
+    return [
+        Row(name, "perplexity", "", verdict.perplexity, {AS_IS: verdict.exact_perplexity}),
+        Row(name, "perplexity change", "%", 100 * (verdict.perplexity / verdict.exact_perplexity - 1)),
+        Row(name, "top-1 agreement", "%", 100 * verdict.top1),
+        Row(name, "greedy tokens until they differ, mean", "tokens", verdict.agreed, {}, {"generated": verdict.length}),
+        Row(name, "greedy answers that never differ", "%", 100 * verdict.identical),
+    ]
+
+
+def pool_rows(prefixes: Prefixes, name: str) -> list[Row]:
+    """Bytes that move per block, and how fast one thread converts (16-bit bytes per second)."""
+    geometry = prefixes.geometry(name)
+    encode_s, decode_s = prefixes.conversion_seconds(name)
+    rate = geometry.block_bytes / 1e9
+    return [
+        Row(f"pool {name}", "bytes per block", "B", geometry.pool_bytes, {AS_IS: geometry.block_bytes}),
+        Row(f"pool {name}", "encode, one thread", "GB/s", rate / encode_s),
+        Row(f"pool {name}", "decode, one thread", "GB/s", rate / decode_s),
+    ]
+
+
+def arena_rows(shapes: Mapping[str, BlockGeometry]) -> list[Row]:
+    wide = shapes[AS_IS].block_bytes
+    return [
+        Row(f"arena {name}", "bytes per block", "B", shapes[name].block_bytes, {AS_IS: wide}) for name in POOL_DTYPES
+    ]
+
+
+def step_rows(model: Model, prefix: Sequence[int], requests: int) -> list[Row]:
+    """Of `requests` decodes."""
+    each = {name: Decodes(model, name, prefix, requests) for name in (AS_IS, *POOL_DTYPES)}
+    times = [{name: decodes.step_seconds() for name, decodes in each.items()} for _ in range(ROUNDS)]
+    median = {name: 1000 * statistics.median(time[name] for time in times) for name in each}
+    what = f"decode step, {requests} requests of {len(prefix)} tokens"
+    return [Row(f"arena {name}", what, "ms", median[name], {AS_IS: median[AS_IS]}) for name in POOL_DTYPES]
+
+
+def parser() -> ArgumentParser:
+    out = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    out.add_argument("--model", default=EMBEDDED_MODEL, help="as for a node (default %(default)s)")
+    out.add_argument("--windows", type=int, default=12, help="pieces of text (default %(default)s)")
+    out.add_argument("--window-tokens", type=int, default=1024, help="a multiple of 32 (default %(default)s)")
+    out.add_argument("--new-tokens", type=int, default=48, help="generated behind each prefix (default %(default)s)")
+    out.add_argument("--requests", type=int, default=16, help="of a decode step (default %(default)s)")
+    add_result_flags(out)
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.window_tokens % (2 * BLOCK) or min(args.windows, args.window_tokens, args.new_tokens, args.requests) < 1:
+        print(f"bench_quantization: --window-tokens must be a multiple of {2 * BLOCK}, all at least 1", file=sys.stderr)
+        return 2
+    if args.quick:
+        args.windows, args.window_tokens, args.new_tokens = min(2, args.windows), min(256, args.window_tokens), 16
+    torch.set_grad_enabled(False)
+    try:
+        config, rows = measure(args)
+    except ValueError as error:
+        print(f"bench_quantization: {error}", file=sys.stderr)
+        return 2
+    report(config, rows, args.json)
+    sound = all(math.isfinite(row.ours) for row in rows if row.ours is not None)
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""How long the largest requests that the API accepts keep others waiting for the event loop of a serving node.
+
+  scripts/bench.py requests
+  scripts/bench.py requests --json out.json
+
+One real node with the embedded model. Every kind of large request is sent by itself, --times in a row; meanwhile
+/health is asked every 5 ms on another connection, whose longest answer shows what other clients feel. The goal is
+50 ms. Requests that are refused have their status in the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from lab.bench.common.results import Row, add_result_flags, quicken, write_result
+from lab.launch.cluster import LocalCluster
+
+GOAL_MS = 50.0
+PERIOD_S = 0.005
+NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
+
+
+IDS = [100 + i % 5000 for i in range(1900)]
+BIASES = {str(i): 1 for i in range(4096)}
+CHAT = {"messages": [{"role": "user", "content": "Count."}]}
+LONG_STOPS = ["a" * (1024 - i) + "b" for i in range(16)]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(2000))}}}
+SCHEMA = {"type": "object", "properties": {f"field_{i}": {"enum": [i, str(i)]} for i in range(3000)}}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "prompt_logprobs 20 x n 6": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 6, "max_tokens": 1}),
+    "echo with logprobs 20": ("/v1/completions", {"prompt": IDS, "echo": True, "logprobs": 20, "max_tokens": 0}),
+    "chat, top_logprobs 20": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 20, "max_tokens": 200}),
+    "4,096 biases": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES}),
+    "4,096 biases x n 128": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES, "n": 128}),
+    "1,900 tokens x n 128, ids shown": (
+        "/v1/completions",
+        {"prompt": IDS, "max_tokens": 1, "n": 128, "return_token_ids": True},
+    ),
+    "300 prompts": ("/v1/completions", {"prompt": [f"Number {i}" for i in range(300)], "max_tokens": 1}),
+    "1,024 choices (429)": ("/v1/completions", {"prompt": ["a"] * 8, "n": 128, "max_tokens": 1}),
+    "16 stops of 1,024 x n 64": (
+        "/v1/completions",
+        {"prompt": "a" * 99, "stop": LONG_STOPS, "n": 64, "max_tokens": 32},
+    ),
+    "a schema of 3,000 fields": (
+        "/v1/chat/completions",
+        CHAT | {"max_tokens": 4, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    ),
+    "a choice of 1,024": (
+        "/v1/completions",
+        {"prompt": "a", "max_tokens": 4, "guided_choice": [f"{i}" * 40 for i in range(1024)]},
+    ),
+    "128 tools of 2,000 values (400)": ("/v1/chat/completions", CHAT | {"tools": [TOOL] * 128, "max_tokens": 1}),
+    "detokenize 290,000": ("/detokenize", {"tokens": (IDS * 200)[:290_000]}),
+    "tokenize 4 MB": ("/tokenize", {"prompt": "so many words " * 290_000, "return_token_strs": True}),
+    "tokenize 4 MB, a token each": ("/tokenize", {"prompt": "?!" * 2_000_000}),
+    "a prompt of 4 MB (400)": ("/v1/completions", {"prompt": "so many words " * 290_000}),
+    "a chat of 4 MB of < (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<" * 4_000_000}]}),
+    "60,000 messages (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 60_000}),
+    "400,000 biases (413)": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(400_000)}}),
+    "prompt_logprobs 20 x n 128 (400)": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 128}),
+}
+
+
+def flags(argv: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--only", default="", metavar="TEXT", help="requests whose name has it")
+    parser.add_argument("--times", type=int, default=3, help="that every request is sent (default %(default)s)")
+    add_result_flags(parser)
+    return quicken(parser.parse_args(argv), times=1)
+
+
+def chosen(only: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {name: one for name, one in REQUESTS.items() if only in name}
+
+
+async def longest_health(url: str, over: threading.Event) -> float:
+    """Seconds of the slowest answer until `over`."""
+    longest = 0.0
+    async with aiohttp.ClientSession(url) as session:
+        while not over.is_set():
+            begun = time.perf_counter()
+            async with session.get("/health") as response:
+                await response.read()
+            longest = max(longest, time.perf_counter() - begun)
+            await asyncio.sleep(PERIOD_S)
+    return longest
+
+
+def watched(url: str, over: threading.Event) -> float:
+    """In a thread and a loop of its own: the sender must not disturb it."""
+    return asyncio.run(longest_health(url, over))
+
+
+async def measure(args: Namespace, url: str) -> list[Row]:
+    rows = []
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        for name, (path, body) in chosen(args.only).items():
+            over, data = threading.Event(), orjson.dumps(body)
+            watch = asyncio.create_task(asyncio.to_thread(watched, url, over))
+            await asyncio.sleep(0.2)
+            for _ in range(args.times):
+                async with session.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
+                    size = len(await response.read())
+            over.set()
+            longest = await watch
+            note = f"status {response.status}, {len(data) / 1e6:.2f} MB asked, {size / 1e6:.2f} MB answered"
+            rows.append(
+                Row(name, "longest /health", "ms", round(1000 * longest, 1), limits={"goal": GOAL_MS}, note=note)
+            )
+            print(f"{name:<34} {1000 * longest:8.1f} ms  {note}", flush=True)
+    return rows
+
+
+async def run(args: Namespace, folder: Path) -> list[Row]:
+    async with LocalCluster("mixed=1", NODE_FLAGS, run_dir=folder) as cluster:
+        url = cluster.nodes[0].url
+        first = {"prompt": "a", "max_tokens": 8}  # first steps are slow
+        async with aiohttp.ClientSession(url) as session, session.post("/v1/completions", json=first) as response:
+            response.raise_for_status()
+        return await measure(args, url)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = flags(argv)
+    with tempfile.TemporaryDirectory(prefix="requests-") as folder:
+        rows = asyncio.run(run(args, Path(folder)))
+    if args.json is not None:
+        write_result({"benchmark": "requests", "times": args.times}, rows, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""How many requests one core accepts: from token ids to the messages for prefill and decode node, without a network.
+
+The nodes that are asked answer at once and from memory, so this is the acceptor's own work: keys, view, shortlist,
+probes as messages, choice, packing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from cache.block import BlockGeometry
+from cache.results import LeadingRun
+from engine.front.cheapest import shortlist
+from engine.front.cluster import Cluster
+from engine.front.placing import PlacementRules, Placer
+from engine.handoff.messages import PROBE, Intended, LoadNow, Probed, Rates, pack_request
+from engine.sampling.params import SamplingParams
+from engine.step.request import Request
+from net.bodies import encode
+from sched.admission import Limits
+from sched.gossip.holders import Holders
+from sched.gossip.record import RECORD, NodeRecord
+from sched.membership.member import Member
+from sched.placement.mooncake import MooncakePlacement
+from sched.rejection import Predicted
+
+GEOMETRY = BlockGeometry(num_layers=2, num_kv_heads=2, head_size=64, block_size=16, dtype="float32")
+ROOT = bytes(16)
+NOBODY_COMPUTES = encode(Intended({}))
+
+
+class Answers:
+    """The channel, gossip, store and load words of a cluster that is all in one process."""
+
+    def __init__(self, nodes: int, rng: random.Random) -> None:
+        self.members = [Member(f"n{i}", ("127.0.0.1", i), roles=("prefill", "decode")) for i in range(nodes)]
+        self.records = {member.node_id: _record(rng) for member in self.members}
+        self.counters: Counter[str] = Counter()
+        self.me, self.node_id = self.members[0], self.members[0].node_id
+        self.view = SimpleNamespace(charge=lambda *_: None)
+        mates = self.members[1:]  # gossip's list, too, is the same until somebody comes or goes
+        self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()), mates=lambda: mates)
+        rows = np.frombuffer(b"".join(record.pack() for record in self.records.values()), RECORD)
+        self.table = list(self.records), rows
+        self.replies = {
+            name: encode(Probed(LoadNow(record.pack(), 0, 0, 0.01, 0.01, 1.0, 0.0, ""), Rates(0.0, {}), 0))
+            for name, record in self.records.items()
+        }
+
+    async def call(self, peer: str, kind: str, body: Any, data: Any = (), timeout_s: float = 0.0) -> Any:
+        return self.replies[peer] if kind == PROBE else NOBODY_COMPUTES, memoryview(b"")
+
+    def handle(self, kind: str, handler: Any) -> None:
+        pass
+
+    def on_down(self, callback: Any) -> None:
+        pass
+
+    def elsewhere(self, rng: Any) -> list[Member]:
+        return []
+
+    async def find(self, keys: Any) -> LeadingRun:
+        return LeadingRun(0)
+
+    async def reserve(self, peer: str, amount: int) -> Any:
+        return SimpleNamespace(previous=0, amount=amount, one_sided=False)
+
+
+def _record(rng: random.Random) -> NodeRecord:
+    return NodeRecord(
+        work_s=rng.random(), prefill_a0=1e-3, prefill_a1=1e-5, prefill_a2=1e-10, decode_step_s=0.01,
+        blocks_total=10_000, age_s=0.1, version=1,
+    )  # fmt: skip
+
+
+def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) -> float:
+    """Of one core."""
+    rng = random.Random(seed)
+    world = cast(Any, Answers(nodes, rng))
+    policy = MooncakePlacement(Limits(), rng)
+    policy.compiled = shortlist  # as engine/front/placement_policy.py does
+    rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
+    placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
+    prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
+    sampling = SamplingParams(max_tokens=64)
+
+    async def accept() -> float:
+        count, begun = 0, time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            tokens = prompts[count % len(prompts)]
+            request = Request(str(count), tokens, len(tokens), sampling, 0.0, ROOT, service_class="batch")
+            (await placer.place(request)).kept()
+            encode(pack_request(request)[0])
+            count += 1
+        return count / (time.perf_counter() - begun)
+
+    return asyncio.run(accept())

@@ -1,0 +1,167 @@
+"""How long one placement takes, hashes given: match the digests, score all nodes, draw a shortlist; then decide on the
+answers of those that were asked.
+
+The cluster is made up: loads and speeds are drawn, a third of the nodes holds the start of the prompt and a few hold
+more, as when a prefix has spread.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.front.cheapest import shortlist
+from sched.admission import Limits
+from sched.cost import TransferModel
+from sched.gossip.digest import CuckooDigest, assemble, key64
+from sched.gossip.holders import Holders
+from sched.placement.choice import PlacementPolicy
+from sched.placement.demand import Demand
+from sched.placement.links import UniformLinks, Vector
+from sched.placement.match import Matcher
+from sched.placement.mooncake import MooncakePlacement
+from sched.placement.table import placements
+from sched.placement.view import Candidate, View
+
+PROMPT_TOKENS, BLOCK_SIZE, TOKEN_BYTES = 12_000, 16, 320 << 10
+KEYS_PER_NODE = 1_000
+PROMPTS, CHANGING = 8, 16
+CHANGE_EVERY = 8  # decisions
+EXPECTED_ARRIVALS = 8.0
+ROLES = (("prefill",), ("decode",), ("prefill", "decode"))
+
+
+class Cluster:
+    """`nodes` nodes as one acceptor sees them."""
+
+    def __init__(self, nodes: int, seed: int) -> None:
+        rng = random.Random(seed)
+        self.rng = rng
+        self.candidates = [_candidate(f"node-{i:05d}", rng) for i in range(nodes)]
+        self.links = UniformLinks(TransferModel(1e-3, 10e9), TransferModel(1e-3, 10e9))
+        self.view = View(0.0, self.candidates, self.links, 256, EXPECTED_ARRIVALS)
+        common = [rng.randbytes(16) for _ in range(PROMPT_TOKENS // BLOCK_SIZE // 2)]
+        self.prompts = [[*common, *(rng.randbytes(16) for _ in common)] for _ in range(PROMPTS)]
+        self.holders = Holders()
+        self.matcher = Matcher(lambda: self.holders)
+        self._changing: list[tuple[str, CuckooDigest]] = []
+        for node in self.candidates:
+            self._fill(node.node_id)
+        self.places = np.arange(nodes)
+
+    def _fill(self, node_id: str) -> None:
+        """A digest with the leading keys that the node holds; other keys only fill its table."""
+        digest = CuckooDigest(epoch=1, expected_keys=KEYS_PER_NODE)
+        draw, keys = self.rng.random(), self.rng.choice(self.prompts)
+        depth = 0 if draw < 0.66 else len(keys) // 2 if draw < 0.95 else self.rng.randrange(len(keys))
+        for key in keys[:depth]:
+            digest.add(key64(key))
+        while digest.take_delta() is not None:
+            pass
+        loaded = assemble(digest.pages())
+        assert loaded is not None
+        self.holders.admit(node_id)
+        self.holders.load(node_id, *loaded)
+        if not depth and len(self._changing) < CHANGING:
+            self._changing.append((node_id, digest))
+
+    def change(self) -> None:
+        """A node takes in the end of a prompt, or drops it: what is kept of former answers is wrong then."""
+        node_id, digest = self.rng.choice(self._changing)
+        for key in self.rng.choice(self.prompts)[-64:]:
+            (digest.discard if key64(key) in digest else digest.add)(key64(key))
+        while (delta := digest.take_delta()) is not None:
+            self.holders.apply(node_id, delta)
+
+    def demand(self, pool_tokens: int = 0) -> Demand:
+        """A shortlist is made before the pool has answered (engine/front/placing.py), the choice afterwards."""
+        return Demand(
+            num_tokens=PROMPT_TOKENS - self.rng.randrange(BLOCK_SIZE),
+            max_tokens=256,
+            pool_tokens=pool_tokens,
+            block_size=BLOCK_SIZE,
+            token_bytes=TOKEN_BYTES,
+        )
+
+
+def _candidate(name: str, rng: random.Random) -> Candidate:
+    speed = rng.uniform(0.8, 1.2)
+    return Candidate(
+        node_id=name,
+        roles=rng.choice(ROLES),
+        wait_s=rng.expovariate(0.5),
+        waiting=rng.randrange(8),
+        running=rng.randrange(32),
+        prefill=(5e-3 * speed, 1e-4 * speed, 1e-9 * speed),
+        free_blocks=rng.randrange(500, 20_000),
+        total_blocks=20_000,
+        step_s=rng.uniform(0.01, 0.05),
+    )
+
+
+def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float]]:
+    """Seconds of each part, `decisions` of each: match, shortlist (score and draw), choose (among the answers),
+    decision (all three)."""
+    chosen: PlacementPolicy = placements[policy](Limits(), cluster.rng)
+    if isinstance(chosen, MooncakePlacement):
+        chosen.compiled = shortlist  # as engine/front/placement_policy.py does
+    found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decision": []}
+    gc.disable()
+    for number in range(decisions + 50):
+        demand, pooled = cluster.demand(), cluster.demand(PROMPT_TOKENS // 2)
+        keys, now = cluster.rng.choice(cluster.prompts), 1e-5 * number
+        if number % CHANGE_EVERY == 0:
+            cluster.change()
+        begun = time.perf_counter()
+        depths = cluster.matcher.depths(keys, BLOCK_SIZE, cluster.places)
+        matched = cluster.view.none if depths is None else depths
+        at_match = time.perf_counter()
+        asked = chosen.shortlist(now, demand, cluster.view, matched)
+        at_list = time.perf_counter()
+        answered, known = _answers(cluster, asked, matched) if len(asked) else (cluster.view, matched)
+        begun_choice = time.perf_counter()
+        chosen.place(now, pooled, answered, known)
+        ended = time.perf_counter()
+        if number < 50:
+            continue
+        found["match"].append(at_match - begun)
+        found["shortlist"].append(at_list - at_match)
+        found["choose"].append(ended - begun_choice)
+        found["decision"].append(at_list - begun + ended - begun_choice)
+    gc.enable()
+    return found
+
+
+def _answers(cluster: Cluster, asked: Sequence[int], matched: Vector) -> tuple[View, Vector]:
+    nodes = [cluster.candidates[i] for i in asked]
+    return View(1.0, nodes, cluster.links, 256), matched[np.asarray(asked)]
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
+
+
+def timed(work: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each call."""
+    work()
+    found = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def floor_s(nodes: int, repeats: int = 2000) -> float:
+    """One pass of numpy over a column of the nodes and the least of it: less no decision that looks at all can take."""
+    first, second, out = np.random.default_rng(0).random((3, nodes))
+
+    def once() -> None:
+        np.add(first, second, out=out)
+        out.argmin()
+
+    return quantile(timed(once, repeats), 0.5)

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Start-up to first token, and what spreading one node over processes costs.
+
+  scripts/bench.py start
+  scripts/bench.py start --rounds 5 --json out.json
+
+A node of the embedded model is started --rounds times: from the start of its process to its ready line, and to the
+first token of the first request. The first start converts weights and compiles kernels where that has not been done; it
+is shown apart, the others are warm. The same for --tensor-parallel-size 3, by which the model's heads divide (gloo on
+this host, at least one thread each: with fewer than 3 cores they wait for each other), with the time to first token of
+a 512-token prompt and the time per token of one stream on each node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+
+from lab.bench.common.client import Client, Outcome, find_server
+from lab.bench.common.latency import tpot_s
+from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource
+from lab.launch.cluster import LocalCluster
+
+RANKS = (1, 3)
+PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start. Seconds."""
+
+    ready_s: float
+    first_token_s: float
+    ttft_s: float  # of a long prompt, later
+    tpot_s: float  # of its answer
+
+
+def flags(argv: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    add_result_flags(parser)
+    parser.add_argument("--rounds", type=int, default=4, help="starts of each node (default %(default)s)")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.rounds = 2
+    if args.rounds < 2:
+        parser.error("--rounds must be at least 2: the first start may be a cold one")
+    return args
+
+
+async def start(ranks: int, run_dir: Path, seed: int) -> tuple[Start, dict[str, Any]]:
+    """One node, started and asked. Raises RuntimeError when a request fails."""
+    begun = time.monotonic()
+    node_flags = ("--kv-cache-bytes", "400M", "--tensor-parallel-size", str(ranks))
+    async with LocalCluster("mixed=1", node_flags, run_dir=run_dir) as cluster, aiohttp.ClientSession() as session:
+        node = cluster.nodes[0]
+        server = await find_server(session, "node", node.url, None)
+        client = Client(session, server, "openai", {"temperature": 0.0, "ignore_eos": True})
+        source = TokenSource(seed, 32_000)
+        await _ask(client, Spec(source.tokens(8, WARMUP, 0), 1))
+        first_s = time.monotonic() - begun
+        await _ask(client, Spec(source.tokens(PROMPT_TOKENS, WARMUP, 1), 8))
+        done = await _ask(client, Spec(source.tokens(PROMPT_TOKENS, SUFFIX, 0), OUTPUT_TOKENS))
+        assert node.ready_s is not None
+        return Start(node.ready_s, first_s, done.ttft_s, tpot_s(done)), server.config or {}
+
+
+async def _ask(client: Client, spec: Spec) -> Outcome:
+    outcome = Outcome()
+    await client.send(spec, outcome)
+    if outcome.error:
+        raise RuntimeError(f"a request failed: {outcome.error}")
+    return outcome
+
+
+def rows_of(starts: Mapping[int, Sequence[Start]]) -> list[Row]:
+    """Medians of the warm starts; ratios are against one process."""
+    rows = []
+    for ranks, all_of in starts.items():
+        case, warm = f"{ranks} process{'es' if ranks > 1 else ''}", all_of[1:]
+        note = f"{len(warm)} warm starts"
+        rows.append(Row(case, "first token of the first start", "s", all_of[0].first_token_s))
+        for metric, unit, factor, name in (
+            ("ready", "s", 1, "ready_s"),
+            ("first token", "s", 1, "first_token_s"),
+            (f"TTFT of {PROMPT_TOKENS} tokens", "ms", 1000, "ttft_s"),
+            ("TPOT of one stream", "ms", 1000, "tpot_s"),
+        ):
+            ours, alone = (factor * median(getattr(s, name) for s in group) for group in (warm, starts[1][1:]))
+            rows.append(Row(case, metric, unit, ours, {"1 process": alone}, note=note))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = flags(argv)
+    starts: dict[int, list[Start]] = {ranks: [] for ranks in RANKS}
+    configs: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="start-") as folder:
+        for number in range(args.rounds):
+            for ranks in RANKS:
+                run_dir = Path(folder) / f"{ranks}-{number}"
+                run_dir.mkdir()
+                one, configs[str(ranks)] = asyncio.run(start(ranks, run_dir, number))
+                starts[ranks].append(one)
+    report({"benchmark": "start", "rounds": args.rounds, "servers": configs}, rows_of(starts), args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+#!/usr/bin/env python
+"""The transfer engine beside raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL, in one run.
+"stream" is the limit as iperf measures it: the sockets with hot buffers instead of cold arenas.
+
+  scripts/bench.py transfer --quick
+  scripts/bench.py transfer --peer-python /path/to/venv/bin/python --json results/transfer.json
+  scripts/bench.py transfer --only ours-tcp,sockets --sizes 64K,368K --batches 1
+
+Every contender is two processes over the same two arenas of 512 MB (memfds); calls cycle through all of it in a
+shuffled order, so memory is cold and no contender can merge blocks. Contenders take turns cell by cell, in rounds; a
+contender is stopped (SIGSTOP) while it is not its turn. The ends of every block of the destination are overwritten
+before a cell and the blocks of its first and last call are compared after it. CPU seconds are of both processes.
+
+All connections use the same congestion control, --congestion: as root in a network of the benchmark's own, else the
+machine's default. Rows say how many threads each contender kept busy on both ends; ours over shared memory stands
+beside memcpy of as many threads.
+
+The peers (mooncake-transfer-engine-non-cuda, nixl-cu12) are looked for in the interpreter --peer-python names. One that
+fails is started again, twice at most per cell; one that cannot be started is listed with the reason. A machine drifts
+by 20-30 % between minutes: only ratios within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
+from typing import Any
+
+from lab.bench.common.results import Row, write_result
+from lab.bench.transfer.agent import MODULES, plan
+from lab.bench.transfer.contenders import Contenders
+from lab.bench.transfer.network import one_congestion_control
+from lab.bench.transfer.pairs import Arenas, Pair
+from lab.bench.transfer.shared import grid_parser, parsed, table, tell
+from lab.bench.transfer.verdict import Side, result_rows, verdicts
+
+SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
+PEERS = ("mooncake-te", "nixl")
+STALL_SIZE = 1 << 20  # bytes of a block while the loops are watched
+QUICK_MOST = 16 << 20
+VERBS = {"read": "read", "write": "write"}
+
+SIDES = (
+    Side("ours-shm", "shared memory", ("nixl",), ("memcpy", "memcpy-2")),
+    Side("ours-tcp", "TCP", ("mooncake-te",), ("sockets", "stream")),
+    Side("ours-tcp-key", "TCP with a cluster key", (), ("sockets",)),
+)
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = grid_parser(__doc__, MODULES, SIZES)
+    parser.add_argument("--ops", default="read,write")
+    args: Namespace = parsed(parser, arguments, MODULES)
+    if args.quick:
+        args.sizes = [size for size in args.sizes if size <= QUICK_MOST]
+    return args
+
+
+def stalls(args: Namespace, pairs: list[Pair], arenas: Arenas) -> list[dict[str, Any]]:
+    """How late our two loops run while eight submissions of 1 MiB blocks are under way."""
+    calls = plan(STALL_SIZE, 8, arenas.nbytes)
+    out = []
+    for pair, op in product([one for one in pairs if one.name.startswith("ours")], args.ops.split(",")):
+        order = {"op": op, "size": STALL_SIZE, "calls": calls, "seconds": max(1.0, args.seconds)}
+        for role, late in pair.stall(order).items():
+            out.append({"contender": pair.name, "op": op, "loop": role, **late})
+    return out
+
+
+def progress(text: str) -> None:
+    print(f"\r{text}   ", end="", file=sys.stderr)
+
+
+def late_rows(late: Sequence[dict[str, Any]]) -> list[Row]:
+    """How late the loops ran."""
+    return [
+        Row(f"event loop of the {row['loop']} under {row['op']}, {row['contender']}", metric, "ms", row[f"{metric}_ms"])
+        for row in late
+        for metric in ("p99", "max")
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
+    try:
+        congestion = one_congestion_control(args.congestion)
+    except ValueError as error:
+        print(f"bench_transfer: {error}", file=sys.stderr)
+        return 2
+    arenas = Arenas(args.arena_mb << 20)
+    grid = [
+        (op, size, batch)
+        for size, batch, op in product(args.sizes, args.batches, args.ops.split(","))
+        if size * batch <= arenas.nbytes
+    ]
+    pythons = {name: args.peer_python if name in PEERS else sys.executable for name in args.names}
+    with ExitStack() as stack:
+        contenders = Contenders(pythons, arenas, congestion, stack)
+        cells = contenders.measure(grid, args.rounds, args.seconds, progress)
+        late = stalls(args, contenders.pairs, arenas)
+    print(file=sys.stderr)
+    print(table(args.names, cells, VERBS))
+    goals = verdicts(cells)
+    tell(goals, contenders.missing)
+    for row in late:
+        print("loop late {max_ms:.2f} ms at most, p99 {p99_ms:.2f}: {contender} {op}, {loop}".format(**row))
+    print(f"congestion control: {congestion} for all")
+    if args.json is not None:
+        config = {
+            "argv": sys.argv[1:],
+            "rounds": args.rounds,
+            "seconds": args.seconds,
+            "congestion": congestion,
+            "missing": contenders.missing,
+            "failures": contenders.failures,
+        }
+        rows = [*result_rows(cells, SIDES, VERBS), *late_rows(late)]
+        write_result(config | {"goals": goals}, rows, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""All contenders of one run, cell by cell: equal rounds for each, and a new process for one that failed.
+
+A cell is (operation, bytes of a block, blocks per call). Contenders take turns in every cell of every round. A cell
+counts only when all of its rounds were measured; what failed is listed in the result, whether a retry mended it or not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from statistics import median
+from typing import Any
+
+from lab.bench.transfer.pairs import Arenas, Missing, Pair
+from lab.bench.transfer.verdict import size_text
+
+TRIES = 3
+"""Of one cell in one round; each failure starts the contender's processes again."""
+
+Case = tuple[str, int, int]
+"""Operation (read or write), bytes of a block, blocks per call."""
+
+Key = tuple[str, str, int, int]
+"""Contender, then its Case."""
+
+
+class Contenders:
+    """The contenders that run here. `missing`: why the others do not. `failures`: what failed, in order."""
+
+    def __init__(self, pythons: Mapping[str, str | None], arenas: Arenas, congestion: str, stack: ExitStack) -> None:
+        """`pythons`: contender -> its interpreter, None when there is none. Processes end with `stack`."""
+        self.missing: dict[str, str] = {}
+        self.failures: list[str] = []
+        self._pythons, self._arenas, self._congestion = pythons, arenas, congestion
+        self._pairs: dict[str, Pair] = {}
+        stack.callback(self._close)
+        for name in pythons:
+            self._start(name)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return list(self._pairs.values())
+
+    def _start(self, name: str) -> bool:
+        python = self._pythons[name]
+        try:
+            if python is None:
+                raise Missing("name an interpreter that has it with --peer-python")
+            self._pairs[name] = Pair(name, python, self._arenas, self._congestion)
+        except Missing as error:
+            self.missing[name] = str(error)
+            print(f"missing: {name}: {error}", file=sys.stderr)
+        return name in self._pairs
+
+    def _close(self) -> None:
+        for pair in self._pairs.values():
+            pair.close()
+
+    def measure(
+        self, grid: Sequence[Case], rounds: int, seconds: float, on_cell: Callable[[str], None]
+    ) -> dict[Key, dict[str, Any]]:
+        """Medians over `rounds` rounds of at most `seconds` each; cells without all rounds are left out."""
+        runs: dict[Key, list[dict[str, Any]]] = {}
+        for number, (round_, (op, size, batch)) in enumerate(product(range(rounds), grid), 1):
+            on_cell(f"{number}/{rounds * len(grid)} {op} {size_text(size)} x{batch}")
+            names = list(self._pairs)
+            turn = (number + round_) % len(names) if names else 0
+            for name in names[turn:] + names[:turn]:
+                result = self._tried(name, (op, size, batch), seconds)
+                if result is not None:
+                    runs.setdefault((name, op, size, batch), []).append(result)
+        return {key: _median(results) for key, results in runs.items() if len(results) == rounds}
+
+    def _tried(self, name: str, case: Case, seconds: float) -> dict[str, Any] | None:
+        """The cell, None after TRIES failures."""
+        for _ in range(TRIES):
+            if name not in self._pairs:
+                return None
+            try:
+                return dict(self._pairs[name].cell(*case, seconds))
+            except (Missing, OSError) as error:
+                op, size, batch = case
+                self.failures.append(f"{name}, {op} {size_text(size)} x{batch}: {error}")
+                print(f"\nstarting again: {self.failures[-1]}", file=sys.stderr)
+                self._pairs.pop(name).close()
+                self._start(name)
+        return None
+
+
+def _median(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of every number; calls are added up, threads are the most of any round."""
+    speeds = [result["gbs"] for result in results]
+    middle = {name: median(result[name] for result in results) for name in results[0] if name not in ("n", "threads")}
+    return middle | {
+        "n": sum(result["n"] for result in results),
+        "threads": max(result["threads"] for result in results),
+        "rounds": len(results),
+        "gbs_min": min(speeds),
+        "gbs_max": max(speeds),
+    }

@@ -1,0 +1,105 @@
+"""This project's transfer engine under uvloop: two nodes, one region each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from itertools import repeat
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import uvloop
+
+from lab.bench.transfer.agent import Arena, Call
+from lab.bench.transfer.stall import Watch
+from net.channel.channel import Channel
+from net.channel.cluster_key import ClusterKey
+from net.transfer.common.memory import Region
+from net.transfer.engine import Op, TransferEngine
+
+STREAMS = 8  # submissions under way while stalls are measured
+
+
+def make(name: str, role: str, congestion: str) -> Any:
+    """ours-tcp-key is ours-tcp with a cluster key, ours-tcp-sleep without busy polling."""
+    _, transport, *how = name.split("-")
+    tcp: dict[str, Any] = {"congestion": congestion} | ({"busy_poll_us": 0} if "sleep" in how else {})
+    return Node(role, transport, "key" in how, {"tcp": tcp})
+
+
+def cluster_key() -> ClusterKey:
+    """One that everybody knows."""
+    with NamedTemporaryFile("w") as file:
+        file.write("5c" * 32)
+        file.flush()
+        return ClusterKey(Path(file.name))
+
+
+class Node:
+    """Owner and client alike: an event loop in a thread of its own."""
+
+    def __init__(self, role: str, transport: str, key: bool, options: dict[str, dict[str, Any]]) -> None:
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._role, self._transport = role, transport
+        self._key = cluster_key() if key else None
+        self._options = options
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def start(self, remote: Arena) -> dict[str, Any]:
+        return {"address": self._run(self._up(remote))}
+
+    def connect(self, info: dict[str, Any], local: Arena) -> None:
+        self._run(self._up(local))
+        self._channel.introduce("owner", tuple(info["address"]))
+        path = self._run(self._engine.open("owner"))
+        if path.transport != self._transport:
+            raise RuntimeError(f"{self._transport} cannot be used: {path.refused}")
+
+    async def _up(self, arena: Arena) -> tuple[str, int]:
+        self._channel = Channel(self._role, {}, cluster_key=self._key)
+        self._engine = TransferEngine(self._channel, [self._transport], self._options)
+        self._engine.register(Region.attach(self._role, os.dup(arena.memfd), arena.nbytes))
+        return await self._channel.start("127.0.0.1")
+
+    def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
+        return [list(zip(ours, theirs, repeat(size))) for ours, theirs in calls]
+
+    def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
+        return list(self._run(self._measure(Op(op), prepared, seconds)))
+
+    async def _measure(self, op: Op, prepared: Sequence[Any], seconds: float) -> list[float]:
+        submit = self._engine.submit
+        clock = time.perf_counter
+        took: list[float] = []
+        end = clock() + seconds
+        index = 0
+        while True:
+            begin = clock()
+            await submit("owner", op, "client", "owner", prepared[index])
+            now = clock()
+            took.append(now - begin)
+            if now >= end:
+                return took
+            index = (index + 1) % len(prepared)
+
+    def stall(self, order: dict[str, Any]) -> dict[str, Any]:
+        """How late this node's loop runs. The client moves blocks of `size` in STREAMS submissions at once meanwhile;
+        the owner only looks on."""
+        return dict(self._run(self._stall(order)))
+
+    async def _stall(self, order: dict[str, Any]) -> dict[str, Any]:
+        watch = Watch()
+        if self._role == "client":
+            calls = self.prepare(order["size"], order["calls"])
+            share = [calls[i::STREAMS] for i in range(min(STREAMS, len(calls)))]
+            await asyncio.gather(*(self._measure(Op(order["op"]), one, order["seconds"]) for one in share))
+        else:
+            await asyncio.sleep(order["seconds"])
+        return dict(watch.stop())

@@ -1,0 +1,173 @@
+"""This project's pooled store: a home with one share in the owner's process, a client without one in the other.
+
+The home opens another store for every cell: a store has one slot size, and each cell of puts begins with an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import uvloop
+
+from cache.arena import Arena as Slots
+from cache.homes.rendezvous import equal_members
+from cache.store.store import Store
+from cache.tiers.local_store import LocalStore
+from lab.bench.transfer.agent import Arena, Call, most_puts
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from net.transfer.common.prefault import Prefault
+from net.transfer.engine import TransferEngine
+
+LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: more would take long to put there
+Options = dict[str, dict[str, Any]]
+HOME = equal_members(["home"])
+ORDERS = {"shm": ("shm", "tcp"), "tcp": ("tcp",)}  # as nodes have them: small puts go over TCP in either case
+
+
+def make(name: str, role: str, congestion: str) -> Any:
+    """NAME-plain is NAME without checksums."""
+    _, transport, *plain = name.split("-")
+    options = {"tcp": {"congestion": congestion}}
+    return Home(transport, options) if role == "owner" else Client(transport, options, checksums=not plain)
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class Home:
+    """Opens a store for a size when the client asks."""
+
+    def __init__(self, transport: str, options: Options) -> None:
+        self._loop, self._transport, self._options = Loop(), transport, options
+        self._open: list[Any] = []
+
+    def start(self, remote: Arena) -> dict[str, Any]:
+        return {"address": self._loop.run(self._up(remote))}
+
+    async def _up(self, remote: Arena) -> tuple[str, int]:
+        self._nbytes = remote.nbytes
+        self._control = Channel("owner", {})
+        self._control.handle("bench.open", self._another)
+        return await self._control.start("127.0.0.1")
+
+    async def _another(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        for one in self._open:
+            end = one.close()
+            if end is not None:
+                await end
+        channel = Channel("home", {})
+        transfer = TransferEngine(channel, ORDERS[self._transport], self._options)
+        room = self._nbytes * 9 // 8
+        region = Region.shared("dram", room // body["size"] * body["size"])
+        prefault = Prefault([region], lambda: room, lambda: False)  # as an idle node does
+        prefault.start()
+        await asyncio.to_thread(prefault.join)
+        local = LocalStore(Slots(region, body["size"]), None)
+        store = Store("home", channel, transfer, local, lambda: HOME, block_bytes=body["size"])
+        self._open = [transfer, channel, store, region]
+        return {"address": await channel.start("127.0.0.1")}
+
+
+class Client:
+    """put_from and get_into on the arenas. `remote` is set before `connect`: what is to be read is put from there."""
+
+    remote: Arena
+
+    def __init__(self, transport: str, options: Options, checksums: bool) -> None:
+        self._loop, self._transport, self._options = Loop(), transport, options
+        self._checksums = checksums
+        self._open: list[Any] = []
+        self._keys: list[list[bytes]] = []
+        self._loaded = 0  # calls whose blocks are in the store
+
+    def connect(self, info: dict[str, Any], local: Arena) -> None:
+        arenas = {"local": local, "remote": self.remote}
+        self._regions = [Region.attach(name, os.dup(arena.memfd), arena.nbytes) for name, arena in arenas.items()]
+        self._owner = tuple(info["address"])
+
+    def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:
+        self._loop.run(self._connect(size))
+        most = max(2, LOADED_BYTES // (size * len(calls[0][0]))) if size <= 64 << 10 else len(calls)
+        return list(calls[:most])
+
+    async def _connect(self, size: int) -> None:
+        for one in self._open:
+            end = one.close()
+            if end is not None:
+                await end
+        control = Channel("client", {})
+        control.introduce("owner", self._owner)
+        answer, _ = await control.call("owner", "bench.open", {"size": size})
+        channel = Channel("client", {})
+        channel.introduce("home", tuple(answer["address"]))
+        transfer = TransferEngine(channel, ORDERS[self._transport], self._options)
+        self._store = Store(
+            "client", channel, transfer, None, lambda: HOME, block_bytes=size, checksums=self._checksums
+        )
+        for region in self._regions:  # mapped once, as a node maps its KV
+            self._store.attach(region)
+        self._open = [transfer, channel, self._store, control]
+        self._block_bytes = size
+        self._loaded = 0
+
+    def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
+        return list(self._loop.run(self._reads(prepared, seconds) if op == "read" else self._writes(prepared, seconds)))
+
+    async def _reads(self, prepared: Sequence[Any], seconds: float) -> list[float]:
+        if self._loaded < len(prepared):
+            self._keys = [[os.urandom(16) for _ in theirs] for _, theirs in prepared]
+            for keys, (_, theirs) in zip(self._keys, prepared, strict=True):
+                await self._store.put_from(keys, "remote", theirs)
+            self._loaded = len(prepared)
+        clock = time.perf_counter
+        took: list[float] = []
+        end = clock() + seconds
+        while True:
+            index = len(took) % len(prepared)
+            keys, ours = self._keys[index], prepared[index][0]
+            begin = clock()
+            result = await self._store.get_into(keys, "local", ours)
+            now = clock()
+            if result.blocks != len(keys):
+                raise RuntimeError(f"{result.blocks} of {len(keys)} blocks were found")
+            took.append(now - begin)
+            if now >= end:
+                return took
+
+    async def _writes(self, prepared: Sequence[Any], seconds: float) -> list[float]:
+        """Under keys that are new each time. Afterwards the first and the last call are read back, not timed."""
+        most = most_puts(self._block_bytes * len(prepared[0][0]), self.remote.nbytes)
+        clock = time.perf_counter
+        took: list[float] = []
+        end = clock() + seconds
+        while True:
+            ours, theirs = prepared[len(took) % len(prepared)]
+            keys = [os.urandom(16) for _ in ours]
+            begin = clock()
+            stored = await self._store.put_from(keys, "local", ours)
+            now = clock()
+            if stored != len(keys):
+                raise RuntimeError(f"{stored} of {len(keys)} blocks were stored")
+            took.append(now - begin)
+            if now >= end or len(took) >= most:
+                break
+        await self._store.get_into(keys, "remote", theirs)
+        ours, theirs = prepared[0]
+        keys = [os.urandom(16) for _ in ours]
+        await self._store.put_from(keys, "local", ours)
+        await self._store.get_into(keys, "remote", theirs)
+        return took

@@ -1,0 +1,67 @@
+"""What bench_transfer and bench_store have in common: flags of the grid, the table, the goals."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lab.bench.common.results import add_result_flags
+from lab.bench.transfer.contenders import Key
+from lab.bench.transfer.verdict import size_text
+
+UNITS = {"K": 1 << 10, "M": 1 << 20}
+CELL = "{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})"
+
+
+def grid_parser(doc: str | None, names: Iterable[str], sizes: Sequence[str]) -> ArgumentParser:
+    """Contenders `names`, of which all take part by default; `doc` is --help."""
+    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
+    add_result_flags(parser)
+    parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
+    parser.add_argument("--only", default=",".join(names), metavar="NAMES", help="contenders (default: %(default)s)")
+    parser.add_argument("--sizes", default=",".join(sizes), help="of a block (K, M are binary)")
+    parser.add_argument("--batches", default="1,32", help="blocks per call")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
+    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peers installed")
+    parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
+    return parser
+
+
+def parsed(parser: ArgumentParser, arguments: Sequence[str] | None, known: Iterable[str]) -> Namespace:
+    """`names`, `sizes` (bytes) and `batches` as lists, `seconds` and `rounds` as --quick wants them."""
+    args = parser.parse_args(arguments)
+    args.names = args.only.split(",")
+    if unknown := set(args.names) - set(known):
+        parser.error(f"--only {args.only}: no contender {min(unknown)!r}, only {', '.join(known)}")
+    args.seconds = args.seconds or (0.2 if args.quick else 0.4)
+    args.rounds = 1 if args.quick else args.rounds
+    try:
+        args.sizes = [int(text[:-1]) * UNITS[text[-1]] for text in args.sizes.split(",")]
+        args.batches = [int(text) for text in args.batches.split(",")]
+    except (KeyError, ValueError):
+        parser.error("--sizes are numbers with K or M, --batches are numbers")
+    return args
+
+
+def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: Mapping[str, str]) -> str:
+    """A line per operation, batch and size; a column per contender: GB/s (p50/p99 us; CPU s per GB)."""
+    lines = [["op", "batch", "size", *names]]
+    for op, size, batch in dict.fromkeys(key[1:] for key in sorted(cells, key=lambda key: (key[1], key[3], key[2]))):
+        found = (cells.get((name, op, size, batch)) for name in names)
+        lines.append(
+            [verbs[op], str(batch), size_text(size), *(CELL.format(**cell) if cell else "-" for cell in found)]
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def tell(goals: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> None:
+    """Which goals are met, and who could not take part."""
+    for row in goals:
+        print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
+    for name, reason in missing.items():
+        print(f"missing: {name}: {reason}")

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""bench_store: the pooled store beside upstream's and beside the limits of this machine, in one run.
+
+    bench_store.py [--quick] [--json PATH] [--peer-python PATH]      memory: put and get of blocks, one and 32 per call
+    bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier in both backends, beside direct access
+
+Contenders in memory, each two processes on this host: memcpy (libc, one thread or two) and sockets (blocking, plain
+Python) are the limits; store-shm and store-tcp are cache.store.store; mooncake-store is upstream's (its master, one
+holder, one client; installed in the interpreter that --peer-python names). Every put has new keys and goes into an
+empty store that has room for the whole cell, so nobody evicts; every get finds its block in DRAM of the other process.
+A contender that fails is started again, twice at most per cell; all have equal rounds and the same congestion control.
+Content is compared at the ends of each cell. Checksums are on in ours, off in upstream's (its default). Host drift is
+20-30 %: only ratios within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from lab.bench.common.results import Row, numbers, write_result
+from lab.bench.transfer.contenders import Contenders
+from lab.bench.transfer.network import one_congestion_control
+from lab.bench.transfer.pairs import Arenas
+from lab.bench.transfer.shared import grid_parser, parsed, table, tell
+from lab.bench.transfer.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, verdicts
+
+SIZES = ("4K", "64K", "368K", "1M", "16M")
+NAMES = ("memcpy", "memcpy-2", "sockets", "store-shm", "store-tcp", "mooncake-store")
+PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; by --only
+
+GOALS = (
+    Goal("store-shm", "mooncake-store", 3.0, ops=("read",)),
+    Goal("store-shm", MEMCPY, 0.9),
+    Goal("store-tcp", "mooncake-store", 1.3),
+    Goal("store-tcp", "sockets", 0.9),
+    Goal("store-shm", "mooncake-store", 5.0, 4 * KIB, 4 * KIB, (32,), ("read",)),
+)
+
+SIDES = (
+    Side("store-shm", "shared memory", ("mooncake-store",), ("memcpy", "memcpy-2")),
+    Side("store-tcp", "TCP", ("mooncake-store",), ("sockets",)),
+)
+
+VERBS = {"read": "get", "write": "put"}
+
+CALLS_OF_A_CELL = 5
+"""At least so many fit into an arena: one to warm up, two that are checked, and some to measure."""
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = grid_parser(__doc__, NAMES, SIZES)
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
+    args: Namespace = parsed(parser, arguments, (*NAMES, *PLAIN))
+    return args
+
+
+def disk(args: Namespace) -> int:
+    """The SSD tier: shares of the disk's limit in the same run, and acknowledged values after kill -9."""
+    from lab.bench.transfer.disk import backends, direct, small_node, tier
+
+    blocks, values = (128, 40) if args.quick else (1024, 400)
+    args.disk.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    kept: list[dict[str, Any]] = []
+    for backend in backends:
+        limit = direct(args.disk, blocks)  # again for each: hosts drift
+        for name, speed in tier(args.disk, blocks, backend).items():
+            top = limit["write" if name.startswith("put") else "read"]
+            rows.append(Row(f"{backend}, {name}", "speed", "GB/s", speed, limits={"direct": top}))
+            print(f"{backend:5} {name:20} {speed:5.2f} GB/s   {speed / top:5.2f} of direct {top:.2f}")
+        kept.append(small_node(args.disk, values, 2 << 20, (256 << 20) * values // 400, backend))
+        rows += numbers(f"{backend}, kill -9", kept[-1])
+        print(", ".join(f"{name} {value}" for name, value in kept[-1].items()))
+    if args.json is not None:
+        write_result({"argv": sys.argv[1:], "blocks": blocks}, rows, args.json)
+    return 0 if all(one["readable"] == one["readable_after_kill_9"] == values for one in kept) else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
+    if args.disk is not None:
+        return disk(args)
+    try:
+        congestion = one_congestion_control(args.congestion)
+    except ValueError as error:
+        print(f"bench_store: {error}", file=sys.stderr)
+        return 2
+    arenas = Arenas(args.arena_mb << 20)
+    grid = [
+        (op, size, batch)
+        for size, batch, op in product(args.sizes, args.batches, ("write", "read"))
+        if CALLS_OF_A_CELL * size * batch <= arenas.nbytes
+    ]
+    pythons = {name: args.peer_python if name == "mooncake-store" else sys.executable for name in args.names}
+    with ExitStack() as stack:
+        contenders = Contenders(pythons, arenas, congestion, stack)
+        cells = contenders.measure(grid, args.rounds, args.seconds, lambda text: None)
+    print(table(args.names, cells, VERBS))
+    goals = verdicts(cells, GOALS)
+    tell(goals, contenders.missing)
+    if args.json is not None:
+        config = {
+            "argv": sys.argv[1:],
+            "rounds": args.rounds,
+            "seconds": args.seconds,
+            "congestion": congestion,
+            "missing": contenders.missing,
+            "failures": contenders.failures,
+            "block": BLOCK,
+        }
+        rows = result_rows(cells, SIDES, VERBS)
+        write_result(config | {"goals": goals}, rows, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""The generated parts of the documentation.
+
+Files:
+    command      Write docs/flags.md, docs/metrics.md, docs/errors.md
+    figure_list  Every table of measured figures in README.md and docs/performance.md
+    figures      Tables of README.md and docs/performance.md, made from the result files
+    rooms        The list of files in every `__init__.py`, and docs/map.md
+"""

@@ -1,0 +1,170 @@
+"""Tables of README.md and docs/performance.md, made from the result files: one table is one run of one commit.
+
+A page marks the place of a table:
+
+    <!-- figure: NAME -->
+    <!-- end -->
+
+and scripts/gendocs.py fills it in from the newest lab/results/DATE-RESULT.json. Nothing between the marks is
+written by hand, so no table can mix runs. Each one names its command, commit, day and CPU, and says so when the machine
+was busy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+MARK = re.compile(r"(<!-- figure: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Row = dict[str, Any]
+"""A row of lab.bench.common.results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result file."""
+
+    path: Path
+    config: Mapping[str, Any]
+    commit: str
+    rows: Sequence[Row]
+
+    @classmethod
+    def newest(cls, name: str, folder: Path = RESULTS) -> Result:
+        """DATE-`name`.json of the latest date. Raises LookupError."""
+        found = sorted(path for path in folder.glob("*.json") if re.fullmatch(r"\d{4}-\d\d-\d\d-" + name, path.stem))
+        if not found:
+            raise LookupError(f"no result {name!r} in {folder.name}/")
+        data = json.loads(found[-1].read_bytes())
+        return cls(found[-1], data["config"], data["commit"], data["rows"])
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        return dict(self.config.get("machine", {}))
+
+    def row(self, case: str, metric: str) -> Row:
+        """Raises LookupError."""
+        for row in self.rows:
+            if row["case"] == case and row["metric"] == metric:
+                return row
+        raise LookupError(f"{self.path.name} has no row {case!r}, {metric!r}")
+
+    def cases(self, pattern: str) -> list[str]:
+        """Those that match, in their order."""
+        return list(dict.fromkeys(row["case"] for row in self.rows if re.fullmatch(pattern, row["case"])))
+
+    def ratio(self, case: str, metric: str, other: str) -> float | None:
+        """Ours over that of a peer or a limit; None where one of the two is missing."""
+        row = self.row(case, metric)
+        theirs = {**row.get("limits", {}), **row.get("peers", {})}.get(other)
+        return row["ours"] / theirs if theirs and row["ours"] is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A table: a line per case, a column per metric (`beside` empty), or a line per case and metric, and a column with
+    the ratio for each of `beside`, which are peers and limits."""
+
+    name: str
+    result: str
+    command: str
+    metrics: Mapping[str, str]  # of the file -> on the page
+    cases: str = ".*"  # pattern
+    beside: Sequence[str] = ()
+    timed: bool = True  # False: counts and virtual time, which do not depend on the machine
+    scale: Mapping[str, float] = field(default_factory=dict)  # metric -> factor
+
+    def render(self, folder: Path = RESULTS) -> str:
+        result = Result.newest(self.result, folder)
+        lines = self._beside(result) if self.beside else self._columns(result)
+        return "\n".join([*lines, "", caption(result, self.command, self.timed)])
+
+    def _columns(self, result: Result) -> list[str]:
+        lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
+        for case in result.cases(self.cases):
+            known = {row["metric"]: row for row in result.rows if row["case"] == case}
+            cells = [number(self._value(known[name])) if name in known else "" for name in self.metrics]
+            if any(cells):
+                lines.append(f"| {case} | " + " | ".join(cells) + " |")
+        return lines
+
+    def _value(self, row: Row) -> float | None:
+        factor = self.scale.get(row["metric"], 1)
+        return None if row["ours"] is None else row["ours"] * factor
+
+    def _beside(self, result: Result) -> list[str]:
+        heads = [head for other in self.beside for head in (other, "ratio")]
+        lines = ["| | ours | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+        for case in result.cases(self.cases):
+            for metric, label in self.metrics.items():
+                row = next((row for row in result.rows if row["case"] == case and row["metric"] == metric), None)
+                if row is None:
+                    continue
+                others = {**row.get("limits", {}), **row.get("peers", {})}
+                unit = "" if row["unit"] in label or not row["unit"] else f", {row['unit']}"
+                cells = [f"{case}: {label}{unit}" if label else case, number(row["ours"])]
+                for other in self.beside:
+                    ratio = result.ratio(case, metric, other) if other in others else None
+                    cells += [number(others[other]) if other in others else "", "" if ratio is None else f"{ratio:.2f}"]
+                lines.append("| " + " | ".join(cells) + " |")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of README's table: ratios or values of some cases of one result."""
+
+    label: str
+    beside: str  # what the ratio is to, as readers call it
+    result: str
+    command: str
+    values: Callable[[Result], Sequence[str]]
+
+
+def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
+    """README's table; each line is of one result, which it names."""
+    out = ["| | ours / theirs | figure | run |", "|---|---|---|---|"]
+    for line in lines:
+        result = Result.newest(line.result, folder)
+        cells = [f"{line.label} (`{line.command}`)", line.beside, " / ".join(line.values(result))]
+        out.append(f"| {' | '.join(cells)} | {stamp(result)} |")
+    return "\n".join(out)
+
+
+def number(value: float | None) -> str:
+    """As a table shows it: three significant digits, or all digits of a whole number."""
+    if value is None:
+        return "missing"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def stamp(result: Result) -> str:
+    """Day, commit, and whether the machine was busy."""
+    busy = "" if result.machine.get("quiet", True) else ", **machine busy**"
+    return f"[{result.path.stem[:10]}](lab/results/{result.path.name}), `{result.commit[:7]}`{busy}"
+
+
+def caption(result: Result, command: str, timed: bool = True) -> str:
+    """Where a table comes from."""
+    here = result.machine
+    parts = [f"`{command}`", f"`lab/results/{result.path.name}`", f"commit `{result.commit[:7]}`"]
+    if timed:
+        features = ", ".join(here.get("cpu_features", ()))
+        cpu = f"{here['cpu']} ({features})" if "cpu" in here else "a CPU with AMX (the file does not name it)"
+        parts.append(f"{here.get('cores', 2)} cores of {cpu}")
+        if "load_before" in here:
+            parts.append(f"load before {here['load_before']:.2f}" + ("" if here["quiet"] else " (**machine busy**)"))
+    return "; ".join(parts) + "."
+
+
+def filled(text: str, figures: Mapping[str, Callable[[], str]]) -> str:
+    """The page with every marked table made from its result. Raises KeyError for a mark that names no figure."""
+    return MARK.sub(lambda found: f"{found[1]}{figures[found[2]]()}\n{found[3]}", text)

@@ -1,0 +1,86 @@
+"""The list of files in every `__init__.py`, and docs/map.md, read off the first sentence of each file.
+
+A file is described in one place, its own docstring. scripts/gendocs.py copies that sentence into the `__init__.py` of
+the folder and into the map; a test compares them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOMS = ("attention", "cache", "net", "sched", "engine", "lab")
+SOURCES = (".py", ".c", ".cpp", ".h")
+HEAD = "\nFiles:\n"
+WIDTH = 118
+LONGEST = 92  # characters of a sentence; a longer one is cut at a comma, a colon or a word
+
+
+def folders(root: Path, room: str) -> Iterator[Path]:
+    """The room and every package below it, parents first."""
+    yield from (path.parent for path in sorted((root / room).rglob("__init__.py"), key=lambda path: path.parts))
+
+
+def sentence(path: Path) -> str:
+    """The first sentence of a file's docstring or first comment; of a folder, that of its `__init__.py`."""
+    path = path / "__init__.py" if path.is_dir() else path
+    text = path.read_text()
+    if path.suffix == ".py":
+        about = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        found = re.match(r"/\*(.*?)\*/|((?://.*\n)+)", text, re.DOTALL)
+        about = re.sub(r"^\s*(//|\*)\s?", "", found[1] or found[2], flags=re.MULTILINE) if found else ""
+    about = re.sub(rf"^{re.escape(path.stem.replace('_', ''))}:\s+", "", about, flags=re.IGNORECASE)  # its own name
+    first = re.split(r"(?<=[.!?])\s", " ".join(about.partition("\n\n")[0].split()), maxsplit=1)[0]
+    first = re.sub(r"\s*\([^()]*\)$", "", first.rstrip(".:;,"))
+    while len(first) > LONGEST and (cut := max(first.rfind(mark) for mark in (": ", "; ", ", ", " ("))) > 30:
+        first = first[:cut]
+    first = first.rstrip(".:;,")
+    return first[:1].upper() + first[1:]
+
+
+def contents(folder: Path) -> list[tuple[str, str]]:
+    """(name, sentence) of every file and package of the folder, packages last and with a slash."""
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in SOURCES and path.name != "__init__.py"]
+    rooms = [path for path in sorted(folder.iterdir()) if (path / "__init__.py").exists()]
+    named = [(path.stem if path.suffix == ".py" else path.name, sentence(path)) for path in files]
+    return named + [(f"{path.name}/", sentence(path)) for path in rooms]
+
+
+def listing(folder: Path) -> str:
+    rows = contents(folder)
+    width = max((len(name) for name, _ in rows), default=0) + 2
+    lines = []
+    for name, about in rows:
+        wrapped = textwrap.wrap(about, WIDTH - 4 - width) or [""]
+        lines.append(f"    {name:{width}}{wrapped[0]}".rstrip())
+        lines += [" " * (4 + width) + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def package(path: Path) -> str:
+    """The text of an `__init__.py`, its docstring ending with the list of the folder's files."""
+    text = path.read_text()
+    node = ast.parse(text).body[0]
+    assert isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant), f"{path} has no docstring"
+    about = ast.get_docstring(ast.parse(text), clean=False) or ""
+    about = about.partition(HEAD)[0].rstrip()
+    files = listing(path.parent)
+    docstring = f'"""{about}\n{HEAD}{files}\n"""' if files else f'"""{about}"""'
+    rest = "\n".join(text.split("\n")[node.end_lineno :])
+    return f"{docstring}\n{rest}" if rest.strip() else f"{docstring}\n"
+
+
+def tree(root: Path) -> str:
+    """Every room and folder with the first sentence of each file, as Markdown."""
+    parts = []
+    for room in ROOMS:
+        for folder in folders(root, room):
+            name = str(folder.relative_to(root))
+            level = "##" if name == room else "###"
+            rows = [f"- `{file}`: {about}" for file, about in contents(folder)]
+            parts.append("\n".join([f"{level} {name}/", "", f"{sentence(folder)}.", "", *rows, ""]))
+    return "\n".join(parts)

@@ -1,0 +1,74 @@
+"""What must hold after a fault: the same tokens, balanced books, and how long the streams paused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from lab.bench.common.results import Row
+from lab.faults.client import Stream
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+
+SETTLE_S = 30.0
+FORM_S = 60.0
+GOAL_S = 2.0
+"""Longest pause of a stream at the 99th percentile (reference/scheduling.md, G9)."""
+
+RESTART_GOAL_S = 15.0
+"""The same where the only node of a role has to start first: some 5 s on two cores, half of it imports."""
+
+
+def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:
+    """Requests that failed or gave other tokens than undisturbed; `expected[i]` belongs to `streams[i]`."""
+    found = []
+    for number, (calm, disturbed) in enumerate(zip(expected, streams, strict=True)):
+        if disturbed.error:
+            found.append(f"{case}: stream {number} failed: {disturbed.error}")
+        elif disturbed.tokens != calm.tokens:
+            same = next((i for i, (a, b) in enumerate(zip(calm.tokens, disturbed.tokens, strict=False)) if a != b), -1)
+            found.append(f"{case}: stream {number} differs from token {same} on ({len(disturbed.tokens)} tokens)")
+    return found
+
+
+def settle(cluster: LocalCluster) -> list[str]:
+    """Wait until no living node holds anything for a request; what is wrong if that does not come."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        wrong = [text for node in cluster.nodes if node.alive for text in _held(cluster, node.name, node.url)]
+        if not wrong or time.monotonic() > deadline:
+            return wrong
+        time.sleep(0.2)
+
+
+def _held(cluster: LocalCluster, name: str, url: str) -> list[str]:
+    engine = rest.get(f"{url}/debug/state", cluster.api_key)["engine"]
+    if engine is None:
+        return []
+    books = [] if engine["integrity"] is None else [f"{name}: {engine['integrity']}"]
+    held = {**engine["references"], **engine["held_for_requests"], "blocks": engine["blocks"]["held"]}
+    return books + [f"{name} still holds {count} {what}" for what, count in held.items() if count]
+
+
+def form(cluster: LocalCluster) -> None:
+    """Wait until every living node is ready and counts exactly the living ones as members. Raises TimeoutError."""
+    deadline = time.monotonic() + FORM_S
+    while not (all(node.ready for node in cluster.nodes if node.alive) and cluster.formed()):
+        cluster.check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the living nodes are not one cluster after {FORM_S:g} s")
+        time.sleep(0.1)
+
+
+def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float = GOAL_S) -> list[Row]:
+    """Pauses of all streams that had begun before `since` and had tokens to come."""
+    cut = [one for one in streams if one.at and one.at[0] <= since < one.at[-1]]
+    gaps = sorted(one.longest_gap(since) for one in cut)
+    rows = [
+        Row(case, "streams cut", "", float(len(gaps))),
+        Row(case, "reconnects", "", float(sum(one.reconnects for one in streams))),
+    ]
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        value = gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
+        rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": goal_s} if name == "p99" else {}))
+    return rows

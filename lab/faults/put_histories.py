@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Clients put the same keys at once, in calm and across a cut: what they saw is checked against docs/store.md.
+
+    python scripts/faults.py put-histories                    three store nodes, --replicas 2, under a minute; as root
+    python scripts/faults.py put-histories --keys 1000 --cut-s 20 --json out.json
+
+Every node is a process in a network namespace of its own, with one client process beside it. Calm: every client puts
+every key, so one of them is first; the history of each key must be linearizable (lab/faults/histories.py).
+Then one node and its client are cut off, all clients put the next keys, some of them on one side only, and the cut is
+healed. Until all see each other clients may see different values; afterwards each key has one of the values that were
+put under it, for everybody and for good; one that was put on one side only is that one. Exit code 1 if anything was
+wrong, 3 where network namespaces cannot be had, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from lab.bench.common.results import Row, add_result_flags, report
+from lab.faults.checks import form
+from lab.faults.histories import Operation, linearizable
+from lab.faults.namespaces import Namespaces, Unavailable
+from lab.faults.put_client import Row as Seen
+from lab.launch.cluster import LocalCluster
+
+NODES = "store=3"
+NAMES = ("store-0", "store-1", "store-2")
+ALONE = (1_000_000, 2_000_000, 3_000_000)
+"""The first keys that one client alone puts."""
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FLAGS = ["--model", "none", "--dram-bytes", "64M", "--value-bytes", "4096", "--replicas", "2"]
+FLAGS += ["--transport", "tcp", "--net", "local"]
+CUT_OFF = "store-2"
+API_KEY = "of-the-lab"
+UNAVAILABLE = 3
+AGREE_S = 60.0
+
+Histories = dict[int, list[Operation]]
+Answers = dict[int, set[str | None]]
+"""By number of the key: what clients read."""
+
+
+class Client:
+    """A process beside a node."""
+
+    def __init__(self, cluster: LocalCluster, network: Namespaces, name: str, seed: int) -> None:
+        address = cluster[name].url.removeprefix("http://")
+        self.process = subprocess.Popen(
+            [*network.prefix(name), sys.executable, "-m", "lab.faults.put_client", address, name, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"MOONCAKE_API_KEY": API_KEY},
+        )
+        if self._line() != "open\n":
+            raise RuntimeError(f"the client beside {name} did not start")
+
+    def begin(self, puts: Sequence[int], gets: Sequence[int]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([list(puts), list(gets)]) + "\n")
+        self.process.stdin.flush()
+
+    def seen(self) -> list[Seen]:
+        """What came of it."""
+        rows: list[Seen] = json.loads(self._line())
+        return rows
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=400, help="put by all clients, in calm and across the cut")
+    parser.add_argument(
+        "--cut-s", type=float, default=8.0, help="how long the cut lasts, if the clients are done by then"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    add_result_flags(parser)
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.keys, args.cut_s = min(args.keys, 100), min(args.cut_s, 4.0)
+    print(f"seed {args.seed}")
+    try:
+        with (
+            Namespaces(NAMES) as network,
+            tempfile.TemporaryDirectory() as scratch,
+            LocalCluster(NODES, FLAGS, run_dir=Path(scratch), network=network, api_key=API_KEY) as cluster,
+        ):
+            rows, wrong = measure(args, cluster, network)
+    except Unavailable as reason:
+        print(f"put_histories: {reason}", file=sys.stderr)
+        return UNAVAILABLE
+    report({"nodes": NODES, "keys": args.keys, "seed": args.seed, "wrong": len(wrong)}, rows, args.json)
+    for text in wrong[:20]:
+        print(f"WRONG: {text}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def measure(args: argparse.Namespace, cluster: LocalCluster, network: Namespaces) -> tuple[list[Row], list[str]]:
+    """(rows, what was wrong)"""
+    with ExitStack() as opened:
+        clients: dict[str, Client] = {}
+        for name in NAMES:
+            clients[name] = Client(cluster, network, name, args.seed)
+            opened.callback(clients[name].close)
+        calm = histories(together(clients, dict.fromkeys(clients, range(args.keys))))
+        bent = [number for number, history in calm.items() if not linearizable(history)]
+        wrong = [f"key {number} in calm: {calm[number]}" for number in bent]
+        network.cut(CUT_OFF, "both")
+        cut_at = time.monotonic()
+        both = range(args.keys, 2 * args.keys)
+        alone = {name: range(first, first + args.keys // 4) for first, name in zip(ALONE, NAMES, strict=True)}
+        cut = histories(together(clients, {name: [*both, *alone[name]] for name in NAMES}))
+        time.sleep(max(0.0, args.cut_s - (time.monotonic() - cut_at)))
+        network.heal(CUT_OFF)
+        form(cluster)
+        at_once, at_last, agree_s = until_agreed(clients, [*calm, *cut])
+    uneven = [number for number, found in at_last.items() if len(found) > 1]
+    for number, history in (calm | cut).items():
+        if not at_last[number] <= may_stay(history):
+            wrong.append(f"key {number} is read as {at_last[number]} after the cut: {history}")
+    wrong += [f"key {number} is read as {at_last[number]} {agree_s:.0f} s after the cut" for number in uneven]
+    twice = sum(len(put_by(history)) > 1 for history in cut.values())
+    return [
+        Row("calm", "keys put by all clients", "", float(len(calm))),
+        Row("calm", "histories not linearizable", "", float(len(bent))),
+        Row("cut", "keys put", "", float(len(cut))),
+        Row("cut", "keys first put on both sides", "", float(twice)),
+        Row("cut", "puts that failed", "", float(sum(one.failed for history in cut.values() for one in history))),
+        Row("healed", "keys read differently at once", "", float(sum(len(found) > 1 for found in at_once.values()))),
+        Row("healed", "keys read differently at last", "", float(len(uneven))),
+        Row("healed", "until all clients read the same", "s", agree_s),
+    ], wrong
+
+
+def until_agreed(clients: Mapping[str, Client], numbers: Sequence[int]) -> tuple[Answers, Answers, float]:
+    """(what was read first, and at last, and seconds until all read the same)"""
+    begin = time.monotonic()
+    first = last = answers(clients, numbers)
+    while any(len(found) > 1 for found in last.values()) and time.monotonic() - begin < AGREE_S:
+        time.sleep(0.5)
+        last = answers(clients, numbers)
+    return first, last, time.monotonic() - begin
+
+
+def may_stay(history: Sequence[Operation]) -> set[str | None]:
+    """The values that were said to be the first, or nothing was said of."""
+    puts = [one for one in history if one.kind == "put" and one.value is not None]
+    said: set[str | None] = {one.value.decode() for one in puts if one.value and (one.answer or one.failed)}
+    return said if any(one.answer for one in puts) else said | {None}
+
+
+def together(clients: Mapping[str, Client], puts: Mapping[str, Sequence[int]]) -> list[Seen]:
+    """All clients at once put their keys, and get each twice."""
+    for name, client in clients.items():
+        client.begin(puts[name], [*puts[name], *puts[name]])
+    return [row for client in clients.values() for row in client.seen()]
+
+
+def histories(rows: Sequence[Seen]) -> Histories:
+    """By number of the key."""
+    out: Histories = {}
+    for number, kind, called, returned, value, answer, failed in rows:
+        found = answer.encode() if isinstance(answer, str) else answer
+        put = None if value is None else value.encode()
+        operation = Operation("get" if kind == "get" else "put", called, returned, put, found, failed)
+        out.setdefault(number, []).append(operation)
+    return out
+
+
+def put_by(history: Sequence[Operation]) -> set[bytes]:
+    """The values that were said to be the first."""
+    return {one.value for one in history if one.kind == "put" and one.answer and one.value is not None}
+
+
+def answers(clients: Mapping[str, Client], numbers: Sequence[int]) -> Answers:
+    """What the clients read now, each twice."""
+    for client in clients.values():
+        client.begin([], [*numbers, *numbers])
+    out: Answers = {number: set() for number in numbers}
+    for client in clients.values():
+        for number, _, _, _, _, answer, _ in client.seen():
+            out[number].add(answer)
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""What a client sees while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP): the longest get, and wrong
+bytes. With one copy a value of a dead holder is missing, with two nothing is."""
+
+from __future__ import annotations
+
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cache.store.client import Store
+from lab.faults.soak_load import VALUE, content, key_of
+from lab.launch.cluster import LocalCluster
+
+KEYS = 150
+BEFORE_S, AFTER_S = 0.3, 1.2
+FLAGS = ("--model", "none", "--value-bytes", str(VALUE), "--dram-bytes", "32M")
+
+
+class Gets:
+    """One client's gets in a thread, one after the other, each timed."""
+
+    def __init__(self, store: Store, rng: random.Random) -> None:
+        self.rows: list[tuple[float, float, bool, bool]] = []  # begin, seconds, found, wrong
+        self._store, self._rng = store, rng
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            i = self._rng.randrange(KEYS)
+            begin = time.monotonic()
+            value = self._store.get(key_of(i))
+            wrong = value is not None and value != content(i)
+            self.rows.append((begin, time.monotonic() - begin, value is not None, wrong))
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def holders(
+    times: int, replicas: int, number: int, seed: int, transports: Sequence[str] = ("shm", "tcp")
+) -> dict[str, Any]:
+    """Harm one of three nodes `times` times with signal `number`. Milliseconds: the longest get before and after, and
+    the longest that found nothing."""
+    rng = random.Random(seed)
+    longest: list[float] = []
+    counts: dict[str, Any] = {"gets": 0, "misses": 0, "wrong": 0, "before_ms": 0.0, "miss_ms": 0.0}
+    flags = (*FLAGS, "--replicas", str(replicas))
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-store-") as home,
+        LocalCluster("store=3", flags, run_dir=Path(home)) as nodes,
+    ):
+        for turn in range(times):
+            with Store(nodes.nodes[0].url.removeprefix("http://"), transports=transports) as store:
+                store.put_many([(key_of(i), content(i)) for i in range(KEYS)])
+                gets = Gets(store, rng)
+                victim = nodes.nodes[1 + turn % 2]
+                time.sleep(BEFORE_S)
+                killed = time.monotonic()
+                _harm(nodes, victim.name, number)
+                time.sleep(AFTER_S)
+                gets.end()
+            _mend(nodes, victim.name, number)
+            after = [row for row in gets.rows if row[0] + row[1] >= killed]
+            longest.append(1e3 * max(row[1] for row in after))
+            missed = [1e3 * row[1] for row in after if not row[2]]
+            counts["gets"] += len(gets.rows)
+            counts["misses"] += len(missed)
+            counts["wrong"] += sum(row[3] for row in gets.rows)
+            counts["miss_ms"] = max([counts["miss_ms"], *missed])
+            counts["before_ms"] = max([counts["before_ms"], *(1e3 * row[1] for row in gets.rows if row not in after)])
+    longest.sort()
+    return counts | {"longest_ms": longest[-1], "median_ms": longest[len(longest) // 2], "replicas": replicas}
+
+
+def _harm(nodes: LocalCluster, name: str, number: int) -> None:
+    if number == signal.SIGKILL:
+        nodes.kill(name)
+    else:
+        nodes[name].process.send_signal(number)
+
+
+def _mend(nodes: LocalCluster, name: str, number: int) -> None:
+    if number == signal.SIGKILL:
+        nodes.restart(name)
+    else:
+        nodes[name].process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while not nodes.formed() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def report(seed: int, times: int) -> list[dict[str, Any]]:
+    """Both kinds of harm, with one copy and with two. Over TCP nothing can be read of a holder that hangs, so there one
+    copy would only show a deadline."""
+    near, far = ("shm", "tcp"), ("tcp",)
+    cases = [
+        *(("kill -9", signal.SIGKILL, replicas, near) for replicas in (1, 2)),
+        *(("hangs", signal.SIGSTOP, replicas, near) for replicas in (1, 2)),
+        ("hangs, over TCP", signal.SIGSTOP, 2, far),
+    ]
+    rows = []
+    for name, number, replicas, transports in cases:
+        rows.append({"what": f"holder: {name}", **holders(times, replicas, number, seed, transports)})
+        print(rows[-1], flush=True)
+    return rows

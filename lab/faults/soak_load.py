@@ -1,0 +1,134 @@
+"""Mixed load on three store nodes: values, objects, removals, a client that comes and goes. What must not grow is
+watched from outside: resident memory and file descriptors of the nodes, held slots, leases, LMDB's readers."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from cache.store.client import NoRoom, Store, Unreachable
+from lab.launch.cluster import LocalCluster
+
+VALUE = 64 << 10
+FLAGS = ("--model", "none", "--value-bytes", str(VALUE), "--dram-bytes", "24M", "--ssd-bytes", "96M", "--replicas", "2")
+KEYS = 3000  # more than DRAM and SSD of the three hold twice
+ARENA_BLOCKS = 32
+WARM_UP = 0.3  # share of the time after which growth counts
+GROWTH_BYTES = 24 << 20  # of a node's memory after that: allocator noise is below it
+OBJECT_BYTES = 1_000_000
+
+
+def content(i: int) -> bytes:
+    return random.Random(i).randbytes(1 + (i * 7919) % VALUE)
+
+
+def key_of(i: int) -> bytes:
+    return i.to_bytes(16, "big")
+
+
+def cluster(home: Path) -> LocalCluster:
+    """Three nodes, each with its own directory below `home`."""
+    return LocalCluster("store=3", (*FLAGS, "--ssd-path", f"{home}/{{node}}"), run_dir=home)
+
+
+class Load:
+    """One client's calls; counts what came back wrong."""
+
+    def __init__(self, address: str, rng: random.Random) -> None:
+        self.address, self.rng = address, rng
+        self.store = Store(address)
+        self.arena = self.store.arena("soak", ARENA_BLOCKS * VALUE)
+        self.counts = dict.fromkeys(("calls", "hits", "misses", "no_room", "unreachable", "wrong", "clients"), 0)
+
+    def step(self) -> None:
+        """One call."""
+        rng, store = self.rng, self.store
+        i = min(int(rng.paretovariate(0.6)), KEYS)
+        kind = rng.random()
+        self.counts["calls"] += 1
+        try:
+            if kind < 0.45:
+                self._check(store.get(key_of(i)), content(i))
+            elif kind < 0.75:
+                store.put_many([(key_of(j), content(j)) for j in range(i, i + rng.randint(1, 8))])
+            elif kind < 0.85:
+                numbers = [rng.randrange(KEYS) for _ in range(ARENA_BLOCKS)]
+                for j, value in zip(numbers, store.get_many([key_of(j) for j in numbers]), strict=True):
+                    self._check(value, content(j))
+            elif kind < 0.90:
+                store.remove(key_of(i))
+            elif kind < 0.98:
+                name = f"objects/{i % 5}"
+                data = random.Random(i).randbytes(OBJECT_BYTES)
+                store.put(name, data, replace=True)
+                self._check(store.get(name), data)
+            else:
+                store.close()
+                self.counts["clients"] += 1
+                self.store = store = Store(self.address)
+                self.arena = store.arena("soak", ARENA_BLOCKS * VALUE)
+        except NoRoom:
+            self.counts["no_room"] += 1
+        except Unreachable:  # on a machine that starves the nodes
+            self.counts["unreachable"] += 1
+
+    def _check(self, got: Any, wanted: bytes) -> None:
+        if got is None:
+            self.counts["misses"] += 1
+        else:
+            self.counts["hits"] += 1
+            self.counts["wrong"] += got != wanted
+
+
+def sample(pid: int) -> dict[str, int]:
+    """Memory that is the process's own (its arena is shared memory), and its file descriptors."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+    return {"bytes": int(anonymous.split()[1]) * 1024, "fds": len(list(Path(f"/proc/{pid}/fd").iterdir()))}
+
+
+def readers(directory: Path) -> int:
+    """Entries of LMDB's reader table, of all processes; asked in a process of its own."""
+    code = f"import lmdb; print(lmdb.open({str(directory)!r}, readonly=True, max_dbs=3).readers())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return sum(line.split()[0].isdigit() for line in done.stdout.splitlines() if line.split())
+
+
+def soak(seconds: float, rate: float, seed: int) -> dict[str, Any]:
+    """Counts of the load, and what grew: `leaks` names the kinds of things that did."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="soak-store-") as home, cluster(Path(home)) as nodes:
+        load = Load(nodes.nodes[0].url.removeprefix("http://"), rng)
+        begin = time.monotonic()
+        first: list[dict[str, int]] = []
+        while (passed := time.monotonic() - begin) < seconds:
+            load.step()
+            if passed > WARM_UP * seconds and not first:
+                first = [sample(node.pid) for node in nodes.nodes]
+            time.sleep(max(0.0, load.counts["calls"] / rate - passed))
+        load.store.close()
+        time.sleep(2.0)
+        last = [sample(node.pid) for node in nodes.nodes]
+        with Store(load.address) as store:
+            homes = store.stats()["homes"]
+        held = sum(one["tiers"]["dram"]["held"] + one["share"]["leases"] for one in homes.values())
+        tables = [readers(Path(home) / node.name) for node in nodes.nodes]
+    growth = [after["bytes"] - before["bytes"] for before, after in zip(first, last, strict=True)]
+    opened = [after["fds"] - before["fds"] for before, after in zip(first, last, strict=True)]
+    problems = {
+        "memory": max(growth) > GROWTH_BYTES,
+        "fds": max(opened) > 0,
+        "slots": held > 0,
+        "readers": max(tables) > 8,
+    }
+    leaks = [name for name, found in problems.items() if found]
+    facts = {"memory_growth_bytes": growth, "fd_growth": opened, "held": held, "lmdb_readers": tables}
+    print(f"soak: {load.counts} {facts} leaks: {leaks or 'none'}", flush=True)
+    return load.counts | facts | {"leaks": len(leaks), "seconds": seconds, "lmdb": lmdb.version()}

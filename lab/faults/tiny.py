@@ -1,0 +1,33 @@
+"""A model that loads at once, for benchmarks of everything but the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+"""Random weights: its tokens mean nothing, but they are the same on every node."""
+
+
+def tiny_model(folder: Path, **changed: int) -> list[str]:
+    """Write it into `folder`, with the embedded model's tokenizer; the flags that serve it.
+    `changed`: fields of CONFIG."""
+    from engine.checkpoint.model_source import describe
+    from engine.config.config import EMBEDDED_MODEL
+    from engine.text.tokenizer import Tokenizer
+
+    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+    Tokenizer.load(describe(EMBEDDED_MODEL)).save(folder / "tokenizer.json")
+    return ["--model", str(folder), "--load-format", "dummy", "--dtype", "float32"]

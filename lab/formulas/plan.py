@@ -1,0 +1,280 @@
+"""How many nodes of each role a load needs, by formula (reference/scheduling.md 9.1-9.3, 9.6). No simulation.
+
+Prefill is M/G/k with requests in the order of arrival: the wait's mean by Allen-Cunneen, its tail exponential. That
+holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch a step has is what
+comes in the meantime, a step takes what its batch needs. What runs in the pool is compound Poisson; nodes are chosen by
+what is promised to them, which evens their batches out, so that a node has its share of the pool's fluctuation. TTFT
+depends on the prefill nodes alone, the time between tokens on the decode nodes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from lab.simulator.models.step_models import StepModel
+
+Vector = npt.NDArray[np.float64]
+
+MOST = 100_000
+"""Nodes of a role at most: a plan that needs more is refused."""
+
+
+class Infeasible(ValueError):
+    """No number of nodes meets the objectives; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`share` of the requests have TTFT and mean time between tokens within these."""
+
+    ttft_s: float
+    tbt_s: float
+    share: float = 0.9
+
+
+@dataclass(frozen=True)
+class Load:
+    """`rate` requests per second, drawn from the rows of [requests] vectors: tokens of prompt, answer, found prefix."""
+
+    rate: float
+    prompt: Vector
+    answer: Vector
+    found: Vector
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0 or not len(self.prompt):
+            raise ValueError(f"a load needs requests and a positive --rate, got {self.rate}")
+        if (self.answer < 1).any() or (self.found < 0).any() or (self.found >= self.prompt).any():
+            raise ValueError("answers have at least a token, and of every prompt at least one is computed")
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that are found."""
+        return float(self.found.sum() / self.prompt.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Nodes by role and what they give: percentiles at the objective's share, seconds."""
+
+    prefill: int
+    decode: int
+    ttft_s: float
+    tbt_s: float
+    cost: float  # per hour
+
+    @property
+    def nodes(self) -> int:
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`best` has the fewest nodes of each role; `front`: splits within the objectives that no other one beats in
+    cost, TTFT and time between tokens at once, the cheapest first."""
+
+    best: Split
+    front: list[Split]
+    per_million_output: float
+    per_million_tokens: float
+    prefill_busy: float  # share of time
+    batch: float  # requests that a decode node runs, mean
+
+
+class Prefill:
+    """The pool that computes prompts: P(max(W, fetch) + S <= t) over the load's own service times S."""
+
+    def __init__(self, model: StepModel, load: Load) -> None:
+        new, chunks = load.prompt - load.found, np.ceil((load.prompt - load.found) / model.chunk_tokens)
+        a0, a1, a2 = model.prefill
+        self.service: Vector = chunks * a0 + a1 * new + a2 * new * (new + 2 * load.found)
+        self.fetch: Vector = np.where(
+            load.found > 0, model.nic_latency_s + load.found * model.token_bytes / model.nic_bytes_s, 0.0
+        )
+        self.offered = load.rate * float(self.service.mean())  # busy nodes
+        self._variation = float(self.service.var() / self.service.mean() ** 2)
+
+    def kept(self, nodes: int, seconds: float) -> float:
+        """Share of requests whose first token comes within `seconds`; 0 for a pool that cannot keep up."""
+        if nodes <= self.offered:
+            return 0.0
+        waits = erlang_c(nodes, self.offered)
+        busy = self.offered / nodes
+        mean_wait = waits * (1 + self._variation) / 2 * float(self.service.mean()) / (nodes * (1 - busy))
+        left = seconds - self.service
+        if waits < 1e-300:
+            return float(np.mean(left >= self.fetch))
+        late = waits * np.exp(-np.maximum(left, 0.0) * waits / mean_wait)
+        return float(np.mean(np.where(left >= self.fetch, 1 - late, 0.0)))
+
+    def least(self, objective: Objective) -> int:
+        """The fewest nodes. Raises Infeasible."""
+        alone = float(np.mean(self.service + self.fetch <= objective.ttft_s))
+        if alone < objective.share:
+            raise Infeasible(
+                f"infeasible by service time: with an empty queue {alone:.1%} of prompts are computed within "
+                f"{objective.ttft_s:g} s, the objective wants {objective.share:.0%}; raise --ttft-s, split long "
+                "prompts over nodes, or find more prefixes"
+            )
+        return fewest(lambda nodes: self.kept(nodes, objective.ttft_s), objective.share, self.offered, "prefill")
+
+
+class Decode:
+    """The pool that answers: step times at the load each node has."""
+
+    def __init__(self, model: StepModel, load: Load) -> None:
+        self._model, self._load = model, load
+        steps = np.maximum(load.answer - 1, 0.0)  # the first token is prefill's
+        self._steps = steps
+        self.tokens_s = load.rate * float(steps.mean())
+        weight = steps / steps.sum() if steps.sum() else steps
+        # What a request that is found running holds, averaged over the time it runs.
+        self._context = float(weight @ (load.prompt + load.answer / 2))
+        self._context_square = float(weight @ (load.prompt + load.answer / 2) ** 2)
+        self._held = float(weight @ (load.prompt + load.answer))
+        self._held_square = float(weight @ (load.prompt + load.answer) ** 2)
+        service = Prefill(model, load)
+        moved = load.prompt * model.token_bytes / model.nic_bytes_s
+        self._handover = np.maximum(0.0, moved - service.service) + model.nic_latency_s  # streamed by layer
+
+    @cached_property
+    def _alone_s(self) -> float:
+        return self._model.decode_s(1, round(self._context))
+
+    def batch(self, nodes: int) -> float:
+        """Mean requests that a node runs; infinite if it never keeps up."""
+        tokens_s = self.tokens_s / nodes
+        low, high = 0.0, 4.0 * self._model.max_batch
+        if tokens_s * self._step_s(high) >= high:
+            return math.inf
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if tokens_s * self._step_s(middle) > middle else (low, middle)
+        return high
+
+    def _step_s(self, batch: float) -> float:
+        w, p, d0, d1, k = self._model.decode
+        return max(w, p * batch) + d0 + batch * (d1 + k * self._context)
+
+    def fits(self, nodes: int, share: float) -> bool:
+        """Whether KV and seats are enough in `share` of the time."""
+        batch = self.batch(nodes)
+        if math.isinf(batch):
+            return False
+        z = NormalDist().inv_cdf(share)
+        held = batch * self._held + z * math.sqrt(batch * self._held_square / nodes)
+        return held <= self._model.kv_tokens and batch + z * math.sqrt(batch / nodes) <= self._model.max_batch
+
+    def kept(self, nodes: int, seconds: float, share: float) -> float:
+        """Share of requests whose mean time between tokens is within `seconds`; 0 where they do not fit."""
+        if not self.tokens_s:
+            return 1.0
+        if not self.fits(nodes, share):
+            return 0.0
+        batch = self.batch(nodes)
+        _, p, _, d1, k = self._model.decode
+        each = (p if p * batch > self._model.decode[0] else 0.0) + d1
+        # A request finds the others and adds itself.
+        mean = self._step_s(batch + 1)
+        square = each * each + 2 * each * k * self._context + k * k * self._context_square
+        spread = math.sqrt(batch * square / nodes)
+        gaps = np.maximum(self._steps, 1.0)
+        wanted = (seconds - self._handover / gaps) / (1 + 0.5 / gaps)  # half a step passes until it joins
+        inside = _normal((wanted - mean) / max(spread, 1e-12))
+        return float(np.mean(np.where(self._steps > 0, inside, 1.0)))
+
+    def least(self, objective: Objective) -> int:
+        """The fewest nodes. Raises Infeasible."""
+        if not self.tokens_s:
+            return 1
+        if self._alone_s > objective.tbt_s:
+            raise Infeasible(
+                f"infeasible by step time: one request alone has a token every {1000 * self._alone_s:.3g} ms, the "
+                f"objective is {1000 * objective.tbt_s:.3g} ms; raise --tbt-s or take faster nodes"
+            )
+        if float(np.mean(self._load.prompt + self._load.answer > self._model.kv_tokens)) > 1 - objective.share:
+            raise Infeasible(
+                f"infeasible by memory: more than {1 - objective.share:.0%} of the requests do not fit into the "
+                f"{self._model.kv_tokens} tokens of KV that a node of {self._model.name} holds"
+            )
+        return fewest(lambda n: self.kept(n, objective.tbt_s, objective.share), objective.share, 0.0, "decode")
+
+
+def plan(model: StepModel, load: Load, objective: Objective, prefill_cost: float, decode_cost: float) -> Plan:
+    """Costs are per node and hour. Raises Infeasible, ValueError."""
+    prefill, decode = Prefill(model, load), Decode(model, load)
+    p, d = prefill.least(objective), decode.least(objective)
+
+    def split(p: int, d: int) -> Split:
+        ttft = percentile(lambda t: prefill.kept(p, t), objective.share, objective.ttft_s)
+        tbt = percentile(lambda t: decode.kept(d, t, objective.share), objective.share, objective.tbt_s)
+        return Split(p, d, ttft, tbt, p * prefill_cost + d * decode_cost)
+
+    best = split(p, d)
+    more_p, more_d = (range(n, n + max(2, math.ceil(0.25 * n)) + 1) for n in (p, d))
+    ttft = {n: split(n, d).ttft_s for n in more_p}
+    tbt = {n: split(p, n).tbt_s for n in more_d}
+    splits = [Split(i, j, ttft[i], tbt[j], i * prefill_cost + j * decode_cost) for i in more_p for j in more_d]
+    hour = 3600 * load.rate
+    answer, both = float(load.answer.mean()), float((load.answer + load.prompt).mean())
+    return Plan(
+        best,
+        front(splits),
+        1e6 * best.cost / (hour * answer),
+        1e6 * best.cost / (hour * both),
+        prefill.offered / p,
+        decode.batch(d) if decode.tokens_s else 0.0,
+    )
+
+
+def front(splits: Sequence[Split]) -> list[Split]:
+    """Those that no other one beats in cost, TTFT and time between tokens at once, the cheapest first."""
+
+    def beaten(one: Split) -> bool:
+        mine = (one.cost, one.ttft_s, one.tbt_s)
+        others = [(other.cost, other.ttft_s, other.tbt_s) for other in splits if other is not one]
+        return any(all(x <= y for x, y in zip(theirs, mine, strict=True)) and theirs != mine for theirs in others)
+
+    return sorted((one for one in splits if not beaten(one)), key=lambda one: (one.cost, one.ttft_s))
+
+
+def fewest(kept: Callable[[int], float], share: float, offered: float, role: str) -> int:
+    """The smallest number above `offered` for which kept(number) >= share. Raises Infeasible."""
+    low = math.floor(offered)  # not enough
+    high = low + 1
+    while kept(high) < share:
+        low, high = high, 2 * high
+        if high > MOST:
+            raise Infeasible(f"infeasible: more than {MOST} {role} nodes would be needed")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if kept(middle) >= share else (middle, high)
+    return high
+
+
+def percentile(kept: Callable[[float], float], share: float, known: float) -> float:
+    """The time at which kept(time) reaches share; `known` is enough."""
+    low, high = 0.0, known
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if kept(middle) >= share else (middle, high)
+    return high
+
+
+def erlang_c(nodes: int, offered: float) -> float:
+    """The share of arrivals that wait in M/M/k; offered < nodes."""
+    blocked = 1.0
+    for n in range(1, nodes + 1):
+        blocked = offered * blocked / (n + offered * blocked)
+    return blocked / (1 - offered / nodes * (1 - blocked))
+
+
+def _normal(z: Vector) -> Vector:
+    return np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in z.tolist()])

@@ -1,0 +1,139 @@
+"""When reuse beats computing anew and disaggregation beats colocation, by formula; and what this machine reaches."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.simulator.models.step_models import StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes per second and products (FLOP) per second that one process reaches here."""
+
+    memory_bytes_s: float
+    flops: float
+    loopback_bytes_s: float
+
+
+def least_bandwidth(model: StepModel, prefix: int) -> float:
+    """Bytes per second from which fetching `prefix` tokens is faster than computing them (FAST'25 eq. 1-2, with the
+    model's own prefill times in place of FLOPs over peak)."""
+    return prefix * model.token_bytes / model.prompt_s(prefix, 0)
+
+
+def reuse_s(model: StepModel, prefix: int) -> tuple[float, float]:
+    """(seconds to compute the prefix, to fetch it at the model's NIC)"""
+    return model.prompt_s(prefix, 0), model.nic_latency_s + prefix * model.token_bytes / model.nic_bytes_s
+
+
+def decode_share(model: StepModel, prompt: int, tbt_s: float) -> float:
+    """Seconds of a node per answered token where it only decodes, at the largest batch within tbt_s. Infinite if one
+    request alone is slower."""
+    batch = 0
+    while batch < model.max_batch and (batch + 1) * prompt <= model.kv_tokens:
+        if model.decode_s(batch + 1, (batch + 1) * prompt) > tbt_s:
+            break
+        batch += 1
+    return model.decode_s(batch, batch * prompt) / batch if batch else float("inf")
+
+
+def chunking_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> float:
+    """Seconds of a node for one request, prompt and answer, when its steps mix chunks of prompts with answers, each at
+    most tbt_s long and as large as that allows. Infinite where not even single tokens fit.
+
+    A chunk of C tokens goes with C output / prompt answers, so that neither piles up."""
+    a0, a1, a2 = model.prefill
+    w, p, d0, d1, k = model.decode
+
+    def step_s(chunk: float) -> float:
+        batch = chunk * output / prompt
+        return max(a0, d0) + max(w, a1 * chunk + p * batch) + a2 * chunk * (chunk + prompt) + (d1 + k * prompt) * batch
+
+    most = min(model.chunk_tokens, prompt, prompt * min(model.max_batch, model.kv_tokens / prompt) / output)
+    if step_s(0.0) >= tbt_s:
+        return float("inf")
+    low, high = 0.0, float(most)
+    if step_s(high) > tbt_s:
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (low, middle) if step_s(middle) > tbt_s else (middle, high)
+    return step_s(high) * prompt / high
+
+
+def apart_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> float:
+    """The same with prefill and decode on nodes of their own and an unstreamed hand-over (reference/scheduling.md
+    9.4): streamed by layer, the hand-over all but vanishes."""
+    handover_s = model.nic_latency_s + prompt * model.token_bytes / model.nic_bytes_s
+    return model.prompt_s(prompt, 0) + handover_s + output * decode_share(model, prompt, tbt_s)
+
+
+def crossovers(model: StepModel, prompt: int, tbt_s: float, most: int = 8192) -> list[tuple[int, bool]]:
+    """(tokens of an answer, whether apart takes less node time from there on), each place where that changes, the
+    first at 1 token."""
+    found: list[tuple[int, bool]] = []
+    for output in range(1, most + 1):
+        apart = apart_s(model, prompt, output, tbt_s) < chunking_s(model, prompt, output, tbt_s)
+        if not found or found[-1][1] != apart:
+            found.append((output, apart))
+    return found
+
+
+def measure(seconds: float = 1.0) -> Measured:
+    """About three times `seconds`."""
+    return Measured(_memory(seconds), _products(seconds), _loopback(seconds))
+
+
+def _memory(seconds: float) -> float:
+    source, target = np.ones(1 << 24), np.empty(1 << 24)  # 128 MiB each, beyond the caches
+    return max(_rate(lambda: np.copyto(target, source), 2.0 * source.nbytes, seconds))
+
+
+def _products(seconds: float) -> float:
+    import torch
+
+    size = 1024
+    a, b = (torch.randn(size, size).to(torch.bfloat16) for _ in range(2))
+    return max(_rate(lambda: torch.mm(a, b), 2.0 * size**3, seconds))
+
+
+def _loopback(seconds: float) -> float:
+    """One TCP stream on 127.0.0.1."""
+    piece = bytes(1 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        into, _ = server.accept()
+        with into:
+            stop = threading.Event()
+
+            def send() -> None:
+                while not stop.is_set():
+                    out.sendall(piece)
+                out.shutdown(socket.SHUT_WR)
+
+            sender = threading.Thread(target=send)
+            sender.start()
+            buffer, received, begun = bytearray(1 << 20), 0, time.perf_counter()
+            while (passed := time.perf_counter() - begun) < seconds:
+                received += into.recv_into(buffer)
+            stop.set()
+            while into.recv_into(buffer):
+                pass
+            sender.join()
+    return received / passed
+
+
+def _rate(work: object, amount: float, seconds: float) -> list[float]:
+    assert callable(work)
+    work()
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
+    while not rates or time.perf_counter() < end:
+        begun = time.perf_counter()
+        work()
+        rates.append(amount / (time.perf_counter() - begun))
+    return rates

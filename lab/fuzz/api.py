@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Fuzz the API of a small cluster from its own OpenAPI document, with schemathesis, and judge every answer.
+
+  python3 -m venv ~/clients/schemathesis && ~/clients/schemathesis/bin/pip install schemathesis
+  scripts/tools.py fuzz-api --schemathesis ~/clients/schemathesis/bin/python
+  scripts/tools.py fuzz-api --schemathesis PYTHON --examples 500 --seed 7 --json lab/results/fuzz-api.json
+
+A prefill, a decode and a store node with a tiny random model. Failures are what schemathesis finds (answers that are
+not as the document says, invalid bodies that are accepted), bodies that the document allows and a node refuses, every
+5xx but a 503 that says when to come again, errors that have no error body, requests without an answer, nodes that died,
+and anything still held afterwards; then the exit code is 1. `POST /drain`, which ends the node, is left out. What JSON
+Schema cannot say, that a regex must compile or a text fit into the context, is no failure: UNSAID in
+net/http/openai/rules.py lists it, and this script knows those refusals by their messages. Further flags go to every
+node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.bench.common.results import Row, add_result_flags, quicken, table, write_result
+from lab.clients.command import version_of
+from lab.faults.checks import settle
+from lab.faults.tiny import tiny_model
+from lab.fuzz.answers import Judge
+from lab.fuzz.promises import Promises
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster, NodeDied
+from net.http.openai.routes import RESUME_HEADER
+from net.http.openai.rules import UNSAID
+
+NODES = "prefill=1,decode=1,store=1"
+MAX_MODEL_LEN = "256"  # a chat without max_tokens may take all of it
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SPECIFICATION = "openapi.json"
+PHASES = "examples,coverage,fuzzing,stateful"
+NOT_CHECKED = "positive_data_acceptance"  # Promises does, with what cannot be said
+TIMEOUT_S = 600  # of one request: how long one takes is no finding, this machine may be busy
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    version = version_of(args.schemathesis, "schemathesis")
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    print(f"schemathesis {version}, seed {seed}")
+    with tempfile.TemporaryDirectory(prefix="fuzz-api-") as folder:
+        scratch = Path(folder)
+        flags = [*tiny_model(scratch), "--max-model-len", MAX_MODEL_LEN, *args.flags]
+        (scratch / "chat_template.jinja").write_text(TEMPLATE)
+        with LocalCluster(NODES, flags, run_dir=scratch) as cluster:
+            url = cluster["decode-0"].url
+            described = rest.get(f"{url}/openapi.json", timeout_s=TIMEOUT_S)
+            judge = Judge(described["paths"], Promises(described, UNSAID))
+            (scratch / SPECIFICATION).write_text(json.dumps(simplified(described)))
+            begun = time.monotonic()
+            code, log = fuzz(args.schemathesis, url, args.examples, seed, scratch)
+            seconds = time.monotonic() - begun
+            judge.take(json.loads((scratch / "answers.har").read_text())["log"]["entries"])
+            faults = judge.faults + ([f"schemathesis ended with {code}"] if code else []) + after(cluster)
+    if code:
+        print(log)
+    rows = [
+        Row(operation, f"status {status}", "answers", count)
+        for operation in judge.operations
+        for status, count in judge.statuses(operation).items()
+        if status != 405
+    ]
+    others = sum(count for (_, status), count in judge.seen.items() if status == 405)
+    rows.append(Row("methods that a route has not", "status 405", "answers", others))
+    rows.append(Row("all", "all", "answers", judge.seen.total()))
+    rows.append(Row("all", "faults", "answers", len(faults)))
+    print(table(rows))
+    for fault in faults[:20]:
+        print(f"FAULT {fault}")
+    if args.json is not None:
+        config = {"benchmark": "fuzz_api", "nodes": NODES, "schemathesis": version, "seed": seed, "flags": args.flags}
+        config |= {"examples": args.examples, "phases": PHASES, "not_checked": NOT_CHECKED, "seconds": round(seconds)}
+        write_result(config, rows, args.json)
+    return 1 if faults else 0
+
+
+def parse(argv: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--schemathesis", metavar="PYTHON", required=True, help="an interpreter that has it")
+    parser.add_argument("--examples", type=int, default=100, help="random ones per operation at most (default: 100)")
+    parser.add_argument("--seed", type=int, help="default: a new one, printed")
+    add_result_flags(parser)
+    args, flags = parser.parse_known_args(argv)
+    quicken(args, examples=3)
+    args.flags = flags
+    return args
+
+
+def simplified(document: dict[str, Any]) -> dict[str, Any]:
+    """What schemathesis makes requests from. Several rules between fields at once are beyond it, so bodies come that
+    break them; the header with which clients go on elsewhere fits few requests, the others would be refused for it."""
+    plain: dict[str, Any] = json.loads(json.dumps(document))
+    for schema in plain["components"]["schemas"].values():
+        if len(schema.get("allOf", ())) > 1:
+            del schema["allOf"]
+    for item in plain["paths"].values():
+        for operation in item.values():
+            given = operation.get("parameters", [])
+            given[:] = [one for one in given if one["name"] != RESUME_HEADER]
+    return plain
+
+
+def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tuple[int, str]:
+    """(exit code, what it printed); its archive is answers.har in `scratch`."""
+    command = [
+        python,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        SPECIFICATION,
+        "--url",
+        url,
+        "--no-color",
+        "--continue-on-failure",
+    ]
+    command += ["--max-examples", str(examples), "--seed", str(seed), "--phases", PHASES, "--checks", "all"]
+    command += ["--exclude-checks", NOT_CHECKED, "--exclude-path", "/drain"]
+    command += ["--request-timeout", str(TIMEOUT_S), "--max-response-time", str(TIMEOUT_S)]
+    command += ["--generation-database", "none", "--suppress-health-check", "all"]
+    command += ["--report", "har", "--report-har-path", str(scratch / "answers.har")]
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    kept.pop("PYTHONPATH", None)
+    done = subprocess.run(command, cwd=scratch, env=kept, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def after(cluster: LocalCluster) -> list[str]:
+    """What is wrong with the nodes now."""
+    try:
+        cluster.check()
+    except NodeDied as error:
+        return [str(error)]
+    return settle(cluster)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What nodes tell each other about requests, as the control connection hands it to a handler: JSON that must become the
+dataclass of its kind or a BodyError, and the same JSON again when it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from engine.core.kv_ready import KvTarget
+from engine.handoff.messages import (
+    Abort,
+    Adopt,
+    Adopted,
+    Fence,
+    Handover,
+    Intend,
+    Intended,
+    LoadNow,
+    Prefill,
+    Probe,
+    Probed,
+    Promise,
+    Pull,
+    Pulled,
+    Rates,
+    Reserve,
+    ScoredPrompt,
+    WireRequest,
+)
+from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Token, Update, decode_all, encode_all
+from engine.sampling.params import SamplingParams, TokenLogprobs
+from net.bodies import BodyError, decode, encode
+from net.gossip.load_words import Amount, Previous
+from net.transfer.device.peers import IsDevice, Moved, MoveThere, StopMove
+from sched.gossip.intents import Coming
+
+EVENT = {"t": 1.5e9, "node": "p", "event": "kv_moved", "detail": {"bytes": 10, "seconds": 0.5}}
+REPORT = Report(16, [EVENT])
+UPDATES: tuple[Update, ...] = (
+    Token(3, 77),
+    Token(0, 5, TokenLogprobs(-0.5, [(5, -0.5), (7, float("-inf"))]), "stop", REPORT),
+    Landed(REPORT),
+    HandedOver(),
+    Failed("a step failed", REPORT),
+    Failed("node d was lost"),
+    Refused("too slow", 3.0, {"retry_after_s": 3.0, "objective": "tbt"}, REPORT),
+)
+
+SAMPLING = SamplingParams(max_tokens=9, seed=-1, stop=("x", "y"), stop_token_ids=(3,), logit_bias={5: -1.5}, logprobs=2)
+REQUEST = WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25)
+BODIES: tuple[Any, ...] = (
+    Reserve(REQUEST, "p"),
+    Prefill(REQUEST, Promise(3, 0.1, 0.2, 2), KvTarget("d", "kv", [1, 2], 0, "e")),
+    Prefill(REQUEST, Promise(0, 0.0, 1.0, 0)),
+    KvTarget("d", "kv", [1, 2], 0, "e"),
+    Abort(["a/r#0"]),
+    Fence("a/r#0"),
+    Handover("a/r#0", 5),
+    Pull("a/r#0", "kv", 30.0),
+    Pulled(4096, 0.25, "tcp"),
+    Adopt("r", "ab" * 16),
+    Adopted("a/r#0", [["a/r#0", 0, 5]]),
+    Probe(0.5, ["d"]),
+    Probed(LoadNow(b"\x00\x01", 1, 2, 0.1, 0.2, 0.3, 1.5e9, "boot"), Rates(1e9, {"d": 2e9}), 32),
+    Intend("p", 0.5),
+    Intended({"p": Coming(2, 0.5)}),
+    ScoredPrompt("a/r#0", 3, 1),
+    Amount(1000),
+    Previous(0),
+    IsDevice("kv"),
+    MoveThere(1, "write", "kv", "there", 30.0, "e"),
+    Moved(10, "tcp"),
+    StopMove(1),
+)
+
+
+def updates_corpus() -> list[bytes]:
+    return [orjson.dumps(encode_all([("a/r#0", update)])) for update in UPDATES]
+
+
+def read_updates(data: bytes) -> object:
+    """A TOKENS message."""
+    body = orjson.loads(data)
+    if not isinstance(body, dict):  # net/channel/wire.py lets no other one through
+        raise BodyError("no object")
+    found = decode_all(body)
+    if decode_all(orjson.loads(orjson.dumps(encode_all(found)))) != found:
+        raise AssertionError("another update was written than was read")
+    return found
+
+
+def bodies_corpus() -> list[bytes]:
+    """Each with its kind in front, by number."""
+    return [bytes([kind]) + orjson.dumps(encode(body)) for kind, body in enumerate(BODIES)]
+
+
+def read_body(data: bytes) -> object:
+    kind = type(BODIES[data[0] % len(BODIES)]) if data else Abort
+    found = decode(kind, orjson.loads(data[1:]))
+    if decode(kind, orjson.loads(orjson.dumps(encode(found)))) != found:
+        raise AssertionError("another body was written than was read")
+    return found

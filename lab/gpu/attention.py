@@ -1,0 +1,47 @@
+"""The attention benchmark with its goals: scripts/bench.py attention measures, this judges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lab.bench.attention.cases import LLAMA_8B, Case, cases
+from lab.bench.attention.measured import measure as measure_rows
+from lab.bench.common.results import Row
+from lab.gpu.checks import Check
+
+BLOCK_SIZE = 16
+DECODE_GOAL = 0.85
+"""Of the measured copy bandwidth, where a launch moves 100 MB or more."""
+PREFILL_GOAL = 0.60
+"""Of the measured GEMM rate, with chunks of 2,048 and more and heads of 128."""
+PEER_GOAL = 1.0
+
+
+def measure() -> Iterator[Check]:
+    for case, row in measure_rows(BLOCK_SIZE, ordered(cases(quick=False))):
+        yield from checks_of(case, row)
+
+
+def ordered(listed: list[Case]) -> list[Case]:
+    """Those with goals first: the section may run out of time."""
+    return sorted(listed, key=lambda case: (case.shape != LLAMA_8B, case.context * case.requests))
+
+
+def checks_of(case: Case | None, row: Row) -> Iterator[Check]:
+    """A rate beside its ceiling, a time beside every peer that was measured."""
+    what = f"{row.case}, {row.metric}"
+    if case is None or (row.metric == "time" and not any(row.peers.values())):
+        yield Check("attention", what, row.unit, row.ours, note=row.note)
+    elif row.metric == "rate":
+        ((ceiling, most),) = row.limits.items()
+        goal = DECODE_GOAL if case.chunk == 1 else PREFILL_GOAL
+        judged = case.shape == LLAMA_8B and (case.chunk == 1 or case.chunk >= 2048)
+        yield Check("attention", f"{what} of {ceiling}", row.unit, row.ours, most, goal if judged else None)
+    else:
+        measured = {peer: time for peer, time in row.peers.items() if time is not None}
+        fastest = min(measured, key=lambda peer: measured[peer])
+        judged = case.shape == LLAMA_8B and case.chunk >= 2048
+        for peer, theirs in measured.items():
+            rival = (judged and peer == fastest) or (peer == "flashinfer" and case.shape == LLAMA_8B)
+            least = PEER_GOAL if rival else None
+            yield Check("attention", f"{what} beside {peer}", row.unit, row.ours, theirs, least, lower_is_better=True)

@@ -1,0 +1,196 @@
+"""A local cluster in one command: start the nodes, show where they are, stop them all at Ctrl-C.
+
+scripts/up                                           prefill, decode and store node with the embedded model
+scripts/up --nodes prefill=2,decode=1,store=2        another shape; roles of one node join by '+'
+scripts/up --ask "What is the capital of France?"    ask once, print the answer and its timeline, stop
+scripts/up --model PATH --block-size 32              every other flag goes to every node
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from engine.config.config import Config
+from engine.config.flag_values import flag_name
+from engine.config.flags import UsageError, parse
+from lab.launch import rest
+from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout
+from lab.launch.report import nodes_table, timeline
+
+OWN_FLAGS = ("--nodes", "--ask", "--max-tokens", "--port", "--ssd-path")
+PLACED_FLAGS = {
+    "role": "say --nodes prefill=2,decode=1,store=1",
+    "node_id": "nodes are named after their role",
+    "join": "the nodes join each other; to join another cluster start mooncake.py yourself",
+    "control_port": "every node takes a free one",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], Config]:
+    """(our own options, the flags for every node, the Config these make). Raises UsageError."""
+    parser = _Parser(
+        prog="scripts/up", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"ROLE=COUNT,... (default: {DEFAULT_NODES})")
+    parser.add_argument("--ask", metavar="TEXT", help="ask the cluster this once, show answer and timeline, and stop")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer to --ask, tokens (default: 128)")
+    parser.add_argument("--port", type=int, default=0, help="HTTP port of the first node (default: any free port)")
+    parser.add_argument("--ssd-path", metavar="PATH", help="LMDB tiers of the store nodes, one directory each inside")
+    options, flags = parser.parse_known_args(list(argv))
+    flags = [flag for flag in flags if flag != "--"]
+    config = parse(flags, OWN_FLAGS)
+    for name, remedy in PLACED_FLAGS.items():
+        if getattr(config, name) != getattr(Config(), name):
+            raise UsageError(f"{flag_name(name)} is not for scripts/up: {remedy}")
+    return options, flags, config
+
+
+def own_key(config: Config) -> str | None:
+    """For our own calls: --api-key, else the first of --api-key-file. Raises UsageError."""
+    if config.api_key is not None or config.api_key_file is None:
+        return config.api_key
+    from engine.config.net_options import api_key  # a second of imports that other starts do without
+
+    return api_key(config)
+
+
+def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
+    """Exit code 0 after Ctrl-C or a successful --ask, 1 if a node died or the request failed, 2 for wrong flags.
+
+    `cluster_options` go to LocalCluster: the tests bring a stand-in for the node program.
+    """
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    try:
+        options, flags, config = read_arguments(sys.argv[1:] if argv is None else argv)
+        run_dir = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        cluster = LocalCluster(
+            options.nodes,
+            flags,
+            role_flags={"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {},
+            **{"run_dir": run_dir, "port": options.port, "api_key": own_key(config)} | cluster_options,
+        )
+    except UsageError as error:
+        errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
+        return UsageError.exit_code
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _interrupt)
+    try:
+        bring_up(cluster, console)
+        if options.ask is not None:
+            ask(cluster, options.ask, options.max_tokens, console)
+        else:
+            serve(cluster, console)
+    except KeyboardInterrupt:
+        console.print("stopping ...")
+    except (NodeDied, StartTimeout, rest.RestError) as error:
+        errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
+        return 1
+    finally:
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C: stop() has killed what would not end
+            cluster.stop()
+    return 0
+
+
+def bring_up(cluster: LocalCluster, console: Console) -> None:
+    """Start the nodes; says what each is doing, and when it is ready."""
+    shape = ", ".join(name for name, _ in cluster.plan)
+    console.print(f"starting {shape}; logs in {cluster.run_dir}", soft_wrap=True)
+    announced: set[str] = set()
+    with console.status("starting") as status:
+        for _ in cluster.starting():
+            announce(cluster, announced, console)
+            status.update(doing(cluster))
+            time.sleep(POLL_S)
+    announce(cluster, announced, console)
+
+
+def announce(cluster: LocalCluster, announced: set[str], console: Console) -> None:
+    for node in cluster.nodes:
+        if node.ready_s is not None and node.name not in announced:
+            announced.add(node.name)
+            console.print(f"  {node.name} ready after {node.ready_s:.1f} s")
+
+
+def doing(cluster: LocalCluster) -> str:
+    """Last log line of each node that is not ready yet."""
+    lines = [f"{node.name}: {(node.last_lines(1) or ['starting'])[0][:90]}" for node in cluster.nodes if not node.url]
+    return "\n".join(lines).replace("[", r"\[") or "joining"
+
+
+def serve(cluster: LocalCluster, console: Console) -> None:
+    """Print where everything is, then watch until Ctrl-C or a node dies (NodeDied)."""
+    show_nodes(cluster, console)
+    model = model_name(cluster)
+    door = cluster.nodes[0].url
+    key = f" -H 'Authorization: Bearer {cluster.api_key}'" if cluster.api_key else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    console.print("\ntry it (any node takes requests):", style="bold")
+    console.print(f"  curl -s {door}/v1/chat/completions{key} -H 'Content-Type: application/json' \\", soft_wrap=True)
+    console.print(f"    -d {shlex.quote(body)}", soft_wrap=True)
+    console.print("\nCtrl-C stops all nodes")
+    gone: set[str] = set()
+    while True:
+        cluster.check()
+        for node in cluster.nodes:
+            if node.left and node.name not in gone:
+                gone.add(node.name)
+                console.print(f"{node.name} has left; {len(cluster.living)} nodes go on")
+        time.sleep(0.2)
+
+
+def ask(cluster: LocalCluster, text: str, max_tokens: int, console: Console) -> None:
+    """One chat completion at temperature 0, its answer and its timeline. Raises RestError, NodeDied."""
+    door, key = cluster.nodes[0].url, cluster.api_key
+    body = {
+        "model": model_name(cluster),
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+    }
+    try:
+        answer = rest.post(f"{door}/v1/chat/completions", body, key)
+    except rest.RestError:
+        cluster.check()
+        raise
+    record = rest.get(f"{door}/debug/requests/{answer['id']}", key)
+    show_nodes(cluster, console)  # after the request: its transfers have opened the paths
+    console.print(f"\n{answer['choices'][0]['message']['content']}\n", style="bold", markup=False)
+    console.print(timeline(record))
+
+
+def show_nodes(cluster: LocalCluster, console: Console) -> None:
+    rows = []
+    for node in cluster.nodes:
+        state = rest.get(f"{node.url}/debug/state", cluster.api_key)
+        rows.append({"name": node.name, "role": node.role, "url": node.url, "pid": node.pid, "paths": state["paths"]})
+    console.print(nodes_table(rows))
+
+
+def model_name(cluster: LocalCluster) -> str:
+    return str(rest.get(f"{cluster.nodes[0].url}/v1/models", cluster.api_key)["data"][0]["id"])
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    """A terminal that closes and a service manager that says stop mean what Ctrl-C means."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Seeded request traces in Mooncake's format, for where the released ones are not at hand.
+
+Chats: sessions behind a few popular system prompts, whose prompts grow by the last answer and a new question. Flood:
+prompts that share nothing with anybody, as an offline job sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+from lab.loads.trace import BLOCK_TOKENS, TraceRow
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Rows and the service class of each."""
+
+    rows: list[TraceRow]
+    classes: list[str]
+
+    def class_of(self, index: int) -> str:
+        return self.classes[index]
+
+
+def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turns: float = 4.0) -> Labelled:
+    """About `rate_s` requests per second of sessions with `turns` turns on average, and a minute of thinking between
+    them; the first `requests` of them by time."""
+    rng, ids = Random(seed), count()
+    prompts = [[next(ids) for _ in range(rng.randint(1, 8))] for _ in range(systems)]
+    popularity = [1 / (rank + 1) for rank in range(systems)]
+    rows: list[TraceRow] = []
+    start = 0.0
+    while len(rows) < 2 * requests:
+        start += rng.expovariate(rate_s / turns)
+        chain = list(rng.choices(prompts, popularity)[0])
+        at, tokens = start, len(chain) * BLOCK_TOKENS
+        while True:
+            tokens += round(rng.lognormvariate(6.5, 1.0)) + 1
+            chain += [next(ids) for _ in range(tokens // BLOCK_TOKENS - len(chain))]
+            output = round(rng.lognormvariate(5.5, 0.6)) + 1
+            partial = [next(ids)] if tokens % BLOCK_TOKENS else []
+            rows.append(TraceRow(1000 * at, tokens, output, chain + partial))
+            if rng.random() < 1 / turns:
+                break
+            tokens += output
+            at += rng.expovariate(1 / 60)
+    rows.sort(key=lambda row: row.timestamp_ms)
+    return Labelled(rows[:requests], ["interactive"] * requests)
+
+
+def flood(chat: Labelled, seed: int, per_request: float, blocks: int = 24) -> Labelled:
+    """`chat` with `per_request` batch prompts of about `blocks` blocks after each of its rows, twice each at random
+    distances: as work that is retried, and would pay a cache that kept it."""
+    rng = Random(seed)
+    ids = count(1 + max(max(row.hash_ids) for row in chat.rows))
+    rows, classes = [], []
+    waiting: list[TraceRow] = []
+    debt = 0.0
+    for row, service_class in zip(chat.rows, chat.classes, strict=True):
+        rows.append(row)
+        classes.append(service_class)
+        debt += per_request
+        while debt >= 1:
+            debt -= 1
+            if waiting and rng.random() < 0.5:
+                again = waiting.pop(rng.randrange(len(waiting)))
+                prompt = again.hash_ids
+            else:
+                prompt = [next(ids) for _ in range(rng.randint(1, 2 * blocks))]
+                waiting.append(TraceRow(row.timestamp_ms, len(prompt) * BLOCK_TOKENS, 64, prompt))
+            rows.append(TraceRow(row.timestamp_ms, len(prompt) * BLOCK_TOKENS, 64, prompt))
+            classes.append("batch")
+    return Labelled(rows, classes)
+
+
+def as_interactive(rows: Sequence[TraceRow]) -> Labelled:
+    """A trace without classes, taken for chats."""
+    return Labelled(list(rows), ["interactive"] * len(rows))

@@ -1,0 +1,94 @@
+"""The requests that decode on a node: those promised to it, those whose KV is here without room, those that run."""
+
+from __future__ import annotations
+
+from lab.simulator.job import Job
+from lab.simulator.models.step_models import StepModel
+
+
+class Batch:
+    """Seats and KV memory of one node."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.running: list[Job] = []
+        self.joining: list[Job] = []  # KV is here, no room yet
+        self.promised_tokens = 0  # KV of everything placed here to decode
+        self.held_tokens = 0  # of what runs
+        self.context = 0  # tokens that a step reads
+        self.held_s = 0.0  # that it waits for prompts (prefill-first)
+        self._model = model
+        self._promises: dict[Job, int] = {}
+
+    @property
+    def promised(self) -> int:
+        """Requests placed here to decode, those that run included."""
+        return len(self._promises)
+
+    def __contains__(self, job: Job) -> bool:
+        """Whether its KV is here."""
+        return job in self.joining or job in self.running
+
+    def promise(self, job: Job) -> None:
+        """It will decode here."""
+        self._promises[job] = job.input_tokens + job.output_tokens
+        self.promised_tokens += self._promises[job]
+
+    def release(self, job: Job) -> None:
+        """It does not decode here any more, or was lost before."""
+        self.promised_tokens -= self._promises.pop(job, 0)
+
+    def cancel(self, job: Job) -> None:
+        """What is here of it is dropped."""
+        if job in self.running:
+            self._leave(job)
+        if job in self.joining:
+            self.joining.remove(job)
+        self.release(job)
+
+    def clear(self) -> None:
+        """The node lost its memory."""
+        self._promises.clear()
+        self.running, self.joining = [], []
+        self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
+
+    def admit(self, now: float) -> None:
+        """As many as there is room for begin."""
+        while self.joining and len(self.running) < self._model.max_batch:
+            job = self.joining[0]
+            tokens = job.input_tokens + job.output_tokens
+            if self.running and self.held_tokens + tokens > self._model.kv_tokens:
+                return
+            self.joining.pop(0)
+            self.held_tokens += tokens
+            self.context += job.context
+            job.joined = now
+            self.running.append(job)
+
+    def advance(self, now: float, steps: int, last_s: float, begun: float, first_s: float) -> list[Job]:
+        """`steps` tokens for every running request since `begun`, the first after first_s, the last took last_s; those
+        that have ended."""
+        done = []
+        mean_s = (now - begun) / steps
+        for job in self.running:
+            # The gap behind the first token holds the hand-over.
+            gap = begun + first_s - job.prefilled if job.decoded == 1 else self.held_s + first_s
+            job.longest_gap = max(job.longest_gap, gap)
+            job.gaps.append((1, gap))
+            if steps > 1:
+                job.gaps.append((steps - 1, mean_s))
+            job.decoded += steps
+            job.longest_gap = max(job.longest_gap, last_s)
+            if job.decoded >= job.output_tokens:
+                done.append(job)
+        self.held_s = 0.0
+        self.context += steps * len(self.running)
+        for job in done:
+            self._leave(job)
+            self.release(job)
+            job.finished = now
+        return done
+
+    def _leave(self, job: Job) -> None:
+        self.running.remove(job)
+        self.held_tokens -= job.input_tokens + job.output_tokens
+        self.context -= job.context

@@ -1,0 +1,270 @@
+"""Requests through a cluster: placed by the classes of sched/ on what a node would know (lab/simulator/placing.py),
+then queued, computed, handed over and decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from random import Random
+
+from cache.pool.policies import policies
+from cache.pool.policy import Facts
+from lab.loads.trace import TraceRow
+from lab.simulator import making
+from lab.simulator.config import SimConfig
+from lab.simulator.failures import Failures, Parts
+from lab.simulator.job import Job
+from lab.simulator.links import SimLinks
+from lab.simulator.models.contention import Contention
+from lab.simulator.models.loop import Loop
+from lab.simulator.models.network import Network
+from lab.simulator.models.pool import Pool
+from lab.simulator.models.presets import preset
+from lab.simulator.models.step_models import StepModel, with_bandwidth
+from lab.simulator.node import Node
+from lab.simulator.placing import Placing
+from lab.simulator.predictors import equip
+from lab.simulator.refusals import Refusals
+from lab.simulator.roles import Roles
+from sched.placement.choice import LearningPolicy, Placement, Rejected
+from sched.placement.demand import Demand
+
+
+class Cluster:
+    """One run. `jobs` are all requests so far, in the order of their arrival."""
+
+    def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
+        """`model` in place of the config's. Raises KeyError for unknown policies, ValueError, OSError."""
+        model = preset(config.model) if model is None else model
+        self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
+        self.config = config
+        self.loop = Loop()
+        self.jobs: list[Job] = []
+        self.rng = Random(config.seed)
+        self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
+        self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness)
+        self.contention = Contention(config.contention, self.nodes)
+        if not self.nodes:
+            raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
+        self.by_name = {node.name: node for node in self.nodes}
+        self._facts: list[Facts] = []
+        self._wire_bytes = self.model.token_bytes * config.kv_scale
+        self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
+        self.pool = Pool(
+            policies[config.eviction], config.pool_blocks, config.ssd_blocks, self.disks,
+            self._wire_bytes * config.block_tokens,
+        )  # fmt: skip
+        self.links = SimLinks(config.links, self.network)
+        candidates = [making.candidate(config, self.model, node) for node in self.nodes]
+        self.placing = Placing(config, self.loop, self.rng, candidates, self.links, self._step_soon)
+        self._learner = self.placing.policy if isinstance(self.placing.policy, LearningPolicy) else None
+        self.live = self.placing.live
+        self.caches = [making.cache(config, self.loop, self.placing, node) for node in self.nodes]
+        self._left = 0
+        parts = Parts(self.by_name, self.network, self.placing, self.caches, self.pool)
+        self.failures = Failures(config, self.model, self.loop, parts, self.jobs, self.changed, self.place)
+        self.refusals = Refusals(config, self.model, self.by_name)
+        self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
+        equip(self.placing.policy, config, self.by_name, self.failures.slowness)
+
+    # --- a run
+
+    def run(self, rows: Iterable[TraceRow]) -> Iterator[int]:
+        """Simulate; yields the number of requests done every thousand events."""
+        for index, row in enumerate(rows):
+            at = row.timestamp_ms / 1000
+            job = Job(index, at, row.input_length, max(1, row.output_length), tuple(row.hash_ids), row.service_class)
+            self.jobs.append(job)
+            self.loop.at(at, self._arrive, job)
+        self._left = len(self.jobs)
+        self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
+        self.roles.schedule(min((job.arrival for job in self.jobs), default=0.0))
+        if not self.placing.policy.asks_everybody:
+            self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
+        while self._left and self.loop.step():
+            if self.loop.events % 1000 == 0:
+                yield len(self.jobs) - self._left
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are neither answered nor refused."""
+        return self._left
+
+    # --- placement
+
+    def _arrive(self, job: Job) -> None:
+        self.placing.arrivals.count(self.loop.now)
+        self.place(job)
+
+    def place(self, job: Job) -> None:
+        now = self.loop.now
+        made = self.placing.decide(self._demand(job), job)
+        decision, view = made.placement, made.view
+        if isinstance(decision, Rejected):
+            self._refuse(job, decision.reason)
+            return
+        if self.by_name[decision.prefill].down or self.by_name[decision.decode].down:
+            self.loop.after(self.config.retry_s, self.place, job)
+            return
+        refusal = self.refusals.at_arrival(job, decision, view)
+        if refusal is not None:
+            self._refuse(job, refusal.reason)
+            return
+        asking_s = max(made.questions * self.config.probe_s, self.config.lookup_s if self.pool.capacity else 0.0)
+        job.sent, job.placed, job.estimates = now, now + self.model.front_s + asking_s, decision.estimates
+        job.prefill, job.decode, job.source = decision.prefill, decision.decode, decision.prefix_source
+        job.estimate_s = decision.estimates["ttft_s"] + job.placed - job.arrival
+        self.placing.charge(made.cell, decision)
+        self._send(job, decision)
+
+    def _demand(self, job: Job) -> Demand:
+        pooled = self.pool.run(job.blocks) * self.config.block_tokens if self.pool.capacity else 0
+        return Demand(
+            num_tokens=job.input_tokens,
+            max_tokens=job.output_tokens,
+            pool_tokens=pooled,
+            block_size=self.config.block_tokens,
+            token_bytes=round(self._wire_bytes),
+            service_class=job.service_class,
+        )
+
+    def _refuse(self, job: Job, reason: str) -> None:
+        job.refused = reason
+        self._left -= 1
+
+    # --- from placement to the last token
+
+    def _send(self, job: Job, decision: Placement) -> None:
+        prefill, decode = self.by_name[decision.prefill], self.by_name[decision.decode]
+        own = self._own_tokens(prefill, job)
+        fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
+        job.prefix_tokens = job.computed = fetched
+        job.source = "pool" if fetched > own else "local" if own else "none"
+        job.prefill_s = self.model.prompt_s(job.num_uncomputed, job.computed)
+        decode.promise(job)
+        prefill.expect(job)
+        nbytes = (fetched - own) * self._wire_bytes
+        begun, attempt = job.placed, job.retries
+
+        def ready() -> None:
+            if job.retries == attempt:
+                job.fetched = self.loop.now - begun if nbytes else 0.0
+                self.links.fetched(prefill.name, nbytes, job.fetched)
+                prefill.ready(job)
+
+        if nbytes:
+            size = self.config.block_tokens
+            send = partial(self.network.send, self._home(job), prefill.name, nbytes, ready)
+            self.loop.at(begun, self.pool.read, job.blocks[own // size : fetched // size], send)
+        else:
+            self.loop.at(begun, ready)
+
+    def _own_tokens(self, node: Node, job: Job) -> int:
+        """Leading tokens that the node has, in whole blocks; one is always left to compute."""
+        size = self.config.block_tokens
+        return min(self.caches[node.index].run(job.blocks), (job.input_tokens - 1) // size) * size
+
+    def _home(self, job: Job) -> str:
+        """Pooled blocks are spread over all nodes; a prefix comes from many, here from one drawn by its content."""
+        return self.nodes[hash((job.blocks[0], len(job.blocks))) % len(self.nodes)].name
+
+    def prefill_begun(self, node: Node, job: Job) -> None:
+        """What another prompt has left here since it was placed is not computed again."""
+        own = self._own_tokens(node, job)
+        if own > job.computed:
+            node.found(job, own, self.model.prompt_s(job.input_tokens - own, own))
+            job.prefix_tokens, job.source = own, "local"
+        if self.config.kv_overlap == "layer" and job.decode != node.name:
+            job.log.append((self.loop.now, "moving"))
+            self._move(node, job)
+
+    def prefilled(self, node: Node, job: Job) -> None:
+        blocks = job.blocks[: job.input_tokens // self.config.block_tokens] or job.blocks
+        while len(self._facts) < len(blocks):
+            size, position = self.config.block_tokens, len(self._facts)
+            self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
+        if self._learner is not None and not job.resumed:
+            self._learner.observed(job.prefill, job.estimates, job.first_token - job.sent)
+        if self.config.publish == "home":
+            nbytes = (len(blocks) - self.pool.run(blocks)) * self.config.block_tokens * self._wire_bytes
+            self.network.send(node.name, self._home(job), nbytes, _nothing)
+        self.caches[node.index].use(blocks, self._facts)
+        self.pool.use(blocks, self._facts)
+        if job.output_tokens == 1:
+            job.finished = self.loop.now
+            self.by_name[job.decode].batch.release(job)
+            self.finished(node, job)
+        elif job.decode == node.name:
+            node.join(job)
+        elif self.config.kv_overlap == "none":
+            self._move(node, job)
+        else:
+            self._arrived(job, job.retries)
+
+    def _move(self, node: Node, job: Job) -> None:
+        nbytes = job.input_tokens * self._wire_bytes
+        attempt, begun = job.retries, self.loop.now
+
+        def moved() -> None:
+            self.links.handed_over(node.name, job.decode, nbytes, self.loop.now - begun)
+            self._arrived(job, attempt)
+
+        self.network.send(node.name, job.decode, nbytes, moved)
+
+    def _arrived(self, job: Job, attempt: int) -> None:
+        """Overlapped, a hand-over is done when both the last layer is computed and the last byte is there."""
+        if job.retries != attempt:
+            return
+        if self.config.kv_overlap == "layer":
+            job.log.append((self.loop.now, "half"))
+            if sum(what == "half" for _, what in job.log) < 2:
+                return
+        if self.model.handover_s:
+            self.loop.after(self.model.handover_s, self._join, job, attempt)
+        else:
+            self._join(job, attempt)
+
+    def _join(self, job: Job, attempt: int) -> None:
+        if job.retries != attempt:
+            return
+        node = self.by_name[job.decode]
+        refusal = self.refusals.after_prefill(job, node)
+        if refusal is None:
+            node.join(job)
+            return
+        node.batch.release(job)
+        self.changed(node)
+        self._refuse(job, refusal.reason)
+
+    def finished(self, node: Node, job: Job) -> None:
+        self._left -= 1
+        self.refusals.ended(job)
+
+    def changed(self, node: Node) -> None:
+        """Keep the live columns."""
+        live, i = self.live, node.index
+        self.contention.changed(i)
+        live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
+        live.running[i] = len(node.batch.running)
+        live.free_blocks[i] = node.free_tokens // self.config.block_tokens
+        if live.decodes[i]:
+            live.step_s[i] = node.step_s()
+
+    # --- what is known
+
+    def _slowness(self, index: int) -> float:
+        """Of the steps of that node, now."""
+        return self.failures.slowness[index] * self.contention.slowness(index)
+
+    def _step_soon(self, node: int, seconds: float, tokens: int) -> float:
+        return self.refusals.step_soon(self.nodes[node], seconds, tokens)
+
+    def _gossip(self) -> None:
+        self.placing.gossip()
+        if self._left:
+            self.loop.after(self.config.gossip_s, self._gossip)
+
+
+def _nothing() -> None:
+    """Blocks are in the pool's books from the end of their prefill on."""

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under virtual time.
+
+  scripts/simulate.py                                       # the conversation trace on 8 prefill and 8 decode nodes
+  scripts/simulate.py --prefill 10 --decode 6 --speed 2     # another split, the trace replayed twice as fast
+  scripts/simulate.py --placement random,least-load,mooncake,mooncake-central-greedy --gossip-s 1
+  scripts/simulate.py --model embedded-cpu --mixed 2 --trace mine.jsonl --jobs jobs.jsonl
+
+Several placements are run one after the other on the same requests and printed side by side. The same seed gives the
+same bytes. --trace takes a file in Mooncake's format; without one the released conversation trace is used where
+../shared/traces is at hand, else a generated one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from inspect import getsource
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from lab.bench.common.results import numbers, write_result
+from lab.loads.generators import GENERATORS
+from lab.loads.trace import TraceRow, jittered, read_trace
+from lab.loads.traces import find_trace
+from lab.simulator.cluster import Cluster
+from lab.simulator.config import SimConfig
+from lab.simulator.links import KINDS
+from lab.simulator.predictors import predictors
+from lab.simulator.result import figures
+from sched.batching import batching_policies
+
+CHOICES = {
+    "kv_overlap": ("layer", "none"),
+    "publish": ("none", "home"),
+    "predictor": tuple(predictors),
+    "batching": tuple(batching_policies),
+    "links": KINDS,
+}
+OWN = {"placement"}  # takes several
+
+COMMENT = re.compile(r"^ +(\w+): .+?  # (.+)$", re.MULTILINE)
+"""A field of lab/simulator/config.py and what it says there."""
+
+
+def parser() -> ArgumentParser:
+    """A flag for every field of SimConfig, and what to simulate."""
+    made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
+    made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests in place of a trace, by --seed")
+    made.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
+    made.add_argument("--speed", type=float, default=1.0, help="replay speed: 2 = half the time between requests")
+    made.add_argument(
+        "--jitter-s", type=float, default=3.0, help="spread over which a trace's equal timestamps are moved, s"
+    )
+    made.add_argument("--jobs", type=Path, metavar="FILE", help="write what became of every request, a JSON line each")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the whole configuration")
+    made.add_argument("--placement", default="mooncake", help="policies, joined by commas (default: mooncake)")
+    meaning = dict(COMMENT.findall(getsource(SimConfig)))
+    for field in fields(SimConfig):
+        if field.name not in OWN:
+            kind = type(field.default)
+            help_text = f"{meaning.get(field.name, 'see lab/simulator/config.py')} (default: {field.default})"
+            flag = "--" + field.name.replace("_", "-")
+            if kind is bool:
+                made.add_argument(flag, action=BooleanOptionalAction, default=field.default, help=help_text)
+                continue
+            made.add_argument(flag, type=kind, default=field.default, choices=CHOICES.get(field.name), help=help_text)
+    return made
+
+
+def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
+    """(name of the trace, its rows by time). Raises OSError, ValueError."""
+    path = Path(args.trace) if args.trace else find_trace("conversation")
+    if args.generate or path is None:
+        kind = args.generate or "conversation"
+        name, rows = f"generated {kind}", GENERATORS[kind](args.seed, args.requests or 4000)
+    else:
+        name, rows = path.name, list(read_trace(path))
+    if not args.speed > 0:
+        raise ValueError(f"--speed must be positive, got {args.speed}")
+    rows = jittered(rows[: args.requests], args.jitter_s, args.seed) if path and not args.generate else rows
+    return name, [replace(row, timestamp_ms=row.timestamp_ms / args.speed) for row in rows]
+
+
+def run(config: SimConfig, rows: Sequence[TraceRow], bar: Progress) -> tuple[Cluster, float]:
+    """(the cluster afterwards, wall seconds)"""
+    cluster = Cluster(config)
+    begun = time.monotonic()
+    task = bar.add_task(config.placement, total=len(rows))
+    for done in cluster.run(rows):
+        bar.update(task, completed=done)
+    bar.update(task, completed=len(rows))
+    return cluster, time.monotonic() - begun
+
+
+def side_by_side(results: dict[str, dict[str, Any]]) -> Table:
+    shown = Table(title="figures of each placement")
+    shown.add_column("")
+    for name in results:
+        shown.add_column(name, justify="right")
+    for label, pick in SHOWN.items():
+        shown.add_row(label, *(pick(result) for result in results.values()))
+    return shown
+
+
+def _at(name: str, part: str, unit: float = 1.0) -> Any:
+    return lambda result: "-" if result[name] is None else f"{unit * result[name][part]:.4g}"
+
+
+SHOWN = {
+    "TTFT mean, s": _at("ttft_s", "mean"),
+    "TTFT p90, s": _at("ttft_s", "p90"),
+    "TTFT p99, s": _at("ttft_s", "p99"),
+    "TBT p90, ms": _at("tbt_s", "p90", 1000),
+    "longest gap p99, ms": _at("longest_gap_s", "p99", 1000),
+    "slowdown mean": _at("slowdown", "mean"),
+    "goodput, share": lambda result: f"{result['goodput']:.4f}",
+    "refused": lambda result: str(result["refused"]),
+    "tokens not computed": lambda result: f"{result['token_hit_rate']:.4f}",
+    "moved, GB": lambda result: f"{result['bytes_moved'] / 1e9:.0f}",
+    "simulated requests per s": lambda result: f"{result['simulated_requests_s']:.0f}",
+}
+
+
+def write_jobs(path: Path, cluster: Cluster) -> None:
+    """One JSON object per request; null = it did not get there."""
+    with path.open("wb") as file:
+        for job in cluster.jobs:
+            row = {name: value for name, value in asdict(job).items() if name not in ("blocks", "log", "gaps")}
+            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    console = Console(stderr=True)
+    base = SimConfig(**{field.name: getattr(args, field.name) for field in fields(SimConfig)})
+    try:
+        name, rows = requests(args)
+        results: dict[str, dict[str, Any]] = {}
+        with Progress(console=console) as bar:
+            for placement in args.placement.split(","):
+                cluster, seconds = run(replace(base, placement=placement), rows, bar)
+                results[placement] = figures(cluster) | {"simulated_requests_s": len(rows) / seconds}
+                if args.jobs:
+                    write_jobs(args.jobs.with_stem(f"{args.jobs.stem}-{placement}"), cluster)
+    except (OSError, ValueError) as error:
+        console.print(f"simulate: {error}", style="red")
+        return 2
+    Console().print(side_by_side(results))
+    if args.json:
+        for result in results.values():
+            del result["simulated_requests_s"]  # of this machine: the file has nothing but the run
+        out = [row for placement, result in results.items() for row in numbers(placement, result)]
+        write_result({"trace": name, "requests": len(rows), "speed": args.speed, **base.as_dict()}, out, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

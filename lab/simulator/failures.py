@@ -1,0 +1,129 @@
+"""Faults at work in a cluster: what is lost, who notices when, and where lost requests go.
+
+A crash loses the node's requests, its cache and its share of the pool. After `detect_s` nobody places on it any more
+and the acceptors send its requests elsewhere: the prompt and the tokens that were already answered are computed again.
+A request that is placed on a dead node before that is tried again every `retry_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.simulator.config import SimConfig
+from lab.simulator.faults import Fault, drawn, parse
+from lab.simulator.job import Job
+from lab.simulator.models.caches import Cache
+from lab.simulator.models.loop import Loop
+from lab.simulator.models.network import Network
+from lab.simulator.models.pool import Pool
+from lab.simulator.models.step_models import StepModel
+from lab.simulator.node import Node
+from lab.simulator.placing import Placing
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a fault acts on."""
+
+    nodes: Mapping[str, Node]
+    network: Network
+    placing: Placing
+    caches: Sequence[Cache]  # by node
+    pool: Pool
+
+
+class Failures:
+    """Of one run. `slowness` is by node, as it is; the others know `known_slowness` of a node."""
+
+    def __init__(
+        self,
+        config: SimConfig,
+        model: StepModel,
+        loop: Loop,
+        parts: Parts,
+        jobs: Sequence[Job],
+        changed: Callable[[Node], None],
+        place: Callable[[Job], None],
+    ) -> None:
+        """jobs: all so far; changed(node): its columns may be wrong now; place: send a request somewhere."""
+        self._config, self._model, self._loop, self._parts = config, model, loop, parts
+        self._jobs, self._changed, self._place = jobs, changed, place
+        self.slowness = [1.0] * len(parts.nodes)
+        self.lost = 0  # attempts that a crash ended
+
+    def schedule(self, until: float) -> None:
+        """All faults up to `until`. Raises ValueError naming the flag."""
+        config, loop, slowness = self._config, self._loop, self._parts.network.slowness
+        names = list(self._parts.nodes)
+        if config.crash_every_s < 0 or config.crash_down_s <= 0 or not 0 <= config.gossip_loss < 1:
+            raise ValueError("--crash-every-s must not be negative, --crash-down-s positive, --gossip-loss below 1")
+        by_seed = drawn(names, config.crash_every_s, config.crash_down_s, until, config.seed)
+        for fault in [*parse(config.faults, names), *by_seed]:
+            node = self._parts.nodes[fault.node]
+            if fault.kind == "crash":
+                loop.at(fault.at, self._crash, node, fault)
+            elif fault.kind == "rail":
+                loop.at(fault.at, slowness.__setitem__, node.name, fault.factor)
+                loop.at(fault.at + fault.seconds, slowness.__setitem__, node.name, 1.0)
+            else:
+                loop.at(fault.at, self._slow, node, fault.factor)
+                loop.at(fault.at + fault.seconds, self._slow, node, 1.0)
+
+    # --- slow nodes
+
+    def _slow(self, node: Node, factor: float) -> None:
+        self.slowness[node.index] = factor
+        self._loop.after(self._config.detect_s, self._slow_known, node, factor)
+
+    def _slow_known(self, node: Node, factor: float) -> None:
+        """Its records say so, as those of nodes do whose steps take longer than their models say."""
+        self._parts.placing.live.prefill[:, node.index] = np.array(self._model.prefill) * factor
+        node.known_slowness = factor
+        self._changed(node)
+
+    # --- crashes
+
+    def _crash(self, node: Node, fault: Fault) -> None:
+        now, detect_s = self._loop.now, self._config.detect_s
+        node.crash()
+        self._parts.caches[node.index].clear()
+        self._parts.pool.lost(node.index)
+        self._loop.after(detect_s, self._noticed, node, now)
+        self._loop.at(fault.at + max(fault.seconds, detect_s), self._back, node)
+
+    def _noticed(self, node: Node, crashed: float) -> None:
+        live = self._parts.placing.live
+        live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
+        live.prefills[node.index] = live.decodes[node.index] = False
+        live.closed_decode[node.index] = np.inf
+        self._parts.placing.intents.drop(node.name)
+        self._changed(node)
+        for job in self._jobs:
+            if job.sent <= crashed and not job.refused and math.isnan(job.finished) and self._is_lost(job, node):
+                self._again(job, crashed)
+
+    def _is_lost(self, job: Job, node: Node) -> bool:
+        decode = self._parts.nodes[job.decode]
+        return decode is node or (job.prefill == node.name and job not in decode.batch)
+
+    def _again(self, job: Job, crashed: float) -> None:
+        for name in (job.prefill, job.decode):
+            self._parts.nodes[name].cancel(job)
+        self.lost += 1
+        job.restart(crashed)
+        self._place(job)
+
+    def _back(self, node: Node) -> None:
+        live = self._parts.placing.live
+        self._parts.pool.back(node.index)
+        # New columns here too: what was gossiped while the node was down shares the old ones.
+        live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
+        live.prefills[node.index] = "prefill" in node.roles
+        live.decodes[node.index] = "decode" in node.roles
+        live.closed_decode[node.index] = 0.0 if "decode" in node.roles else np.inf
+        node.down = False
+        self._changed(node)

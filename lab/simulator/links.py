@@ -1,0 +1,62 @@
+"""What acceptors take transfers to cost: exact, as learnt from transfers, or as learnt and told by the rails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.simulator.models.network import Network
+from sched.cost import TransferModel
+from sched.placement.links import Line, Lines, UniformLinks
+from sched.placement.measured_links import MeasuredLinks
+
+KINDS = ("exact", "learnt", "rails")
+
+
+class SimLinks:
+    """`exact` knows the NICs as they are built, and nothing of one that has become slow."""
+
+    def __init__(self, kind: str, network: Network) -> None:
+        """Raises ValueError for a kind that is not among KINDS."""
+        if kind not in KINDS:
+            raise ValueError(f"--links must be one of {', '.join(KINDS)}, got {kind!r}")
+        self._kind, self._network = kind, network
+        line = TransferModel(network.latency_s, network.bytes_s)
+        self._exact = UniformLinks(line, line)
+        self._lines: dict[int, Lines] = {}  # of so many nodes, all alike
+        self._measured = MeasuredLinks()
+
+    def fetch(self, nodes: Sequence[str]) -> Lines:
+        return self._alike(nodes) if self._kind == "exact" else self._measured.fetch(nodes)
+
+    def handover(self, source: str, nodes: Sequence[str]) -> Lines:
+        if self._kind == "exact":
+            return self._alike(nodes)
+        return self._measured.handover(source, nodes)
+
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        return self._exact.fetch_each(nodes) if self._kind == "exact" else self._measured.fetch_each(nodes)
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+        if self._kind == "exact":
+            return self._exact.fetch_each(nodes)
+        return self._measured.handover_each(source, nodes)
+
+    def _alike(self, nodes: Sequence[str]) -> Lines:
+        if len(nodes) not in self._lines:
+            self._lines[len(nodes)] = self._exact.fetch(nodes)
+        return self._lines[len(nodes)]
+
+    def asked(self, nodes: Sequence[str]) -> None:
+        """They answer, and say what their rails give."""
+        if self._kind == "rails":
+            for node in nodes:
+                speed = self._network.speed(node)
+                self._measured.told(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in nodes})
+
+    def fetched(self, node: str, nbytes: float, seconds: float) -> None:
+        if self._kind != "exact":
+            self._measured.fetched(node, round(nbytes), seconds)
+
+    def handed_over(self, source: str, node: str, nbytes: float, seconds: float) -> None:
+        if self._kind != "exact":
+            self._measured.handed_over(source, node, round(nbytes), seconds)

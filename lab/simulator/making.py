@@ -1,0 +1,100 @@
+"""The parts of a simulated cluster, made from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from cache.pool.policies import policies
+from lab.simulator.config import SimConfig
+from lab.simulator.models.caches import Cache
+from lab.simulator.models.disk import Disk
+from lab.simulator.models.loop import Loop
+from lab.simulator.models.step_models import StepModel
+from lab.simulator.node import Events, Node
+from lab.simulator.placing import Placing
+from sched.batching import Tuning, batching_policies
+from sched.classes import with_objectives
+from sched.placement.view import Candidate
+from sched.queueing import queue_orders
+
+
+def nodes(
+    config: SimConfig, model: StepModel, loop: Loop, events: Events, slowness: Callable[[int], float]
+) -> list[Node]:
+    """All of them; slowness(index): of that one now. Raises ValueError for an unknown --batching."""
+    if config.batching not in batching_policies:
+        raise ValueError(f"--batching must be one of {', '.join(batching_policies)}, got {config.batching!r}")
+    if config.step_prompts < 1:
+        raise ValueError(f"--step-prompts must be at least 1, got {config.step_prompts}")
+
+    def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
+        chunk = config.chunk_tokens or model.chunk_tokens
+        order = queue_orders[config.queue_order](with_objectives(config.slo))
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
+        policy = batching_policies[config.batching](tuning)
+        return Node(
+            loop, index, name, roles, model, order, events, chunk, lambda now: slowness(index), policy,
+            config.step_prompts,
+        )  # fmt: skip
+
+    return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
+
+
+def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
+        yield from ((f"{role}-{i}", (role,)) for i in range(count))
+    yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
+
+
+class _Chunks:
+    """What the batching policy `dynamic` asks of step times."""
+
+    def __init__(self, model: StepModel, most: int) -> None:
+        self._model, self._most = model, most
+
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        return self._model.decode_s(decodes, decode_context)
+
+    def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
+        low, high = 0, self._most + 1
+        while high - low > 1:
+            tokens = (low + high) // 2
+            fits = self._model.mixed_s([(tokens, prefill_context)], decodes, decode_context) <= seconds
+            low, high = (tokens, high) if fits else (low, tokens)
+        return low
+
+
+def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache:
+    """Of the node's own memory."""
+    index, known, tell = node.index, placing.exact.apply, placing.told.tell
+
+    def changed(block: int, here: bool) -> None:
+        known(index, block, here)
+        tell(loop.now, index, block, here)
+
+    prefills = "prefill" in node.roles or config.role_changes
+    capacity = config.cache_blocks if prefills else 0
+    return Cache(policies[config.eviction](), capacity, changed)
+
+
+def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[Disk]:
+    """The SSD of every node. Raises ValueError."""
+    if config.ssd_blocks and not config.pool_blocks:
+        raise ValueError("--ssd-blocks are read through the pool's DRAM: give --pool-blocks")
+    if config.ssd_gbyte_s < 0:
+        raise ValueError(f"--ssd-gbyte-s must not be negative, got {config.ssd_gbyte_s}")
+    bytes_s = config.ssd_gbyte_s * 1e9 or model.ssd_bytes_s
+    return [Disk(loop, bytes_s, model.ssd_iops) for _ in range(count)]
+
+
+def candidate(config: SimConfig, model: StepModel, node: Node) -> Candidate:
+    """The node as placement sees it at the beginning."""
+    blocks = model.kv_tokens // config.block_tokens
+    return Candidate(
+        node_id=node.name,
+        roles=node.roles,
+        prefill=model.prefill,
+        free_blocks=blocks,
+        total_blocks=blocks,
+        step_s=node.step_s() if "decode" in node.roles else 0.0,
+    )

@@ -1,0 +1,118 @@
+"""Which blocks are where: of one node, of the pool, and of all nodes as others were told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.pool.policy import EvictionPolicy, Facts
+
+Vector = npt.NDArray[np.float64]
+
+
+class Cache:
+    """Blocks under one eviction policy; `changed(block, present)` is told of every change."""
+
+    def __init__(
+        self, policy: EvictionPolicy, capacity: int, changed: Callable[[int, bool], None] = lambda block, here: None
+    ) -> None:
+        """capacity: blocks; 0 holds nothing."""
+        self.capacity = capacity
+        self.blocks: set[int] = set()
+        self.evicted = 0
+        self._policy = policy
+        self._changed = changed
+
+    def run(self, blocks: Sequence[int]) -> int:
+        """How many of the leading blocks are here."""
+        here = self.blocks
+        for count, block in enumerate(blocks):
+            if block not in here:
+                return count
+        return len(blocks)
+
+    def use(self, blocks: Sequence[int], facts: Sequence[Facts]) -> None:
+        """A prompt was computed: from its last block to its first each is touched, or put in and something else goes,
+        so that of equals a prompt's end goes before its beginning."""
+        if not self.capacity:
+            return
+        here, policy, changed = self.blocks, self._policy, self._changed
+        for position in range(len(blocks) - 1, -1, -1):
+            block = blocks[position]
+            if block in here:
+                policy.touched(block)
+                continue
+            if len(here) == self.capacity:
+                self._drop(cast(int, policy.victim()))
+                self.evicted += 1
+            policy.added(block, facts[position])
+            here.add(block)
+            changed(block, True)
+
+    def clear(self) -> None:
+        """The node lost its memory."""
+        self.drop(list(self.blocks))
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """These, all of them here, are lost."""
+        for block in blocks:
+            self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        self._policy.removed(block)
+        self.blocks.remove(block)
+        self._changed(block, False)
+
+
+class Directory:
+    """Block -> holders, as a bit mask; what was told counts after `delay_s`, as digests do."""
+
+    def __init__(self, size: int, delay_s: float = 0.0) -> None:
+        self._size = size
+        self._delay_s = delay_s
+        self._masks: dict[int, int] = {}
+        self._news: deque[tuple[float, int, int, bool]] = deque()
+
+    def tell(self, now: float, node: int, block: int, present: bool) -> None:
+        if self._delay_s:
+            self._news.append((now + self._delay_s, node, block, present))
+        else:
+            self.apply(node, block, present)
+
+    def depths(self, now: float, blocks: Sequence[int]) -> Vector:
+        """[nodes]: leading blocks that each node holds."""
+        while self._news and self._news[0][0] <= now:
+            self.apply(*self._news.popleft()[1:])
+        found = np.zeros(self._size)
+        alive = (1 << self._size) - 1
+        for depth, block in enumerate(blocks):
+            kept = self._masks.get(block, 0) & alive
+            if kept == alive:
+                continue
+            if depth:
+                _fill(found, alive ^ kept, depth)
+            alive = kept
+            if not alive:
+                return found
+        _fill(found, alive, len(blocks))
+        return found
+
+    def apply(self, node: int, block: int, present: bool) -> None:
+        """Counts from now on."""
+        mask = self._masks.get(block, 0)
+        mask = mask | 1 << node if present else mask & ~(1 << node)
+        if mask:
+            self._masks[block] = mask
+        else:
+            self._masks.pop(block, None)
+
+
+def _fill(found: Vector, mask: int, depth: int) -> None:
+    while mask:
+        low = mask & -mask
+        found[low.bit_length() - 1] = depth
+        mask ^= low

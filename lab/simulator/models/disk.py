@@ -1,0 +1,56 @@
+"""An SSD: reads and writes share its bandwidth evenly, and each block takes 1 / IOPS of its time too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab.simulator.models.loop import Loop
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    left: float  # seconds of the whole device
+    done: Callable[[], None]
+
+
+class Disk:
+    """Of one node: processor sharing."""
+
+    def __init__(self, loop: Loop, bytes_s: float, iops: float) -> None:
+        self.busy_s = 0.0
+        self._loop, self._bytes_s, self._iops = loop, bytes_s, iops
+        self._under_way: list[Transfer] = []
+        self._since = 0.0
+        self._version = 0
+
+    def move(self, blocks: int, nbytes: float, done: Callable[[], None]) -> None:
+        """Read or write so many blocks of nbytes together; `done` is called at the end."""
+        self._age()
+        self._under_way.append(Transfer(nbytes / self._bytes_s + blocks / self._iops, done))
+        self._next()
+
+    def _age(self) -> None:
+        passed = self._loop.now - self._since
+        self._since = self._loop.now
+        if self._under_way:
+            self.busy_s += passed
+            for transfer in self._under_way:
+                transfer.left -= passed / len(self._under_way)
+
+    def _next(self) -> None:
+        self._version += 1
+        if self._under_way:
+            soonest = min(transfer.left for transfer in self._under_way)
+            self._loop.after(max(0.0, soonest) * len(self._under_way), self._end, self._version)
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._age()
+        soonest = min(transfer.left for transfer in self._under_way)
+        ended = [transfer for transfer in self._under_way if transfer.left <= soonest]
+        self._under_way = [transfer for transfer in self._under_way if transfer.left > soonest]
+        self._next()
+        for transfer in ended:
+            transfer.done()

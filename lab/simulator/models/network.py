@@ -1,0 +1,73 @@
+"""NICs whose flows share them: each flow runs at the smaller of its fair shares at both ends.
+
+Rates change when a flow begins or ends at one of its NICs; only the flows there are looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab.simulator.models.loop import Loop
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    source: str
+    target: str
+    left: float  # bytes
+    since: float
+    done: Callable[[], None]
+    rate: float = 0.0
+    version: int = 0
+
+
+class Network:
+    """Full duplex: what a node sends does not slow what it receives."""
+
+    def __init__(self, loop: Loop, bytes_s: float, latency_s: float) -> None:
+        self.bytes_moved = 0.0
+        self.bytes_s, self.latency_s = bytes_s, latency_s
+        self.slowness: dict[str, float] = {}  # of NICs that have become slow
+        self._loop = loop
+        self._sending: dict[str, dict[Flow, None]] = {}
+        self._receiving: dict[str, dict[Flow, None]] = {}
+
+    def send(self, source: str, target: str, nbytes: float, done: Callable[[], None]) -> None:
+        """`done` is called when the last byte has arrived."""
+        if source == target or nbytes <= 0:
+            self._loop.after(0.0, done)
+            return
+        self.bytes_moved += nbytes
+        flow = Flow(source, target, nbytes, self._loop.now, done)
+        self._sending.setdefault(source, {})[flow] = None
+        self._receiving.setdefault(target, {})[flow] = None
+        self._share(flow)
+
+    def speed(self, node: str) -> float:
+        """Bytes/s of its NIC now."""
+        return self.bytes_s / self.slowness.get(node, 1.0)
+
+    def flows(self, node: str) -> int:
+        return len(self._sending.get(node, ())) + len(self._receiving.get(node, ()))
+
+    def _share(self, changed: Flow) -> None:
+        for flow in {**self._sending[changed.source], **self._receiving[changed.target]}:
+            sent = self.speed(flow.source) / len(self._sending[flow.source])
+            rate = min(sent, self.speed(flow.target) / len(self._receiving[flow.target]))
+            if rate == flow.rate:
+                continue
+            now = self._loop.now
+            flow.left -= flow.rate * (now - flow.since)
+            flow.since, flow.rate = now, rate
+            flow.version += 1
+            self._loop.after(max(0.0, flow.left) / rate + self.latency_s, self._end, flow, flow.version)
+
+    def _end(self, flow: Flow, version: int) -> None:
+        if version != flow.version:
+            return
+        flow.version += 1
+        del self._sending[flow.source][flow], self._receiving[flow.target][flow]
+        flow.rate = 0.0
+        self._share(flow)
+        flow.done()

@@ -1,0 +1,44 @@
+"""Step models by name or from a file: what --model takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lab.simulator.models.step_models import PRESETS, StepModel
+
+
+def preset(name: str) -> StepModel:
+    """A name of PRESETS, or the path of a .json file. Raises ValueError naming --model, OSError."""
+    if name in PRESETS:
+        return PRESETS[name]
+    if not name.endswith(".json"):
+        raise ValueError(f"--model: {name!r} is neither a .json file nor one of {', '.join(PRESETS)}")
+    try:
+        return _model(orjson.loads(Path(name).read_bytes())["model"])
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--model: {name} is no step model: {error!r}; scripts/tools.py validate writes one"
+        ) from error
+
+
+def write_preset(path: Path, model: StepModel, origin: dict[str, Any]) -> None:
+    """`origin`: where the numbers come from; for readers."""
+    data = {"model": asdict(model), "origin": origin}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def _model(data: dict[str, Any]) -> StepModel:
+    known = {field.name for field in fields(StepModel)}
+    if unknown := set(data) - known:
+        raise KeyError(sorted(unknown)[0])
+    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    for name, size in (("prefill", 3), ("decode", 5), ("mixed", 5)):
+        values = made.get(name)
+        if (values is not None or name != "mixed") and not (isinstance(values, tuple) and len(values) == size):
+            raise TypeError(f"{name} must have {size} numbers")
+    return StepModel(**made)

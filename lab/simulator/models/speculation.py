@@ -1,0 +1,38 @@
+"""A step model whose decode steps verify drafts (Leviathan et al., arXiv 2211.17192).
+
+Of k drafted tokens, each right with probability a if those before it are, a step keeps on average
+
+    E = (1 - a^(k + 1)) / (1 - a)
+
+tokens, the one that the target adds included. It computes k + 1 tokens per request instead of one and reads weights and
+KV once; a draft model of `size` times the target's parameters makes k steps of its own before, and its KV is computed
+with every prompt. Steps are spread evenly over their tokens, so that the model stays one of steps of one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.simulator.models.step_models import StepModel
+
+
+def kept_tokens(drafted: int, acceptance: float) -> float:
+    """E. Raises ValueError."""
+    if drafted < 0 or not 0 <= acceptance < 1:
+        raise ValueError(f"drafts must not be negative and acceptance at least 0 and below 1: {drafted}, {acceptance}")
+    return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+
+
+def speculating(model: StepModel, drafted: int, acceptance: float, size: float = 0.0) -> StepModel:
+    """`size` 0: drafts that cost nothing, as n-grams of the prompt do."""
+    kept = kept_tokens(drafted, acceptance)
+    w, p, d0, d1, k = model.decode
+    a0, a1, a2 = model.prefill
+    draft_s = drafted * (size * w + d0 / 8) if size else 0.0  # a small model's step has an eighth of the overhead
+    decode = (w / kept, p * (drafted + 1 + drafted * size) / kept, (d0 + draft_s) / kept, d1 / kept, k / kept)
+    return replace(
+        model,
+        name=f"{model.name}, {drafted} drafts at {acceptance:g}",
+        prefill=(a0, a1 * (1 + size), a2 * (1 + size)),
+        decode=decode,
+    )

@@ -1,0 +1,268 @@
+"""A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch (batch.py) take.
+
+One step at a time, as the engine does: chunks of the first prompts in the queue's order, as many tokens as the batching
+policy allows, together with one token of every running request; without prompts only the latter, many steps at once
+(segment.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lab.simulator.batch import Batch
+from lab.simulator.job import Job
+from lab.simulator.models.loop import Loop
+from lab.simulator.models.step_models import StepModel
+from lab.simulator.segment import Segment
+from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
+from sched.queueing import QueueOrder
+
+
+class Events(Protocol):
+    """What a node tells the cluster."""
+
+    def prefill_begun(self, node: Node, job: Job) -> None: ...
+
+    def prefilled(self, node: Node, job: Job) -> None: ...
+
+    def finished(self, node: Node, job: Job) -> None: ...
+
+    def changed(self, node: Node) -> None: ...
+
+
+class Node:
+    """`index` is its place in the cluster's columns."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        index: int,
+        name: str,
+        roles: tuple[str, ...],
+        model: StepModel,
+        order: QueueOrder,
+        events: Events,
+        chunk_tokens: int,
+        slowness: Callable[[float], float] = lambda now: 1.0,
+        policy: BatchingPolicy | None = None,
+        prompts: int = 1,
+    ) -> None:
+        """chunk_tokens: of a step, at most; slowness: multiplies step times (a slow node); policy: decode-first unless
+        given; prompts: that may share a step."""
+        self.index, self.name, self.roles, self.model = index, name, roles, model
+        self.queue: list[Job] = []  # prompts that can be computed
+        self.coming: dict[Job, None] = {}  # placed here, their prefix is on its way
+        self.queued_s = 0.0  # estimated prefill work of all of them
+        self.batch = Batch(model)
+        self.busy_s = 0.0
+        self.steps = 0
+        self.down = False
+        self.known_slowness = 1.0
+        self._loop, self._order, self._events = loop, order, events
+        self._chunk_tokens, self._slowness = chunk_tokens, slowness
+        self._policy, self._prompts = policy or DecodeFirst(), prompts
+        self._segment: Segment | None = None
+        self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
+        self._version = 0
+        self._idle = True
+
+    @property
+    def computing(self) -> bool:
+        return not self._idle
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue) + len(self.coming)
+
+    @property
+    def queued_tokens(self) -> int:
+        return sum([job.num_uncomputed for job in self.queue]) + sum([job.num_uncomputed for job in self.coming])
+
+    @property
+    def free_tokens(self) -> int:
+        return self.model.kv_tokens - self.batch.promised_tokens
+
+    def made(self) -> list[int]:
+        """Tokens of each running request by now."""
+        segment = self._segment
+        steps = 0 if segment is None else segment.steps_until(self._loop.now - segment.begun) - 1
+        return [job.decoded + steps for job in self.batch.running]
+
+    def step_s(self) -> float:
+        """A decode step if one more request joined it."""
+        context, batch = self.batch.context, len(self.batch.running)
+        return self.known_slowness * self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
+
+    # --- what comes
+
+    def expect(self, job: Job) -> None:
+        """A prompt was placed here; `ready` follows when its prefix has come."""
+        self.coming[job] = None
+        self.queued_s += job.prefill_s
+        self._events.changed(self)
+
+    def found(self, job: Job, tokens: int, left_s: float) -> None:
+        """Of a prompt in the queue so many tokens are here after all; what is left takes `left_s`."""
+        self.queued_s = max(0.0, self.queued_s + left_s - job.prefill_s)
+        job.computed, job.prefill_s = tokens, left_s
+
+    def ready(self, job: Job) -> None:
+        if job in self.coming:
+            del self.coming[job]
+            self.queue.append(job)
+            self._wake()
+
+    def promise(self, job: Job) -> None:
+        """It will decode here."""
+        self.batch.promise(job)
+        self._events.changed(self)
+
+    def join(self, job: Job) -> None:
+        """Its KV is here; lost if nobody is."""
+        if not self.down:
+            self.batch.joining.append(job)
+            self._wake()
+
+    def cancel(self, job: Job) -> None:
+        """Another node of its attempt was lost; what is here of it is dropped."""
+        if job in self.coming or job in self.queue:
+            self.coming.pop(job, None)
+            self.queue = [other for other in self.queue if other is not job]
+            self.queued_s = max(0.0, self.queued_s - job.prefill_s)
+        self.batch.cancel(job)
+        self._events.changed(self)
+
+    def crash(self) -> None:
+        """Everything here is lost."""
+        self.coming.clear()
+        self.batch.clear()
+        self.queue, self.queued_s = [], 0.0
+        self._version += 1
+        self._segment, self._computing = None, []
+        self._idle = self.down = True
+        self._events.changed(self)
+
+    # --- steps
+
+    def _wake(self) -> None:
+        if self._idle:
+            self._idle = False
+            self._loop.after(0.0, self._begin, self._version)  # others may come at the same moment
+        else:
+            self.disturb()
+
+    def disturb(self) -> None:
+        """Something new is here, or steps have another length: decode no further than to the end of the present one."""
+        segment = self._segment
+        if segment is None:
+            return
+        steps = segment.steps_until(self._loop.now - segment.begun)
+        if steps < segment.steps:
+            segment.steps = steps
+            self._version += 1
+            self._loop.at(segment.begun + segment.seconds(steps), self._decoded, self._version)
+
+    def _begin(self, version: int) -> None:
+        if version != self._version:
+            return
+        now = self._loop.now
+        self.batch.admit(now)
+        if self.queue:
+            self._chunk(now)
+        elif running := self.batch.running:
+            slow = self._slowness(now)
+            base, slope = self.model.decode_line(len(running))
+            steps = min(job.output_tokens - job.decoded for job in running)
+            self._segment = Segment(now, steps, base * slow, slope * slow, len(running), self.batch.context)
+            self._version += 1
+            self._loop.at(now + self._segment.seconds(steps), self._decoded, self._version)
+        else:
+            self._idle = True
+        self._events.changed(self)
+
+    def _chunk(self, now: float) -> None:
+        """A step with prompts in it."""
+        queue = self._order.order(now, self.queue) if len(self.queue) > 1 else self.queue
+        context, running = self.batch.context, len(self.batch.running)
+        for job, tokens in self._share(now, queue, context):
+            self._order.served(job, tokens)
+            self._computing.append((job, tokens, job.retries))
+        chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
+        if running and not self._policy.decodes_wait:
+            seconds = self.model.mixed_s(chunks, running, context)
+        else:
+            seconds = self.model.chunks_s(chunks)
+        self._version += 1
+        self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
+
+    def _share(self, now: float, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
+        """Who gets how many tokens of the next step; the batch attends to `context`. A prompt that begins may find
+        more of itself computed than when it came."""
+        self._started(now, queue[0])
+        beside = 0 if self._policy.decodes_wait else len(self.batch.running)
+        left = max(1, self._chunk_tokens - beside)
+        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
+        shares = []
+        for job in queue[: self._prompts]:
+            self._started(now, job)
+            shares.append((job, min(job.num_uncomputed, left)))
+            left -= shares[-1][1]
+            if not left:
+                break
+        return shares
+
+    def _started(self, now: float, job: Job) -> None:
+        if math.isnan(job.begun):
+            job.begun = now
+            self._events.prefill_begun(self, job)
+
+    def _chunked(self, version: int, begun: float) -> None:
+        if version != self._version or not self._computing:
+            return
+        computed, self._computing = self._computing, []
+        seconds = self._loop.now - begun
+        self._stepped(seconds, 1)
+        if self._policy.decodes_wait:
+            self.batch.held_s += seconds
+        else:
+            self._advance(1, seconds, begun, seconds)
+        for job, tokens, attempt in computed:
+            if job.retries == attempt:
+                self._computed(job, tokens)
+        self._begin(self._version)
+
+    def _computed(self, job: Job, tokens: int) -> None:
+        share = job.prefill_s * tokens / job.num_uncomputed if job.num_uncomputed else job.prefill_s
+        job.computed += tokens
+        self.queued_s = max(0.0, self.queued_s - share)
+        job.prefill_s -= share
+        if not job.num_uncomputed:
+            self.queue.remove(job)
+            job.prefilled, job.decoded = self._loop.now, 1
+            if job.resumed:
+                job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
+                job.gaps.append((1, job.prefilled - job.broken))
+            else:
+                job.first_token = job.prefilled
+            self._events.prefilled(self, job)
+
+    def _decoded(self, version: int) -> None:
+        segment = self._segment
+        if version != self._version or segment is None:
+            return
+        self._segment = None
+        seconds = self._loop.now - segment.begun
+        self._stepped(seconds, segment.steps)
+        last = segment.seconds(segment.steps) - segment.seconds(segment.steps - 1)
+        self._advance(segment.steps, last, segment.begun, segment.seconds(1))
+        self._begin(self._version)
+
+    def _advance(self, steps: int, last_s: float, begun: float, first_s: float) -> None:
+        for job in self.batch.advance(self._loop.now, steps, last_s, begun, first_s):
+            self._events.finished(self, job)
+
+    def _stepped(self, seconds: float, steps: int) -> None:
+        self.busy_s += seconds
+        self.steps += steps

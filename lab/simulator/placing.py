@@ -1,0 +1,208 @@
+"""What the acceptors know of the nodes, and where they send a request: the classes of sched/, told by virtual time.
+
+Known are records of all nodes of the acceptor's cell as of the last gossip round that has arrived, digests as of
+`digest_s` ago, and the present state of those that are asked. A policy that asks everybody is the central scheduler of
+the paper. Requests come to acceptors of all cells alike, or the share `entry_skew` of them to those of the first cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lab.simulator.config import SimConfig
+from lab.simulator.job import Job
+from lab.simulator.links import SimLinks
+from lab.simulator.models.caches import Directory
+from lab.simulator.models.loop import Loop
+from sched.admission import Limits
+from sched.gossip.cells import SUMMARY, Rows, bits_for, cell_of
+from sched.gossip.elsewhere import elsewhere
+from sched.gossip.intents import WORTH_S, Coming, Intents, claimed_depths
+from sched.gossip.record import node_key
+from sched.membership.member import Member
+from sched.placement.arrivals import ArrivalRate
+from sched.placement.burst import Choice
+from sched.placement.choice import Placement, Rejected
+from sched.placement.costs import horizon_s
+from sched.placement.demand import Demand
+from sched.placement.links import Vector
+from sched.placement.table import placements
+from sched.placement.view import Candidate, View
+
+
+@dataclass(slots=True)
+class Cell:
+    """Nodes that know each other's records, and what they were last told."""
+
+    number: int
+    indices: npt.NDArray[np.intp]  # among all nodes
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`view` is what the placement was made on, in `cell` (None: with everybody asked); `questions`: round trips."""
+
+    placement: Placement | Rejected
+    view: View
+    questions: int
+    cell: Cell | None
+
+
+class Placing:
+    """Of one run."""
+
+    def __init__(
+        self,
+        config: SimConfig,
+        loop: Loop,
+        rng: Random,
+        nodes: Sequence[Candidate],
+        links: SimLinks,
+        step_soon: Callable[[int, float, int], float],
+    ) -> None:
+        """step_soon(node, seconds, tokens): its decode step so much later, with a request of so many tokens more."""
+        size = len(nodes)
+        self.config, self.loop, self.rng, self._links = config, loop, rng, links
+        self._step_soon = step_soon
+        self.exact, self.told = Directory(size), Directory(size, config.digest_s)
+        self.policy = placements[config.placement](Limits(config.max_waiting), rng, max(1.0, config.threshold))
+        self.arrivals = ArrivalRate()
+        self.intents = Intents()
+        self.live = View(0.0, nodes, links, config.max_waiting)
+        self._members = [Member(node.node_id, ("", 0), roles=node.roles) for node in nodes]
+        keys = [node_key(node.node_id) for node in nodes]
+        limit = config.cell_nodes or size
+        self._bits = bits_for(np.array(keys, np.uint64), limit)
+        cells = np.array([cell_of(key, self._bits) for key in keys])
+        self._cells = [Cell(int(cell), np.flatnonzero(cells == cell), self.live) for cell in np.unique(cells)]
+        self._news: tuple[npt.NDArray[Any], ...] | None = None
+        self._summaries: Rows = np.zeros(0, SUMMARY)
+        self._summed_at = float("-inf")
+        self._tell(self.live.copy())
+
+    # --- gossip
+
+    def gossip(self) -> None:
+        """A round: all records of now are everywhere a little later, summaries of cells seldom."""
+        if len(self._cells) == 1 and not self.config.gossip_loss:
+            live = self.live
+            self.loop.after(self.config.delivery_s, self._arrived, live.table.copy(), live.prefills, live.decodes)
+            return
+        view = self.live.copy()
+        if self.config.gossip_loss:
+            lost = [i for i in range(len(view)) if self.rng.random() < self.config.gossip_loss]
+            for cell in self._cells:
+                inside = {int(i): place for place, i in enumerate(cell.indices)}
+                kept = [i for i in lost if i in inside]
+                view.keep(kept, cell.view, [inside[i] for i in kept])
+        self.loop.after(self.config.delivery_s, self._tell, view)
+
+    def _arrived(self, *columns: npt.NDArray[Any]) -> None:
+        """Most rounds are followed by the next before anybody decides: a view is made of those that are not."""
+        self._news = columns
+
+    def _known(self, cell: Cell) -> View:
+        if self._news is not None:
+            view = self.live.copy()
+            view.table[:], view.prefills, view.decodes = self._news
+            cell.view, self._news = view, None
+        return cell.view
+
+    def _tell(self, view: View) -> None:
+        if len(self._cells) == 1:
+            self._cells[0].view = view
+            return
+        for cell in self._cells:
+            cell.view = view.only(cell.indices.tolist())
+        if self.loop.now - self._summed_at >= self.config.cell_s:
+            self._summed_at, self._summaries = self.loop.now, np.concatenate([*map(self._summary, self._cells)])
+
+    def _summary(self, cell: Cell) -> Rows:
+        row = np.zeros(1, SUMMARY)
+        row["cell"], row["bits"], row["nodes"] = cell.number, self._bits, len(cell.indices)
+        row["work_mean_s"] = np.maximum(cell.view.work_until - self.loop.now, 0.0).mean()
+        return row
+
+    def charge(self, cell: Cell | None, placement: Placement) -> None:
+        """An acceptor sees what it sent itself: of as many as there are nodes, one."""
+        if cell is not None:
+            seconds = placement.estimates["prefill_s"] / len(cell.indices)
+            cell.view.charge(self.loop.now, placement.prefill, seconds, 0)
+
+    # --- decisions
+
+    def decide(self, demand: Demand, job: Job) -> Decision:
+        now, size = self.loop.now, self.config.block_tokens
+        if self.policy.asks_everybody:
+            matched = self.exact.depths(now, job.blocks) * size
+            self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
+            return Decision(self.policy.place(now, demand, self.live, matched), self.live, 0, None)
+        cell = self._entry()
+        view = self._known(cell)
+        matched = self.told.depths(now, job.blocks) * size
+        if len(self._cells) > 1:
+            matched = matched[cell.indices]
+        rate = self.arrivals.per_s(now) * len(view) / len(self.live)
+        view.expected_arrivals = rate * (0.5 * self.config.gossip_s + self.config.delivery_s)
+        asked = self.policy.shortlist(now, demand, view, matched)
+        if not asked:
+            return Decision(self.policy.place(now, demand, view, matched), view, 0, cell)
+        chosen = cell.indices[list(asked)].tolist()
+        for member in elsewhere(self._summaries, self._bits, cell.number, self._members, self.rng):
+            chosen.append(self.live.index[member.node_id])
+        ahead_s = horizon_s(now, demand, view)
+        choice = Choice(self.policy, now, demand, *self._asked(chosen, job, demand, ahead_s))
+        decision, questions = choice.decide(), 1
+        if self.config.intents and not isinstance(decision, Rejected) and decision.estimates["prefill_s"] > WORTH_S:
+            questions = 2
+            if coming := self._coming(demand, decision, job):
+                absent = [self.live.index[node] for node in coming if node not in choice.view.index]
+                choice.view, choice.matched = self._asked([*dict.fromkeys([*chosen, *absent])], job, demand, ahead_s)
+                choice.expect(coming, self.config.block_tokens)
+                decision = choice.decide()
+        return Decision(decision, choice.view, questions, cell)
+
+    def _entry(self) -> Cell:
+        """The cell of the acceptor that a request comes to."""
+        if len(self._cells) == 1 or self.rng.random() < self.config.entry_skew:
+            return self._cells[0]
+        return self.rng.choice(self._cells)
+
+    def _asked(self, chosen: Sequence[int], job: Job, demand: Demand, ahead_s: float) -> tuple[View, Vector]:
+        """What these nodes answer; those that decode, of the time at which the prompt would come."""
+        self._links.asked([self.live.ids[i] for i in chosen])
+        found: Vector = self.exact.depths(self.loop.now, job.blocks)[chosen] * self.config.block_tokens
+        view = self.live.only(chosen)
+        self._look_ahead(view, chosen, demand, ahead_s)
+        return view, found
+
+    def _look_ahead(self, view: View, nodes: Sequence[int], demand: Demand, seconds: float) -> None:
+        """`nodes`: those of the view, among all. Those that are slower now than the best will be are not looked at."""
+        view.step_soon_s[:] = 0.0
+        if not self.config.decode_ahead:
+            return
+        best, need = math.inf, demand.num_blocks
+        columns = zip(view.step_s.tolist(), view.closed_decode.tolist(), view.free_blocks.tolist(), strict=True)
+        able = sorted((step, place, free) for place, (step, closed, free) in enumerate(columns) if not closed)
+        for step, place, free in able:
+            if step >= best:
+                return
+            soon = view.step_soon_s[place] = self._step_soon(nodes[place], seconds, demand.num_tokens)
+            if free >= need:
+                best = min(best, max(step, soon))
+
+    def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, Coming]:
+        """Leading blocks of the job that nodes compute already; if none do, the decision's node has claimed them."""
+        size = self.config.block_tokens
+        depths = claimed_depths(decision.prefix_tokens // size, min(len(job.blocks), demand.usable_tokens // size))
+        keys = [job.blocks[depth - 1] for depth in depths]
+        coming = self.intents.claim(self.loop.now, keys, decision.prefill, decision.estimates["ttft_s"]) if keys else {}
+        return {node: Coming(depths[found.depth - 1], found.ready_s) for node, found in coming.items()}

@@ -1,0 +1,67 @@
+"""What the guarded placement (sched/placement/learned.py) may be told: by what it has seen itself, the truth, the
+truth with noise, the opposite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+from lab.simulator.config import SimConfig
+from lab.simulator.node import Node
+from sched.placement.choice import PlacementPolicy
+from sched.placement.learned import LearnedPlacement, NodeFactors, Predictor
+
+
+class Perfect:
+    """Knows how fast every node really is at this moment, whatever its records say."""
+
+    def __init__(self, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
+        """slowness: of the nodes by their index, as it is."""
+        self._nodes, self._slowness = nodes, slowness
+
+    def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float:
+        one = self._nodes[node]
+        return (wait_s + prefill_s) * self._slowness[one.index] / one.known_slowness + transfer_s
+
+    def observed(self, node: str, wait_s: float, transfer_s: float, prefill_s: float, ttft_s: float) -> None:
+        """There is nothing to learn."""
+
+
+class Noisy(Perfect):
+    """The truth times a lognormal factor, drawn anew for every answer."""
+
+    def __init__(self, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
+        super().__init__(config, nodes, slowness)
+        self._rng, self._sigma = Random(config.seed), config.predictor_noise
+
+    def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float:
+        return super().ttft_s(node, wait_s, transfer_s, prefill_s) * self._rng.lognormvariate(0.0, self._sigma)
+
+
+class Inverted(Perfect):
+    """The slowest node looks fastest."""
+
+    def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float:
+        return 1 / max(super().ttft_s(node, wait_s, transfer_s, prefill_s), 1e-9)
+
+
+predictors: dict[str, Callable[[SimConfig, Mapping[str, Node], Sequence[float]], Predictor]] = {
+    "factors": lambda config, nodes, slowness: NodeFactors(),
+    "perfect": Perfect,
+    "noisy": Noisy,
+    "inverted": Inverted,
+}
+"""By the name behind --predictor."""
+
+
+def equip(policy: PlacementPolicy, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
+    """Give a learned placement the predictor and the guard that the configuration names; slowness: of the nodes by
+    their index, as it is. Raises ValueError."""
+    if not isinstance(policy, LearnedPlacement):
+        return
+    if config.predictor not in predictors:
+        raise ValueError(f"--predictor must be one of {', '.join(predictors)}, got {config.predictor!r}")
+    if config.guard_slack < 1 or config.predictor_noise < 0:
+        raise ValueError("--guard-slack must be at least 1 and --predictor-noise not negative")
+    policy.predictor = predictors[config.predictor](config, nodes, slowness)
+    policy.slack, policy.most_error = config.guard_slack, config.guard_most_error

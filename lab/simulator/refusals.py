@@ -1,0 +1,68 @@
+"""Who is turned away: the variants of sched/rejection.py, asked with what the nodes of a run would answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lab.simulator.config import SimConfig
+from lab.simulator.job import Job
+from lab.simulator.models.step_models import StepModel
+from lab.simulator.node import Node
+from sched.classes import with_objectives
+from sched.placement.choice import Placement
+from sched.placement.view import View
+from sched.rejection import Estimate, OutputLengths, Refusal, rejections, running_soon
+
+
+class Refusals:
+    """Of one run. A node does not know how long an answer will be: it expects the mean of those that have ended."""
+
+    def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node]) -> None:
+        self._model, self._nodes = model, nodes
+        self._rejection = rejections[config.rejection](with_objectives(config.slo))
+        # The decode node's own scheduler, see papers.md section 3.
+        self._again = rejections["stage-load"](with_objectives(config.slo)) if config.recheck else self._rejection
+        self._asked = config.rejection != "none"
+        self._scale, self._tbt_scale = config.slo_scale, config.tbt_slo_scale or config.slo_scale
+        self._lengths = OutputLengths()
+
+    def at_arrival(self, job: Job, decision: Placement, view: View) -> Refusal | None:
+        """Only of new requests: a client that has tokens has been promised the rest."""
+        if not self._asked or job.retries:
+            return None
+        node = self._nodes[decision.decode]
+        step_s = float(view.step_s[view.index[decision.decode]])
+        estimate = Estimate(
+            service_class=job.service_class,
+            ttft_s=decision.estimates["ttft_s"],
+            wait_s=decision.estimates["wait_s"],
+            step_s=step_s,
+            step_soon_s=self.step_soon(node, decision.estimates["ttft_s"], job.input_tokens),
+            step_alone_s=self._model.decode_s(1, job.input_tokens),
+            decode_s=self._lengths.mean * step_s,
+        )
+        return self._rejection.at_arrival(estimate, self._scale, self._tbt_scale)
+
+    def after_prefill(self, job: Job, node: Node) -> Refusal | None:
+        """The prompt's KV has come to `node`."""
+        if not self._asked or job.retries:
+            return None
+        alone_s = self._model.decode_s(1, job.input_tokens)
+        step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
+        decode_s = self._lengths.mean * step_s
+        return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s, self._scale, self._tbt_scale)
+
+    def ended(self, job: Job) -> None:
+        self._lengths.ended(job.resumed + job.output_tokens)
+
+    def step_soon(self, node: Node, seconds: float, tokens: int) -> float:
+        """The decode step of `node` so much later with one more request, of so many tokens where nothing runs now."""
+        made, most = node.made(), self._model.max_batch
+        soon = running_soon(made, node.batch.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
+        return self._of(node, soon + 1, tokens)
+
+    def _of(self, node: Node, batch: int, tokens: int) -> float:
+        """A step of so many requests as long as those that run."""
+        running = len(node.batch.running)
+        mean = node.batch.context / running if running else tokens
+        return node.known_slowness * self._model.decode_s(batch, round(batch * mean))

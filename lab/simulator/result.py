@@ -1,0 +1,99 @@
+"""Figures of a run: latencies, hits, goodput; nothing that a clock or a machine could change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lab.simulator.cluster import Cluster
+from lab.simulator.job import Job
+from sched.classes import CLASSES, Classes, with_objectives
+
+SHARES = (0.5, 0.9, 0.99)
+
+
+def figures(
+    cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None, tail_tbt: bool = False
+) -> dict[str, Any]:
+    """JSON-ready. Goodput counts requests that keep both objectives: those given, or the ones of their class; the time
+    between tokens is a request's mean, or with `tail_tbt` the mean of its longest tenth, as FAST'25 has it."""
+    jobs, classes = cluster.jobs, with_objectives(cluster.config.slo)
+    done = [job for job in jobs if not math.isnan(job.finished)]
+    placed = [job for job in jobs if not math.isnan(job.first_token)]
+    span = max((job.finished for job in done), default=0.0) - min((job.arrival for job in jobs), default=0.0)
+    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes)]
+    tokens = sum(job.input_tokens for job in placed)
+    return {
+        "requests": len(jobs),
+        "finished": len(done),
+        "refused": sum(bool(job.refused) for job in jobs),
+        "seconds": span,
+        "ttft_s": spread(placed, lambda job: job.ttft),
+        "tbt_s": spread(done, lambda job: job.tbt),
+        "tail_tbt_s": spread(done, lambda job: job.tail_tbt),
+        "longest_gap_s": spread([job for job in done if job.output_tokens > 1], lambda job: job.longest_gap),
+        "slowdown": spread(placed, lambda job: job.ttft / cluster.model.prompt_s(job.input_tokens, 0)),
+        "goodput": len(good) / len(jobs) if jobs else 0.0,
+        "good_requests_s": len(good) / span if span else 0.0,
+        "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
+        "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
+        "pool_fetches": sum(job.source == "pool" for job in placed),
+        "bytes_moved": cluster.network.bytes_moved,
+        "retries": sum(job.retries for job in jobs),
+        "role_changes": len(cluster.roles.changes),
+        "estimate_mape": _mape(placed),
+        "busy": {node.name: node.busy_s / span if span else 0.0 for node in cluster.nodes},
+        "wasted_prefill_tokens": sum(
+            job.computed - job.prefix_tokens for job in placed if job.refused and math.isnan(job.finished)
+        ),
+        "by_class": {
+            name: {
+                "requests": len(own),
+                "ttft_s": spread(own, lambda job: job.ttft),
+                "goodput": sum(kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes) for job in own) / len(own),
+            }
+            for name in CLASSES
+            if (own := [job for job in jobs if job.service_class == name])
+        },
+    }
+
+
+def kept(
+    job: Job,
+    ttft_slo_s: float | None = None,
+    tbt_slo_s: float | None = None,
+    tail_tbt: bool = False,
+    classes: Classes = CLASSES,
+) -> bool:
+    """Both objectives; a request that did not end kept none."""
+    if math.isnan(job.finished):
+        return False
+    wanted = classes[job.service_class]
+    late = job.ttft > (wanted.ttft_s if ttft_slo_s is None else ttft_slo_s)
+    tbt = job.tail_tbt if tail_tbt else job.tbt
+    slow = job.output_tokens > 1 and tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)
+    return not late and not slow
+
+
+def percentile(values: list[float], share: float) -> float:
+    """NaN of nothing."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.percentile(known, 100 * share)) if known else math.nan
+
+
+def spread(jobs: Sequence[Job], value: Callable[[Job], float]) -> dict[str, float] | None:
+    """Mean, percentiles and the largest; None of nothing."""
+    values = [v for v in map(value, jobs) if not math.isnan(v)]
+    if not values:
+        return None
+    at = np.percentile(values, [100 * share for share in SHARES])
+    known = {f"p{round(100 * s)}": float(v) for s, v in zip(SHARES, at, strict=True)}
+    return {"mean": float(np.mean(values)), **known, "max": max(values)}
+
+
+def _mape(jobs: Sequence[Job]) -> float | None:
+    errors = [abs(job.estimate_s - job.ttft) / job.ttft for job in jobs if job.ttft > 0 and job.estimate_s >= 0]
+    return float(np.mean(errors)) if errors else None

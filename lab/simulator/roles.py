@@ -1,0 +1,79 @@
+"""Role changes in a simulated cluster: sched/role_change.py on what the nodes do now, as engine/node/role_changes.py
+runs it on what gossip tells, which is a tenth of a second older.
+
+With `role_changes` every node can prefill and decode, and begins with what its name says. A node that gives up a role
+keeps the requests that it has for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from lab.simulator.config import SimConfig
+from lab.simulator.models.loop import Loop
+from lab.simulator.node import Node
+from sched.placement.view import View
+from sched.role_change import BOTH, RoleController, Seen
+
+PERIOD_S = 2.0
+
+
+class Roles:
+    """Of one run. `changes`: (when, node, what it does from then on)."""
+
+    def __init__(
+        self,
+        config: SimConfig,
+        loop: Loop,
+        nodes: Mapping[str, Node],
+        live: View,
+        changed: Callable[[Node], None],
+        unfinished: Callable[[], int],
+    ) -> None:
+        """live: the columns that it changes; changed(node): its other columns may be wrong now; unfinished(): requests
+        for which it goes on."""
+        self.changes: list[tuple[float, str, frozenset[str]]] = []
+        self._config, self._loop, self._nodes, self._live = config, loop, nodes, live
+        self._changed, self._unfinished = changed, unfinished
+        self._does = {node.name: BOTH & set(node.roles) for node in nodes.values()}
+        self._controllers: dict[str, RoleController] = {}
+
+    def schedule(self, begin: float) -> None:
+        """From the first request on."""
+        if self._config.role_changes:
+            self._controllers = {name: RoleController(name, self._config.role_hold_s) for name in self._does}
+            self._loop.at(begin, self._step)
+
+    def _step(self) -> None:
+        seen = [self._seen(node) for node in self._nodes.values() if not node.down]
+        for node in seen:
+            does = self._controllers[node.node_id].step(self._loop.now, seen)
+            if does is not None:
+                self._take(self._nodes[node.node_id], does)
+        if self._unfinished():
+            self._loop.after(PERIOD_S, self._step)
+
+    def _seen(self, node: Node) -> Seen:
+        return Seen(
+            node_id=node.name,
+            can=BOTH,
+            does=self._does[node.name],
+            work_s=node.known_slowness * node.queued_s,
+            running_soon=min(node.model.max_batch, node.batch.promised),
+            max_running=node.model.max_batch,
+            blocks_soon=node.batch.promised_tokens,
+            blocks_total=node.model.kv_tokens,
+            home=BOTH & set(node.roles),
+        )
+
+    def _take(self, node: Node, does: frozenset[str]) -> None:
+        self._does[node.name] = does
+        self.changes.append((self._loop.now, node.name, does))
+        live, i = self._live, node.index
+        # New columns: views that were gossiped before share the old ones.
+        live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
+        live.prefills[i], live.decodes[i] = "prefill" in does, "decode" in does
+        live.closed_decode[i] = 0.0 if "decode" in does else np.inf
+        self._changed(node)

@@ -1,0 +1,24 @@
+"""Commands that are neither a benchmark nor a fault: checks, converters, formulas.
+
+Files:
+    export_hf  The embedded model, or another Llama in a GGUF file
+    perfetto   One request across nodes as a Chrome trace
+"""
+
+TOOLS = {
+    "cache-policies": "lab.caches.command",
+    "capacity": "lab.planning.capacity",
+    "check-plan": "lab.planning.check",
+    "export-hf": "lab.tools.export_hf",
+    "fuzz": "lab.fuzz.decoders",
+    "fuzz-api": "lab.fuzz.api",
+    "gpu-check": "lab.gpu.command",
+    "perfetto": "lab.tools.perfetto",
+    "plan": "lab.planning.command",
+    "rdma-vm": "lab.rdma_vm.command",
+    "roofline": "lab.planning.roofline",
+    "stock-clients": "lab.clients.command",
+    "trace-stats": "lab.caches.trace_stats",
+    "validate": "lab.planning.validate",
+}
+"""Name on the command line (scripts/tools.py) -> module whose main() runs it."""

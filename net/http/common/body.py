@@ -1,0 +1,59 @@
+"""Reading a JSON body: size, type, UTF-8, JSON, fields; each failure with its own status and words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from net.http.common.errors import ApiError, bad_request, from_validation
+from net.http.common.limits import read_timeout_key
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+LONG_BODY = 16 << 10
+"""Bytes; longer ones are parsed in a thread."""
+
+MAX_VALUES = 300_000
+"""In one body: 30 ms of parsing at worst. A prompt of as many token ids is longer than what models read."""
+
+
+async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
+    """The valid body and how many bytes it had. Raises ApiError 400, 408 or 415, HTTPRequestEntityTooLarge."""
+    kind_sent = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
+    if kind_sent != "application/json" and not kind_sent.endswith("+json"):
+        raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
+    seconds = request.app[read_timeout_key]
+    try:
+        async with asyncio.timeout(seconds):
+            raw = await request.read()
+    except TimeoutError:
+        message = f"the request body did not come within {seconds:g} s (--read-timeout-ms)"
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    _check_values(raw)
+    body = _parsed(raw, kind) if len(raw) <= LONG_BODY else await asyncio.to_thread(_parsed, raw, kind)
+    return body, len(raw)
+
+
+def _check_values(raw: bytes) -> None:
+    """The JSON library lets nobody else run while it makes objects of a body, so their number is bounded."""
+    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if values > MAX_VALUES:
+        message = f"the request body has about {values} values and commas, more than the {MAX_VALUES} that one may have"
+        raise ApiError(413, message, code="request_too_large")
+
+
+def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
+    try:
+        parsed = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise bad_request("the body must be a JSON object")
+    try:
+        return kind.model_validate(parsed)
+    except ValidationError as error:
+        raise from_validation(error) from error

@@ -1,0 +1,194 @@
+"""The connections of the HTTP server: who has to send what by when, who goes when there are too many, and what those
+are told who do not speak HTTP.
+
+A connection that waits for the head of a request is idle: it costs little, and is the first to go when a new one finds
+no room, the one that never asked anything before those that have. So half-open requests keep nobody out, and /health
+has its own room in addition to the busy connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from net.http.common.errors import ApiError
+from net.loop.seldom import Seldom
+
+log = logging.getLogger("mooncake.http")
+
+HEALTH_ROOM = 64
+"""Connections beyond the limit on which nothing but /health is answered."""
+
+Respond = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Connection(RequestHandler):
+    """One connection. `head_s`: how long the head of a request may take from its first byte, and the first one from the
+    connection on."""
+
+    _manager: Server | None
+
+    def __init__(self, manager: Server, head_s: float, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._head_s = head_s
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self._manager is not None
+        self._expect()
+        self._manager.rooms.come(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._expect_nothing()
+        if self._manager is not None:
+            self._manager.rooms.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self._request_count
+        super().data_received(data)
+        if self._request_count != before:
+            self._expect_nothing()
+        elif self._late is None and not self._request_in_progress:
+            self._expect()
+
+    def _expect(self) -> None:
+        self._late = self._loop.call_later(self._head_s, self._give_up)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        self._late = None
+        if not self._request_in_progress and not self._messages:
+            self.force_close()
+
+    async def _handle_request(
+        self, request: web.BaseRequest, start_time: float | None, request_handler: Respond
+    ) -> tuple[web.StreamResponse, bool]:
+        manager = self._manager
+        if manager is not None:
+            manager.rooms.begin(self)
+        try:
+            return await super()._handle_request(request, start_time, request_handler)
+        finally:
+            if manager is not None:
+                manager.rooms.end(self)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP, or did not get as far as a handler: an error as the API gives them, and seldom a line."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the answer was already sent")
+        reason = " ".join((message or "").split("\n", 1)[0].split())[:200].rstrip(":")
+        if status < 500:
+            told = f"this is no request that HTTP/1.1 knows: {reason}" + _remedy(reason)
+            assert self._manager is not None
+            self._manager.tell(f"malformed HTTP from {request.remote}: {reason}")
+        else:
+            told = "internal error; the server's log has it"
+            log.error("a request from %s failed outside its handler", request.remote, exc_info=exc)
+        response = ApiError(status, told).response()
+        response.headers["Server"] = "mooncake"
+        response.force_close()
+        return response
+
+
+def _remedy(reason: str) -> str:
+    return " (--max-header-bytes)" if "more than" in reason else ""
+
+
+class Rooms:
+    """Which connections are at work, and which wait; whoever comes when all places are taken."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._strangers: dict[Connection, None] = {}  # asked nothing yet; oldest first
+        self._idle: dict[Connection, None] = {}  # have been answered; who waits longest first
+        self._busy: set[Connection] = set()
+        self._beyond: set[Connection] = set()  # came when all were at work
+
+    def come(self, connection: Connection) -> None:
+        if len(self._strangers) + len(self._idle) + len(self._busy) >= self._most:
+            waiting = next(iter(self._strangers or self._idle), None)
+            if waiting is not None:
+                self.leave(waiting)
+                waiting.force_close()
+            elif len(self._beyond) < HEALTH_ROOM:
+                self._beyond.add(connection)
+            else:
+                connection.force_close()
+                return
+        self._strangers[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        self._strangers.pop(connection, None)
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+        self._beyond.discard(connection)
+
+    def begin(self, connection: Connection) -> None:
+        """It has asked something."""
+        if connection in self._strangers or connection in self._idle:
+            self._strangers.pop(connection, None)
+            self._idle.pop(connection, None)
+            self._busy.add(connection)
+
+    def end(self, connection: Connection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._idle[connection] = None
+
+    def beyond(self, connection: object) -> bool:
+        """It came when there was no room: only /health is answered."""
+        return connection in self._beyond
+
+
+class Server(web.Server):
+    """Makes a Connection per connection."""
+
+    def __init__(self, like: web.Server, rooms: Rooms, head_s: float) -> None:
+        """`like`: as the application makes it."""
+        super().__init__(
+            like.request_handler,
+            request_factory=like.request_factory,
+            handler_cancellation=like.handler_cancellation,
+            loop=like._loop,
+            **like._kwargs,
+        )
+        self.rooms, self._head_s = rooms, head_s
+        self._seldom = Seldom()
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, self._head_s, loop=self._loop, **self._kwargs)
+
+    def tell(self, line: str) -> None:
+        """In the log, unless somebody floods it."""
+        more = self._seldom.now(time.monotonic())
+        if more is not None:
+            log.warning("%s%s", line, f" (and {more} like it since the last line)" if more else "")
+
+
+class Runner(web.AppRunner):
+    """Runs an application on a Server."""
+
+    def __init__(self, app: web.Application, rooms: Rooms, head_s: float, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._rooms, self._head_s = rooms, head_s
+
+    async def _make_server(self) -> Server:
+        return Server(await super()._make_server(), self._rooms, self._head_s)

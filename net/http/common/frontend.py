@@ -1,0 +1,151 @@
+"""Frontend: what the HTTP layer asks of the node behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobItem:
+    """Log probabilities (natural, of the raw distribution) at one position."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # the best ids, best first; may be longer than asked, then it is cut
+    rank: int = 0  # 1 + how many ids are likelier; 0 = not known
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one or more steps added to a generation. Fields of progress are deltas, counts are totals."""
+
+    text: str  # new text; may be empty while a character or a possible stop string is incomplete
+    token_ids: list[int]  # new token ids
+    logprobs: list[LogprobItem] | None  # one per new token id, when asked for
+    finish_reason: str | None  # stop, length or abort on the last Output, else None
+    num_prompt_tokens: int
+    num_cached_tokens: int  # prompt tokens whose KV was found instead of computed
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    prompt_logprobs: Sequence[LogprobItem] | None = (
+        None  # of prompt tokens 1, 2, ...: on the first Output, if asked for
+    )
+
+
+class _Retry(Exception):
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(_Retry):
+    """The cluster works but has no room for this request now: HTTP 429."""
+
+
+class Unavailable(_Retry):
+    """The cluster cannot serve this request now (a role is missing, the node is leaving): HTTP 503."""
+
+
+class Refused(Exception):
+    """This node will not do what it was asked to: HTTP 409."""
+
+
+class Frontend(Protocol):
+    """A node as the HTTP layer sees it. All methods run on the event loop's thread, except `encode` and
+    `render_chat`, which may also run in another thread when their input is long, and `compile_grammar`."""
+
+    model_name: str  # what clients call the model
+    model_root: str  # path or id it was loaded from
+    max_model_len: int  # prompt + output, tokens
+    vocab_size: int
+    max_answer_logprobs: int  # log probabilities in one whole answer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Text to token ids."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids (all < vocab_size) to text; special tokens are kept."""
+        ...
+
+    def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        """Messages through the chat template to token ids; `add_generation_prompt` and the client's
+        `chat_template_kwargs` arrive as kwargs. Raises ValueError when the template refuses them."""
+        ...
+
+    def compile_grammar(self, kind: str, source: str) -> str:
+        """Structured output, as `generate` takes it in sampling["grammar"]. kind "json": source is a JSON schema,
+        "regex": an expression, "choice": a JSON list of strings, "call": a JSON schema, its value in tags
+        <tool_call>. Raises ValueError. May take a second; runs in another
+        thread."""
+        ...
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What tokenizer_config.json has: eos_token and the other special ones (None = the model has no such), the
+        chat template."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text for logprobs; U+FFFD where it is only part of a character."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token as the UTF-8 bytes it stands for, also when these are only part of a character."""
+        ...
+
+    def generate(
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        *,
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        again: bool = False,
+    ) -> AsyncGenerator[Output, None]:
+        """Generate from `prompt`; the last Output carries a finish_reason. `again`: the client has sent this request to
+        another node that was lost; the same tokens come, from the first one on.
+
+        `sampling` holds fields of SamplingParams (stop and stop_token_ids as tuples, logit_bias as {int: float}).
+        Closing the generator, or cancelling its consumer, aborts the request on every node.
+        Raises ValueError (400; the message names the field), Overloaded (429), Unavailable (503), at the first item
+        or later.
+        """
+        ...
+
+    def cluster(self) -> dict[str, Any]:
+        """Members, roles and addresses; what a joining node reads."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything this node knows about itself, JSON-ready."""
+        ...
+
+    async def live(self) -> dict[str, Any]:
+        """The cluster as it is now, every node in its own words (engine/observe/live.py)."""
+        ...
+
+    async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
+        """As `timeline`, of a request that any node of the cluster accepted."""
+        ...
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """The life of one request across nodes, or None when unknown (never seen, or forgotten)."""
+        ...
+
+    def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
+        """Let this node leave and return at once what `draining` does. Raises Refused for the last node of a role."""
+        ...
+
+    def draining(self) -> dict[str, Any]:
+        """How far it is (engine/node/leaving.py)."""
+        ...
+
+    def healthy(self) -> str | None:
+        """None when this node can serve, else the reason why not."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Prometheus text."""
+        ...

@@ -1,0 +1,166 @@
+"""What keeps one client from harming the others: requests a second, connections, which web pages may call, and what
+only clients of this machine may read."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from net.http.common.connections import Rooms
+from net.http.common.errors import ApiError
+from net.http.common.frontend import Overloaded
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+KEPT_CLIENTS = 10_000
+PREFLIGHT_S = 600  # how long a browser may remember the answer
+ANY_ORIGIN = "*"
+
+client_key = web.RequestKey("client", str)
+"""Whom a request is counted for: the digest of its API key; without keys its address."""
+
+rooms_key: web.AppKey[Rooms] = web.AppKey("rooms", Rooms)
+
+read_timeout_key: web.AppKey[float] = web.AppKey("read_timeout", float)
+"""Seconds that the head of a request may take to come, and its body."""
+
+
+class RateLimit:
+    """A bucket of tokens per client: `rate` a second, as many as come in one second at once, one at least."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._most = max(1.0, rate)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> tokens, when
+
+    def take(self, client: str, now: float) -> float:
+        """0 when the client may go on, else the seconds until it may."""
+        tokens, then = self._buckets.pop(client, (self._most, now))
+        tokens = min(self._most, tokens + (now - then) * self._rate)
+        wait = 0.0 if tokens >= 1 else (1 - tokens) / self._rate
+        self._buckets[client] = (tokens if wait else tokens - 1, now)
+        while len(self._buckets) > KEPT_CLIENTS:
+            self._buckets.popitem(last=False)
+        return wait
+
+
+def limit_rate(rate: float) -> Middleware:
+    """`rate` POST requests a second and client; more get 429."""
+    limit = RateLimit(rate)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "POST":
+            wait = limit.take(request.get(client_key) or str(request.remote), time.monotonic())
+            if wait:
+                raise Overloaded(f"more than {rate:g} requests per second (--rate-limit)", retry_after_s=wait)
+        return await handler(request)
+
+    return check
+
+
+def limit_connections(most: int) -> Middleware:
+    """Requests on connections that came when `most` others were at work are answered 503, and their connections
+    closed; but not the question whether this node is well."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.app[rooms_key].beyond(request.protocol) and request.path != "/health":
+            message = f"more than {most} connections at work (--max-connections)"
+            error = ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
+            response = error.response()
+            response.force_close()
+            return response
+        return await handler(request)
+
+    return check
+
+
+LOCAL_PAGES = re.compile(r"/(debug|live)(/.*)?")
+FORWARDED = ("Forwarded", "X-Forwarded-For", "Via")
+"""What proxies say of themselves: then the client is somewhere else."""
+
+
+def is_local(request: web.Request) -> bool:
+    """Does the request come from this machine: from a loopback address, or from the address that it came to? Not when
+    a proxy passes it on, and not when its Host is a name that anybody may have made up: a web page from elsewhere can
+    let its own name point here (DNS rebinding), and its scripts would run in a browser of this machine."""
+    if request.transport is None or any(name in request.headers for name in FORWARDED):
+        return False
+    own = request.transport.get_extra_info("sockname")
+    try:
+        remote = ip_address(request.remote or "")
+        from_here = remote.is_loopback or (bool(own) and remote == ip_address(own[0]))
+    except ValueError:
+        return False
+    return from_here and _names_this_machine(request.headers.get("Host", "localhost"))
+
+
+def _names_this_machine(host: str) -> bool:
+    """`host` as in the header: an address, 'localhost', or what this machine calls itself; with or without a port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in ("localhost", socket.gethostname().lower()) or ip_address(name) is not None
+    except ValueError:
+        return False
+
+
+@web.middleware
+async def data_is_local(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Without API keys, what a node knows about itself, its cluster and its requests stays on its machine."""
+    if LOCAL_PAGES.fullmatch(request.path) and not is_local(request):
+        page = request.path.split("/")[1]
+        raise ApiError(
+            403,
+            f"without an API key, /{page} answers only clients on this machine, by an address or localhost; start "
+            "the nodes with --api-key or --api-key-file to read it from elsewhere",
+            code="local_only",
+        )
+    return await handler(request)
+
+
+class Cors:
+    """Lets pages of `origins` ("*" = all) call the API from a browser."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def _admitted(self, request: web.Request) -> str | None:
+        origin = request.headers.get("Origin")
+        if origin is None or not (ANY_ORIGIN in self._origins or origin in self._origins):
+            return None
+        return ANY_ORIGIN if ANY_ORIGIN in self._origins else origin
+
+    @property
+    def middleware(self) -> Middleware:
+        """Answers what browsers ask before a request."""
+
+        @web.middleware
+        async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+            asked = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+            if not asked or self._admitted(request) is None:
+                return await handler(request)
+            headers = {
+                "Access-Control-Allow-Methods": "GET, POST",
+                "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "")[:1000],
+                "Access-Control-Max-Age": str(PREFLIGHT_S),
+            }
+            return web.Response(status=204, headers=headers)
+
+        return preflight
+
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """on_response_prepare signal: the browser may show the page this response, streams too."""
+        response.headers.add("Vary", "Origin")
+        admitted = self._admitted(request)
+        if admitted is not None:
+            response.headers["Access-Control-Allow-Origin"] = admitted
+            response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"

@@ -1,0 +1,87 @@
+"""What every request passes: an id, the key, and one place where exceptions become OpenAI errors."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from net.channel.cluster_key import ClusterKey
+from net.http.common.errors import ApiError, from_exception, no_route
+from net.http.common.joining import Question, asked
+from net.http.common.keys import ApiKeys
+from net.http.common.limits import client_key
+from net.http.common.page import ASSETS
+from net.loop import log_context
+
+OPEN_PATHS = frozenset({"/health", "/metrics", "/", *(f"/{name}" for name in ASSETS)})
+"""Probes and scrapers come without a key, and so does the page: it holds no data and asks its reader for the key."""
+
+request_id_key = web.RequestKey("request_id", str)
+_sane_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def request_id_of(request: web.Request) -> str:
+    """The client's X-Request-Id when it is printable and short, else a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
+
+
+def trace_headers_of(request: web.Request) -> dict[str, str] | None:
+    """A header sent twice is joined by commas, as W3C wants it of tracestate; a traceparent is wrong then."""
+    found = {name: ",".join(request.headers.getall(name, ())) for name in log_context.TRACE_HEADERS}
+    return found if found["traceparent"] else None
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Outermost: names the request and turns every exception into an OpenAI error body."""
+    request_id = request[request_id_key] = request_id_of(request)
+    log_context.request_id.set(request_id)  # a connection's requests follow one another, each sets its own
+    log_context.trace_headers.set(trace_headers_of(request))
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        return no_route(request.path).response()
+    except Exception as error:
+        return from_exception(error, request_id).response()
+
+
+async def sign(request: web.Request, response: web.StreamResponse) -> None:
+    """on_response_prepare signal: streams too carry the id; which versions answer is nobody's business."""
+    response.headers["Server"] = "mooncake"
+    if request_id_key in request:
+        response.headers["X-Request-Id"] = request[request_id_key]
+
+
+def joining(request: web.Request, cluster_key: ClusterKey | None) -> Question | None:
+    """The question of somebody who has the cluster key."""
+    if cluster_key is None or request.path != "/cluster":
+        return None
+    return asked(cluster_key.ring(), request.headers.get("Authorization", ""))
+
+
+def require_key(keys: ApiKeys, cluster_key: ClusterKey | None = None) -> Middleware:
+    """Clients must send 'Authorization: Bearer <key>'; for /cluster the proof of the cluster key will do."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS and joining(request, cluster_key) is None:
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            owner = keys.owner(given.strip())
+            if scheme.lower() != "bearer" or owner is None:
+                raise ApiError(
+                    401,
+                    "missing or wrong API key; send it as 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            request[client_key] = owner.hex()
+        return await handler(request)
+
+    return check

@@ -1,0 +1,80 @@
+"""Fields of request bodies: what happens to those we do not serve, and types that several bodies share.
+
+Every field of a body is one of
+- served: a field of a model (net/http/openai/schema.py);
+- ignored: harmless to leave out (IGNORED), accepted so that stock clients work;
+- neutral: known but not served (NEUTRAL), accepted only with values that ask for nothing;
+- unknown: refused with 400 naming the field.
+A null means the same as an absent field, as at OpenAI.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+# fmt: off
+IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "reasoning_effort", "verbosity",
+})
+# fmt: on
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "suffix": ("",),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "include_obfuscation": (False,),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+}
+
+
+MAX_EXACT = 2**53
+"""Beyond it a float stands for several integers."""
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 16.0 is the integer 16, and some clients write it so."""
+    exact = isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT
+    return int(value) if exact else value
+
+
+def whole_ids(values: Any) -> Any:
+    """The same of a list; of others what they are. Quick for long lists of integers."""
+    return list(map(_whole, values)) if isinstance(values, list) and float in set(map(type, values)) else values
+
+
+WHOLE = BeforeValidator(_whole)
+TokenIds = Annotated[list[int], BeforeValidator(whole_ids)]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
+AtLeast0 = Annotated[int, Field(ge=0, lt=2**63), WHOLE]
+AtLeast1 = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
+UpTo20 = Annotated[int, Field(ge=0, le=20), WHOLE]
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal in JSON, where true is no 1."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def served_fields(body: dict[str, Any]) -> dict[str, Any]:
+    """`body` without nulls, ignored and neutral fields. Raises ValueError for a field known but not served."""
+    served = {}
+    for name, value in body.items():
+        if value is None or name in IGNORED:
+            continue
+        if name in NEUTRAL:
+            allowed = (*NEUTRAL[name], body.get("n")) if name == "best_of" else NEUTRAL[name]
+            if not any(_same(value, one) for one in allowed):
+                raise ValueError(f"{name} is not supported by this server; leave it out")
+            continue
+        served[name] = value
+    return served

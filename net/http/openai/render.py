@@ -1,0 +1,240 @@
+"""Outputs as OpenAI JSON: choices of completions and chats, whole and in pieces, logprobs and usage.
+
+Plain dicts all the way to orjson: this runs once per token and request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from net.http.common.frontend import Frontend, LogprobItem, Output
+from net.http.common.pieces import VALUE_CHARS, Rows
+from net.http.openai.logprobs import CompletionLogprobs, finite, prompt_logprobs
+from net.http.openai.plan import Plan
+from net.http.openai.tools import ToolText
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one HTTP request: every prompt once, every choice's output."""
+
+    n: int
+    prompt_tokens: dict[int, int] = field(default_factory=dict)  # by prompt
+    cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt: what its first choice found
+    completion_tokens: int = 0
+
+    def add(self, choice: int, output: Output) -> None:
+        self.completion_tokens += len(output.token_ids)
+        self.prompt_tokens[choice // self.n] = output.num_prompt_tokens
+        if choice % self.n == 0:
+            self.cached_tokens[choice // self.n] = output.num_cached_tokens
+
+    def json(self) -> Json:
+        prompt_tokens = sum(self.prompt_tokens.values())
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens.values())},
+        }
+
+
+class Renderer:
+    """One request's outputs as JSON. Subclasses say how a choice looks whole and as a chunk."""
+
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+
+    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+        """created: Unix time in seconds; token_ids: add token ids to every choice and chunk."""
+        self.frontend = frontend
+        self.plan = plan
+        self.token_ids = token_ids
+        self.usage = Usage(plan.n)
+        self.size = 0  # values in `whole`, about
+        self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
+        self._outputs: list[list[Output]] = [[] for _ in plan.choices]
+        self._started: set[int] = set()
+        self._shared: dict[tuple[str, int], Rows] = {}
+
+    def size_of(self, choice: int, output: Output) -> int:
+        """Values that `chunk` shows of it, about."""
+        asked = self.plan.choices[choice]
+        size = len(output.token_ids) + (1 + (asked["logprobs"] or 0)) * len(output.logprobs or ())
+        if output.prompt_logprobs is not None:
+            size += (1 + (asked.get("prompt_logprobs") or 0)) * len(output.prompt_logprobs)
+        return size
+
+    def collect(self, choice: int, output: Output) -> None:
+        """Keep an output for `whole`."""
+        if not self._outputs[choice]:
+            prompt = self.plan.prompt_of(choice)
+            self.size += len(prompt.echo) // VALUE_CHARS + (len(prompt.token_ids) if self.token_ids else 0)
+        self.size += self.size_of(choice, output)
+        self.usage.add(choice, output)
+        self._outputs[choice].append(output)
+
+    def whole(self) -> Json:
+        """The response without streaming, once every choice is finished."""
+        choices = [self._whole_choice(choice, _joined(outputs)) for choice, outputs in enumerate(self._outputs)]
+        return self._head | {"object": self.kind, "choices": choices, "usage": self.usage.json()}
+
+    def chunk(self, choice: int, output: Output) -> Json:
+        """One event of a stream."""
+        self.usage.add(choice, output)
+        first = choice not in self._started
+        self._started.add(choice)
+        rendered = self._chunk_choice(choice, output, first)
+        if self.token_ids:
+            rendered["token_ids"] = output.token_ids
+        return self._head | {"object": self.chunk_kind, "choices": [rendered]}
+
+    def usage_chunk(self) -> Json:
+        """The event after the last choice's end."""
+        return self._head | {"object": self.chunk_kind, "choices": [], "usage": self.usage.json()}
+
+    def _whole_choice(self, choice: int, output: Output) -> Json:
+        rendered = self._choice(choice, output)
+        rendered["stop_reason"] = output.stop_reason
+        if self.token_ids:
+            rendered["token_ids"] = output.token_ids
+            ids, first = self.plan.prompt_of(choice).token_ids, choice - choice % self.plan.n
+            rendered["prompt_token_ids"] = self._once(("ids", first), lambda: ids)
+        return rendered
+
+    def _prompt_logprobs(self, choice: int) -> Rows | None:
+        """vLLM's field, of this choice's prompt; None = not asked for. The prompt's first choice has brought them."""
+        wanted, first = self.plan.prompt_logprobs, choice - choice % self.plan.n
+        if wanted is None:
+            return None
+        items = self._outputs[first][0].prompt_logprobs or ()
+        return self._once(("logprobs", first), partial(prompt_logprobs, self.frontend, items, wanted))
+
+    def _once(self, name: tuple[str, int], make: Callable[[], Iterable[Any]]) -> Rows:
+        """What all choices of a prompt show is encoded for the first of them."""
+        return self._shared.setdefault(name, Rows(make))
+
+    def _choice(self, choice: int, output: Output) -> Json:
+        raise NotImplementedError
+
+    def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        raise NotImplementedError
+
+
+class CompletionRenderer(Renderer):
+    """/v1/completions: chunks look like whole choices."""
+
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+        super().__init__(frontend, plan, request_id, created, token_ids)
+        self._by_choice = [self._shown(choice) for choice in range(len(plan.choices))]
+
+    def _shown(self, choice: int) -> CompletionLogprobs | None:
+        """None: log probabilities are not asked for."""
+        wanted, prompt = self.plan.choices[choice]["logprobs"], self.plan.prompt_of(choice)
+        return None if wanted is None else CompletionLogprobs(self.frontend, wanted, prompt.token_ids, prompt.echo)
+
+    def _choice(self, choice: int, output: Output) -> Json:
+        of_prompt = self._prompt_logprobs(choice)
+        return self._chunk_choice(choice, output, True) | ({} if of_prompt is None else {"prompt_logprobs": of_prompt})
+
+    def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        return {
+            "index": choice,
+            "text": self.plan.prompt_of(choice).echo + output.text if first else output.text,
+            "logprobs": self._logprobs(choice, output),
+            "finish_reason": output.finish_reason,
+        }
+
+    def _logprobs(self, choice: int, output: Output) -> Json | None:
+        logprobs = self._by_choice[choice]
+        of_prompt = output.prompt_logprobs if self.plan.echo_logprobs else None
+        if logprobs is None or (output.logprobs is None and of_prompt is None):
+            return None
+        return logprobs.render(of_prompt, output.logprobs or [])
+
+
+class ChatRenderer(Renderer):
+    """/v1/chat/completions: a message, or deltas of one."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+        super().__init__(frontend, plan, request_id, created, token_ids)
+        self._tools = [ToolText(plan.tool_calls) for _ in plan.choices] if plan.tool_calls else None
+
+    def whole(self) -> Json:
+        of_prompt = self._prompt_logprobs(0)
+        return super().whole() | ({} if of_prompt is None else {"prompt_logprobs": of_prompt})
+
+    def _choice(self, choice: int, output: Output) -> Json:
+        text, calls, output = self._calls(choice, output)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            # The newlines around calls are no content; whole calls have no index.
+            whole = [{name: value for name, value in call.items() if name != "index"} for call in calls]
+            message |= {"content": text.strip() or None, "tool_calls": whole}
+        return self._around(choice, output, "message", message)
+
+    def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        # The role travels with the first token: an event of its own would count as a token in clients that
+        # measure the gaps between events.
+        text, calls, output = self._calls(choice, output)
+        delta: Json = {"role": "assistant", "content": text} if first else {"content": text}
+        if calls:
+            delta |= {"content": text or None, "tool_calls": calls}
+        return self._around(choice, output, "delta", delta)
+
+    def _calls(self, choice: int, output: Output) -> tuple[str, list[Json], Output]:
+        """(content, calls, the output with the reason that a client shall see)."""
+        if self._tools is None:
+            return output.text, [], output
+        tools = self._tools[choice]
+        text, calls = tools.feed(output.text, last=output.finish_reason is not None)
+        if tools.calls and output.finish_reason == "stop":
+            output = replace(output, finish_reason="tool_calls")
+        return text, calls, output
+
+    def _around(self, choice: int, output: Output, name: str, message: Json) -> Json:
+        logprobs = self._logprobs(choice, output.logprobs)
+        return {"index": choice, name: message, "logprobs": logprobs, "finish_reason": output.finish_reason}
+
+    def _logprobs(self, choice: int, items: list[LogprobItem] | None) -> Json | None:
+        wanted = self.plan.choices[choice]["logprobs"]
+        if wanted is None or items is None:
+            return None
+        content = []
+        for item in items:
+            top = [self._token(token_id, logprob) for token_id, logprob in item.top[:wanted]]
+            content.append(self._token(item.token_id, item.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        text, raw = self.frontend.token_text(token_id), self.frontend.token_bytes(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+
+
+def _joined(outputs: list[Output]) -> Output:
+    """The sum of all deltas; counts and reasons of the last."""
+    last = outputs[-1]
+    logprobs = [item for output in outputs for item in output.logprobs or ()]
+    return Output(
+        text="".join(output.text for output in outputs),
+        token_ids=[token for output in outputs for token in output.token_ids],
+        logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
+        finish_reason=last.finish_reason,
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
+        stop_reason=last.stop_reason,
+        prompt_logprobs=outputs[0].prompt_logprobs,
+    )

@@ -1,0 +1,245 @@
+"""Request bodies: the fields we serve, and their types. What happens to other fields: net/http/openai/fields.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from net.http.openai.fields import WHOLE, AtLeast0, AtLeast1, TokenIds, UpTo20, Whole, served_fields, whole_ids
+from net.http.openai.structured import Structured
+from net.http.openai.tools import MAX_TOOLS, Tool, spelt_for_templates
+
+SERVICE_CLASSES = ("interactive", "standard", "batch")
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
+MAX_BIASES = 4096
+MAX_CHOICES = 1024
+"""Prompts times n in one request."""
+RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
+
+
+def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name in sorted(RESERVED & set(arguments)):
+        raise ValueError(f"{name} cannot be passed to the template: it has its own field, or is reserved")
+    return arguments
+
+
+ShortText = Annotated[str, Field(max_length=256)]
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class Body(BaseModel):
+    """Strict: no string is taken for a number, no number for a bool."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: Any) -> Any:
+        return served_fields(body) if isinstance(body, dict) else body
+
+
+class StreamOptions(Body):
+    include_usage: bool = False  # one last chunk with the usage of the whole request
+    continuous_usage_stats: bool = False  # the usage so far in every chunk (vLLM)
+
+
+class Generation(Structured, Body):
+    """What both kinds of completion share. Ranges stand here for the OpenAPI document, too; the engine's SamplingParams
+    checks them again, and those that depend on each other."""
+
+    model: str = ""  # "" = the served one
+    max_tokens: AtLeast0 | None = None
+    min_tokens: AtLeast0 = 0
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Whole | None = None
+    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = []
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] = []
+    ignore_eos: bool = False
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] = {}
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False  # vLLM: token ids beside the text
+    prompt_logprobs: UpTo20 | None = None  # vLLM: others beside each of the prompt
+    cache_salt: ShortText = ""
+    service_class: Literal["interactive", "standard", "batch"] | None = None
+    priority: Whole = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_list(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: list[str]) -> list[str]:
+        if len(stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stop)}")
+        return stop
+
+    @model_validator(mode="after")
+    def _whole_answers_have_them(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: available only without streaming; leave stream out")
+        return self
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bias_of_ids(cls, bias: dict[str, float]) -> dict[str, float]:
+        for key, value in bias.items():
+            if not key.isascii() or not key.isdecimal() or len(key) > 10:
+                raise ValueError(f"keys must be token ids, got {key[:40]!r}")
+            if not -100 <= value <= 100:
+                raise ValueError(f"values must be in [-100, 100], got {value}")
+        return bias
+
+    @property
+    def wanted_class(self) -> str:
+        by_priority = "interactive" if self.priority < 0 else "batch" if self.priority > 0 else "standard"
+        return self.service_class or by_priority
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions"""
+
+    prompt: list[str | list[int]]  # after validation always a list of prompts
+    echo: bool = False
+    logprobs: UpTo20 | None = None
+    add_special_tokens: bool = True
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _list_of_prompts(cls, prompt: Any) -> Any:
+        """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+        prompt = [whole_ids(one) for one in whole_ids(prompt)] if isinstance(prompt, list) else prompt
+        prompts = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and _all(prompt, int)) else prompt
+        if not isinstance(prompts, list) or not (
+            _all(prompts, str) or all(isinstance(p, list) and _all(p, int) for p in prompts)
+        ):
+            raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
+        if not prompts or not all(prompts):
+            raise ValueError("must not be empty")
+        return prompts
+
+    @model_validator(mode="after")
+    def _servable(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 returns only the prompt; send echo: true with it")
+        if len(self.prompt) * self.n > MAX_CHOICES:
+            raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
+        return self
+
+
+class Message(BaseModel):
+    """One chat message; fields beside role and content go to the template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None  # of an earlier answer
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _as_objects(cls, calls: list[Any] | None) -> list[Any] | None:
+        return None if calls is None else spelt_for_templates(calls)
+
+    @field_validator("content")
+    @classmethod
+    def _text_only(cls, content: str | list[Any] | None) -> str | None:
+        """Content parts become one string: templates of text models expect a string."""
+        if not isinstance(content, list):
+            return content
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError('every content part must be {"type": "text", "text": "..."}')
+        return "\n".join(part["text"] for part in content)
+
+
+Conversation = Annotated[list[Message], Field(min_length=1)]
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions"""
+
+    messages: Conversation
+    max_tokens: AtLeast1 | None = None
+    max_completion_tokens: AtLeast1 | None = None
+    logprobs: bool = False
+    top_logprobs: UpTo20 = 0
+    add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def forced(self) -> list[Tool] | None:
+        """The tools of which the answer must call one; None = it may do as it likes. Raises ValueError."""
+        choice = self.tool_choice
+        if choice in ("auto", "none"):
+            return None
+        if choice == "required":
+            named = self.tools
+        elif isinstance(choice, dict) and isinstance(function := choice.get("function"), dict):
+            named = [tool for tool in self.tools if tool.function.name == function.get("name")]
+        else:
+            raise ValueError(
+                'tool_choice: must be auto, none, required or {"type": "function", "function": {"name": ..}}'
+            )
+        if not named:
+            raise ValueError("tool_choice: tools contains no such tool")
+        return named
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the template gets."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @model_validator(mode="after")
+    def _needs_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or chat messages"""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: Conversation | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: send either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    model: str = ""
+    tokens: TokenIds
+
+
+def _all(values: list[Any], kind: type) -> bool:
+    """Are all values exactly of `kind` (a bool is no int)? False for an empty list. Quick for long lists."""
+    return set(map(type, values)) == {kind}

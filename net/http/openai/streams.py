@@ -1,0 +1,110 @@
+"""Running the choices of one request at the same time: several generations in, one stream of (choice, Output)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from net.http.common.errors import naming
+from net.http.common.frontend import Frontend, Output
+from net.http.openai.plan import Plan
+from net.loop.tasks import awaited
+
+Item = tuple[int, Output]
+
+
+def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
+    """All choices of the plan, interleaved as they come; ends when every choice has its finish_reason.
+
+    Closing it closes every generation. The first error of any choice closes the others and is raised.
+    """
+    generations = [_generation(frontend, plan, request_id, choice) for choice in range(len(plan.choices))]
+    return generations[0] if len(generations) == 1 else _merge(generations)
+
+
+async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Item, None]:
+    """One choice. Raises ApiError 400 for what the frontend calls invalid, RuntimeError for an end without reason."""
+    name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
+    again = {} if plan.resume_from is None else {"again": True}
+    stream = frontend.generate(
+        plan.prompt_of(choice).token_ids,
+        plan.choices[choice],
+        request_id=name,
+        service_class=plan.service_class,
+        cache_salt=plan.cache_salt,
+        **again,
+    )
+    known = plan.resume_from or 0  # tokens that the client has
+    try:
+        async with aclosing(stream):
+            async for output in stream:
+                known -= len(output.token_ids)
+                if plan.prompt_only:
+                    yield choice, _prompt_alone(output)
+                    return
+                if known < 0:
+                    yield choice, output
+                elif output.finish_reason is not None:
+                    yield choice, replace(output, text="", token_ids=[], logprobs=None)
+                if output.finish_reason is not None:
+                    return
+    except ValueError as error:
+        raise naming(str(error)) from error
+    raise RuntimeError(f"generation {name} ended without a finish_reason")
+
+
+def _prompt_alone(output: Output) -> Output:
+    """Without the token that was generated because an engine always generates one."""
+    reason = "abort" if output.finish_reason == "abort" else "length"
+    return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
+
+
+async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    # One slot per stream keeps the memory bounded when the client reads slowly: producers wait in put().
+    queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(stream: AsyncGenerator[Item, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await queue.put(item)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        """One in each turn of the event loop: placing a thousand in one would keep everybody else waiting."""
+        for stream in streams:
+            tasks.append(awaited(pump(stream)))
+            await asyncio.sleep(0)
+
+    beginning = awaited(begin())
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                open_streams -= 1
+            else:
+                yield item
+    finally:
+        await _end([*tasks, beginning])
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel those that run, one in each turn of the event loop: each tells its nodes."""
+    left = [task for task in tasks if not task.done()]
+    try:
+        while left:
+            left.pop().cancel()
+            await asyncio.sleep(0)
+    finally:
+        for task in left:  # cancelled here: there is no other turn
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

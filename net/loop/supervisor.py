@@ -1,0 +1,61 @@
+"""The exception handler of a node's event loop: whatever failed where nobody waits for it is written as an error line,
+counted, and, when the node cannot do without it, makes the node leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from net.loop.tasks import FINAL, TASK
+
+log = logging.getLogger("mooncake.node")
+
+UNNAMED = "unnamed"  # 'Task exception was never retrieved', an exception in a callback
+
+
+class Supervisor:
+    """Install it inside the running loop, and once in a process: threads have one handler for all."""
+
+    def __init__(self, count: Callable[[str], None], give_up: Callable[[str], None]) -> None:
+        """count(name): a background task of that name failed; give_up(reason): the node cannot go on."""
+        self._count = count
+        self._give_up = give_up
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._before = threading.excepthook
+
+    def install(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self.failed)
+        self._before, threading.excepthook = threading.excepthook, self._thread_failed
+
+    def remove(self) -> None:
+        """Idempotent."""
+        if self._loop is not None:
+            self._loop.set_exception_handler(None)
+            threading.excepthook = self._before
+            self._loop = None
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """As asyncio calls it. `context` may have the keys of net/loop/tasks.py."""
+        name = context.get(TASK, UNNAMED)
+        self._count(name)
+        error = context.get("exception")
+        told = {key: value for key, value in context.items() if key not in (TASK, FINAL)}
+        loop.default_exception_handler(told)
+        if context.get(FINAL):
+            self._give_up(f"background task {name!r} failed: {type(error).__name__}: {error}")
+
+    def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """On the thread that ends."""
+        name = failed.thread.name if failed.thread is not None else UNNAMED
+        loop = self._loop
+        if loop is None or failed.exc_type is SystemExit:
+            return
+        context = {"message": f"an exception ended thread {name!r}", "exception": failed.exc_value, TASK: name}
+        try:
+            loop.call_soon_threadsafe(self.failed, loop, context)
+        except RuntimeError:  # the loop is closed
+            log.error("an exception ended thread %r", name, exc_info=failed.exc_value)

@@ -1,0 +1,68 @@
+"""Background tasks. Every task of the program is made here, so that none dies unseen.
+
+    spawn(work, "fence")          nobody waits for its end: what it raises is told at once
+    keep(run, "repair")           a loop of the node: started again when it raises, a few times a minute at most; one
+                                  that fails more often ends, and the node leaves
+    awaited(work)                 somebody awaits the task and gets what it raises
+
+"Told" is a call of the event loop's exception handler: asyncio's own writes an error line; a node has a Supervisor
+(net/loop/supervisor.py) there, which also counts it and lets the node leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from net.loop.restarts import Restarts
+
+T = TypeVar("T")
+
+TASK = "background_task"  # keys of the handler's context: the name of the task,
+FINAL = "final"  # and True when the node cannot do without it and it does not run any more
+
+
+def spawn(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Begin work that nobody waits for. The caller keeps the task, or asyncio forgets it."""
+    task = awaited(work)
+    task.add_done_callback(partial(_ended, name))
+    return task
+
+
+def keep(run: Callable[[], Awaitable[None]], name: str, restarts: Restarts | None = None) -> asyncio.Task[None]:
+    """Have `run` running until it returns or the task is cancelled."""
+    return awaited(_kept(run, name, restarts or Restarts()))
+
+
+def awaited(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose end somebody awaits."""
+    return asyncio.get_running_loop().create_task(work)
+
+
+def tell(name: str, error: BaseException, pause_s: float | None, then: str = "the node leaves") -> None:
+    """The background work `name` raised `error`; it goes on after `pause_s` seconds, or, if that is None, never."""
+    end = f"not started again: {then}" if pause_s is None else f"started again in {pause_s:g} s"
+    context = {"message": f"background task {name!r} failed and is {end}", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context | {TASK: name, FINAL: pause_s is None})
+
+
+async def _kept(run: Callable[[], Awaitable[None]], name: str, restarts: Restarts) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            await run()
+            return
+        except Exception as error:
+            pause_s = restarts.failed(loop.time())
+            tell(name, error, pause_s)
+            if pause_s is None:
+                return
+        await asyncio.sleep(pause_s)
+
+
+def _ended(name: str, task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": f"background task {name!r} failed", "exception": error, TASK: name}
+        task.get_loop().call_exception_handler(context)

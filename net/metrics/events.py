@@ -1,0 +1,222 @@
+"""Prometheus metrics of a node: vLLM's names where vLLM has the metric, `mooncake:` for what only we have.
+
+The node calls plain methods at the moment something happens; gauges that describe a state are set before a scrape
+by the owner of the state (`set_load`, `set_members`, ...). net/metrics/table.py declares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from net.loop.stalls import SLOW_S, Stall
+from net.metrics.table import ALIASES, Declared, declared
+from net.metrics.transfers import TransferCollector
+from net.metrics.watched import Aliases, Watched, WatchedCollector
+
+
+class Metrics:
+    """One node's metrics in a registry of its own, so that several nodes fit into one process (tests, simulator).
+
+    Every metric carries the labels model_name and engine (the node id). Times are seconds, measured with one
+    monotonic clock in one process.
+    """
+
+    def __init__(self, model_name: str, engine: str, max_model_len: int = 1 << 17) -> None:
+        """max_model_len: where the buckets of token counts end."""
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": engine}
+        self._metrics: dict[str, Any] = {}
+        self._children: dict[tuple[str, ...], Any] = {}
+        for metric in declared(max_model_len):
+            self._add(metric)
+        aliases = {alias: (self._metrics[name], f"The same as {name}") for alias, name in ALIASES.items()}
+        self.registry.register(Aliases(aliases))
+        self._watched = WatchedCollector(self._labels)
+        self.registry.register(self._watched)
+
+    def text(self) -> bytes:
+        """The exposition format of Prometheus. May run in a thread, `read` comes first."""
+        return generate_latest(self.registry)
+
+    # --- the engine's state and steps
+
+    def set_load(self, running: int, waiting: int, kv_usage: float) -> None:
+        """running, waiting: requests on this node; kv_usage: share of KV blocks in use, 0..1."""
+        self._child("vllm:num_requests_running").set(running)
+        self._child("vllm:num_requests_waiting").set(waiting)
+        self._child("vllm:kv_cache_usage_perc").set(kv_usage)
+
+    def set_waiting(self, by_class: Mapping[str, int]) -> None:
+        """Requests on this node that wait, counted by service class."""
+        for name, count in by_class.items():
+            self._child("mooncake:requests_waiting", service_class=name).set(count)
+
+    def set_cache_config(self, config: Mapping[str, object]) -> None:
+        """Publish resolved cache settings (block_size, num_gpu_blocks, cache_dtype, ...) as labels."""
+        labels = {name: str(value) for name, value in config.items()}
+        name = "vllm:cache_config_info"
+        if name in self._metrics:
+            self.registry.unregister(self._metrics[name])
+        gauge = Gauge(name, "Resolved cache settings", [*self._labels, *labels], registry=self.registry)
+        self._metrics[name] = gauge
+        gauge.labels(**self._labels, **labels).set(1)
+
+    def observe_step(self, num_tokens: int) -> None:
+        """One model step over `num_tokens` tokens of all requests."""
+        self._child("vllm:iteration_tokens_total").observe(num_tokens)
+
+    def count_preemption(self) -> None:
+        self._child("vllm:num_preemptions").inc()
+
+    def count_prefix_lookup(self, queried_tokens: int, hit_tokens: int) -> None:
+        """Per request: prompt tokens looked up, and how many of them were found in any tier."""
+        self._child("vllm:prefix_cache_queries").inc(queried_tokens)
+        self._child("vllm:prefix_cache_hits").inc(hit_tokens)
+
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """One request's draft was verified in a step."""
+        self._child("vllm:spec_decode_num_drafts").inc()
+        self._child("vllm:spec_decode_num_draft_tokens").inc(drafted)
+        self._child("vllm:spec_decode_num_accepted_tokens").inc(accepted)
+        for position in range(accepted):
+            self._child("vllm:spec_decode_num_accepted_tokens_per_pos", position=str(position)).inc()
+
+    # --- requests
+
+    def count_prompt_tokens(self, tokens: int) -> None:
+        """Prompt tokens whose prefill is done, cached ones included."""
+        self._child("vllm:prompt_tokens").inc(tokens)
+
+    def count_generation_tokens(self, tokens: int) -> None:
+        self._child("vllm:generation_tokens").inc(tokens)
+
+    def observe_ttft(self, seconds: float, service_class: str) -> None:
+        """Arrival to first token."""
+        self._child("vllm:time_to_first_token_seconds").observe(seconds)
+        self._child("mooncake:time_to_first_token_seconds", service_class=service_class).observe(seconds)
+
+    def observe_itl(self, seconds: float, service_class: str) -> None:
+        """Between two successive tokens of one request."""
+        self._child("vllm:inter_token_latency_seconds").observe(seconds)
+        self._child("mooncake:inter_token_latency_seconds", service_class=service_class).observe(seconds)
+
+    def observe_queue(self, seconds: float) -> None:
+        """Arrival to first scheduled."""
+        self._child("vllm:request_queue_time_seconds").observe(seconds)
+
+    def observe_prefill(self, seconds: float) -> None:
+        """First scheduled to first token."""
+        self._child("vllm:request_prefill_time_seconds").observe(seconds)
+
+    def observe_decode(self, seconds: float) -> None:
+        """First token to last token."""
+        self._child("vllm:request_decode_time_seconds").observe(seconds)
+
+    def observe_inference(self, seconds: float) -> None:
+        """First scheduled to last token."""
+        self._child("vllm:request_inference_time_seconds").observe(seconds)
+
+    def finish_request(
+        self, reason: str, e2e_s: float, prompt_tokens: int, output_tokens: int, decode_s: float
+    ) -> None:
+        """A request ended on its acceptor with finish_reason `reason` (stop, length, abort).
+
+        e2e_s: arrival to last token; decode_s: first to last token, from which the time per output token follows.
+        """
+        self._child("vllm:request_success", finished_reason=reason).inc()
+        self._child("vllm:e2e_request_latency_seconds").observe(e2e_s)
+        self._child("vllm:request_prompt_tokens").observe(prompt_tokens)
+        self._child("vllm:request_generation_tokens").observe(output_tokens)
+        if output_tokens > 1:
+            per_token = decode_s / (output_tokens - 1)
+            self._child("vllm:request_time_per_output_token_seconds").observe(per_token)
+
+    def count_background_failure(self, task: str) -> None:
+        """A background task of this name failed (net/loop/supervisor.py)."""
+        self._child("mooncake:background_failures", task=task).inc()
+
+    # --- the cluster, transfers, the pooled store
+
+    def set_members(self, alive: Mapping[str, int]) -> None:
+        """Members this node believes alive, counted by role."""
+        for role, count in alive.items():
+            self._child("mooncake:cluster_members", role=role).set(count)
+
+    def watch_transfers(self, snapshot: Callable[[], list[dict[str, Any]]]) -> None:
+        """Show the transfer engine's rows (net.transfer.engine.TransferEngine.snapshot) per peer in every scrape."""
+        self.registry.register(TransferCollector(self._labels, snapshot))
+
+    def watch(self, metrics: Iterable[Watched]) -> None:
+        """Show what others count (net/metrics/watched.py), as of the last `read`."""
+        self._watched.add(metrics)
+
+    def read(self) -> None:
+        """Before a scrape, on the event loop: take the values of what is watched."""
+        self._watched.read()
+
+    def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
+        """One finished submission. direction: read or write; transport: local, shm, tcp, ..."""
+        labels = {"direction": direction, "transport": transport}
+        self._child("mooncake:transfer_bytes", **labels).inc(nbytes)
+        self._child("mooncake:transfer_seconds", **labels).inc(seconds)
+
+    def count_wire_saved(self, nbytes: int) -> None:
+        """KV bytes that did not move to a decode node because the rest was encoded (--wire-dtype)."""
+        self._child("mooncake:wire_saved_bytes").inc(nbytes)
+
+    def count_transfer_failure(self, transport: str) -> None:
+        self._child("mooncake:transfer_failures", transport=transport).inc()
+
+    def count_prefix_load(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
+        """Blocks of a prefix that were found, by tier (dram or ssd of the pool, arena of another node), and those that
+        were not."""
+        for tier, blocks in blocks_by_tier.items():
+            self._child("mooncake:store_hit_blocks", tier=tier).inc(blocks)
+        self._child("mooncake:store_missed_blocks").inc(missed_blocks)
+
+    def count_store_put(self, blocks: int) -> None:
+        """Blocks newly published to their homes."""
+        self._child("mooncake:store_put_blocks").inc(blocks)
+
+    def observe_stall(self, stall: Stall) -> None:
+        """How long a callback waited for the event loop, sampled; of long ones the cause too."""
+        self._child("mooncake:event_loop_stall_seconds").observe(stall.late)
+        if stall.late > SLOW_S:
+            for cause in ("computing", "core", "lock"):
+                self._child("mooncake:event_loop_long_stall_seconds", cause=cause).inc(getattr(stall, cause))
+
+    def set_longest_stall(self, seconds: float) -> None:
+        """The longest since the start."""
+        self._child("mooncake:event_loop_longest_stall_seconds").set(seconds)
+
+    def count_resumed(self) -> None:
+        """A request was placed again after its prefill or decode node was lost."""
+        self._child("mooncake:requests_resumed").inc()
+
+    def observe_estimate(self, name: str, error: float) -> None:
+        """Absolute percentage error, as a ratio, of one estimate (ttft, wait, prefill, ...) behind a placement."""
+        self._child("mooncake:placement_estimate_error", estimate=name).observe(error)
+
+    def count_rejected(self, reason: str) -> None:
+        """A request was refused before prefill; reason: overloaded or unavailable."""
+        self._child("mooncake:requests_rejected", reason=reason).inc()
+
+    # --- registration
+
+    def _child(self, name: str, **labels: str) -> Any:
+        """Looked up once: every token asks for three."""
+        key = (name, *labels.values())
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._metrics[name].labels(**self._labels, **labels)
+        return child
+
+    def _add(self, one: Declared) -> None:
+        options = {} if one.buckets is None else {"buckets": one.buckets}
+        labels = [*self._labels, *one.labels]
+        metric = self._metrics[one.name] = one.kind(one.name, one.text, labels, registry=self.registry, **options)
+        if not one.labels:
+            metric.labels(**self._labels)  # shown as 0 before the first event, so that rates have a start

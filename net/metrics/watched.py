@@ -1,0 +1,176 @@
+"""Metrics that somebody else counts anyway: read off their owner at each scrape, so that nobody pays for them between.
+
+Owners live on the event loop and the exposition is written in a thread, so `read` takes the values before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Rows = Iterable[tuple[Sequence[str], float]]
+"""(values of the own labels, value)"""
+
+TIER_EVENTS = ("hits", "misses", "writes", "evictions", "refused", "corrupt", "failures", "renewals")
+TIER_TROUBLES = ("stalled", "failing", "closed")
+STORE_FAULTS = {"corrupt": "damaged", "home_failures": "home"}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One metric. `name` as the exposition has it, without the _total of a counter."""
+
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    rows: Callable[[], Rows]
+
+
+class WatchedCollector(Collector):
+    """`common`: labels of every metric of the node. Shows what the last `read` found."""
+
+    def __init__(self, common: Mapping[str, str]) -> None:
+        self._common = common
+        self._metrics: list[Watched] = []
+        self._families: list[Metric] = []
+
+    def add(self, metrics: Iterable[Watched]) -> None:
+        self._metrics += metrics
+
+    def read(self) -> None:
+        """On the event loop."""
+        self._families = [self._family(metric) for metric in self._metrics]
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+    def _family(self, metric: Watched) -> Metric:
+        family = metric.kind(metric.name, metric.text, labels=[*self._common, *metric.labels])
+        for labels, value in metric.rows():
+            family.add_metric([*self._common.values(), *labels], value)
+        return family
+
+
+class Aliases(Collector):
+    """Other names of registered metrics: what older dashboards and routers ask for."""
+
+    def __init__(self, metrics: Mapping[str, tuple[Any, str]]) -> None:
+        """alias -> (a metric of prometheus_client, its help text)."""
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        for alias, (metric, text) in self._metrics.items():
+            for family in metric.collect():
+                renamed = Metric(alias, text, family.type)
+                renamed.samples = [
+                    sample._replace(name=alias + sample.name.removeprefix(family.name)) for sample in family.samples
+                ]
+                yield renamed
+
+
+def of_load_words(counters: Mapping[str, int]) -> list[Watched]:
+    """net.gossip.load_words.LoadWords.counters, whose names are like read_one_sided."""
+
+    def rows() -> Rows:
+        for name, count in sorted(counters.items()):
+            operation, _, way = name.partition("_")
+            yield (operation, way or "one_sided"), count
+
+    text = "Load queries to other nodes (read, asked) and claims on them, by operation and way"
+    return [Watched(CounterMetricFamily, "mooncake:load_words", text, ("operation", "way"), rows)]
+
+
+def of_gossip(
+    traffic: Mapping[str, tuple[int, int]],
+    counters: Callable[[], Mapping[str, int]],
+    lost: Mapping[str, int],
+    oldest_s: Callable[[], float],
+) -> list[Watched]:
+    """traffic: direction -> (packets, bytes); counters: net.gossip.driver.Gossip.counters; lost: members that went, by
+    why; oldest_s: age of the oldest load record."""
+
+    def events() -> Rows:
+        return [((name,), count) for name, count in sorted(counters().items()) if name != "local_health"]
+
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    return [
+        Watched(counter, "mooncake:gossip_packets", "UDP packets of gossip", ("direction",),
+                lambda: [((way,), packets) for way, (packets, _) in traffic.items()]),
+        Watched(counter, "mooncake:gossip_bytes", "Payload of the gossip packets, without IP and UDP headers",
+                ("direction",),
+                lambda: [((way,), size) for way, (_, size) in traffic.items()]),
+        Watched(counter, "mooncake:gossip_events", "Gossip events: failed probes, suspicions, refutations, "
+                "dropped packets and others",
+                ("event",), events),
+        Watched(gauge, "mooncake:gossip_local_health", "Local health score of this node (Lifeguard): 0 is "
+                "healthy, higher is worse",
+                (), lambda: [((), counters().get("local_health", 0))]),
+        Watched(gauge, "mooncake:gossip_oldest_record_seconds", "Age of the oldest load record of a living node",
+                (), lambda: [((), oldest_s())]),
+        Watched(counter, "mooncake:members_lost", "Members lost, by reason: dead, left, restarted", ("reason",),
+                lambda: [((reason,), count) for reason, count in sorted(lost.items())]),
+    ]  # fmt: skip
+
+
+def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: int) -> list[Watched]:
+    """stats: cache.tiers.local_store.LocalStore.stats, of this node's share of the pool by tier; slot_bytes: of one
+    block."""
+
+    def sizes(field: str, unit: int) -> Callable[[], Rows]:
+        return lambda: [((tier,), row[field] * unit) for tier, row in stats().items()]
+
+    def events() -> Rows:
+        for tier, row in stats().items():
+            yield from (((tier, name), row[name]) for name in TIER_EVENTS if name in row)
+
+    def troubles() -> Rows:
+        for tier, row in stats().items():
+            yield from (((tier, name), row[name]) for name in TIER_TROUBLES if name in row)
+
+    def figures(field: str) -> Callable[[], Rows]:
+        return lambda: [((tier,), row[field]) for tier, row in stats().items() if field in row]
+
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    return [
+        Watched(gauge, "mooncake:store_used_bytes", "Bytes used in this node's share of the pool", ("tier",),
+                sizes("bytes", 1)),
+        Watched(gauge, "mooncake:store_capacity_bytes", "Size of this node's share of the pool", ("tier",),
+                sizes("capacity", slot_bytes)),
+        Watched(counter, "mooncake:store_tier_events", "Events of this share, by tier: blocks found, missing, "
+                "written, evicted, refused by admission or damaged; failed disk operations; tiers started empty after "
+                "damage",
+                ("tier", "event"), events),
+        Watched(gauge, "mooncake:store_disk_trouble", "1 while the disk of the tier hangs, fails, or could not be "
+                "reopened after damage", ("tier", "trouble"), troubles),
+        Watched(gauge, "mooncake:store_pinned_blocks", "Blocks of this share that are never evicted", ("tier",),
+                figures("pinned")),
+        Watched(gauge, "mooncake:store_unwritten_blocks", "Blocks that the disk rejected; the tier will retry them",
+                ("tier",), figures("unwritten")),
+    ]  # fmt: skip
+
+
+def of_store(stats: Callable[[], Mapping[str, Any]]) -> list[Watched]:
+    """stats: cache.store.store.Store.stats, of this node's use of the pool."""
+
+    def faults() -> Rows:
+        now = stats()
+        return [((name,), now[field]) for field, name in STORE_FAULTS.items() if field in now]
+
+    text = "Blocks that arrived damaged and were dropped; failed calls to homes"
+    return [Watched(CounterMetricFamily, "mooncake:store_faults", text, ("fault",), faults)]
+
+
+def of_traces(lost: Callable[[], int], sent: Callable[[], int]) -> list[Watched]:
+    """Of --otlp-traces-endpoint."""
+    counter = CounterMetricFamily
+    return [
+        Watched(counter, "mooncake:otlp_lost_traces", "Requests whose trace did not reach the collector", (),
+                lambda: [((), lost())]),
+        Watched(counter, "mooncake:otlp_spans", "Spans that the OpenTelemetry collector accepted", (),
+                lambda: [((), sent())]),
+    ]  # fmt: skip

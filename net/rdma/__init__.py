@@ -1,1 +1,0 @@
-"""RDMA: one-sided reads and writes by the network card, over libibverbs."""

@@ -1,0 +1,69 @@
+"""Which transport reaches a peer: asks what it offers, and answers peers that ask here.
+
+A peer that stood still or was cut off for a while may not know that it was given up. Two things keep what it writes
+then out of memory that has other uses by now: it gets no new way to this node's memory before it has asked for offers
+again, and its answer names the epoch, which a WRITE can be bound to.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from net.channel.channel import Channel
+from net.errors import RemoteError, TransferError
+from net.transfer.common.path import Path
+from net.transfer.common.transport import Transport, Unusable
+
+ANSWER_S = 10.0  # for the peer to say what it offers
+
+
+class PathFinder:
+    """Both ends, for one node. `transports` are in the order in which they are tried."""
+
+    def __init__(self, channel: Channel, transports: Mapping[str, Transport]) -> None:
+        self.closed = False
+        self._channel = channel
+        self._transports = transports
+        self._epochs: dict[str, str] = {}  # by peer
+        self._admitted: set[str] = set()  # peers that have asked since they were last lost
+        channel.links.admits = self._admitted.__contains__
+        channel.handle("transfer.open", self._offer)
+
+    def epoch_of(self, peer_id: str) -> str:
+        """Names the time since this node last lost the peer. What the peer was told to write in an earlier epoch must
+        not land any more."""
+        return self._epochs.setdefault(peer_id, secrets.token_hex(8))
+
+    def lost(self, peer_id: str) -> None:
+        """A new epoch. Every connection for transfers from this peer is cut by now."""
+        self._epochs.pop(peer_id, None)
+        self._admitted.discard(peer_id)
+
+    async def find(self, peer_id: str) -> Path:
+        """The first transport that works between the two. Raises PeerLost, PeerRefused, TransferError when there is
+        none, TimeoutError."""
+        try:
+            answer, _ = await self._channel.call(peer_id, "transfer.open", {}, timeout_s=ANSWER_S)
+        except RemoteError as error:
+            raise TransferError(f"{peer_id!r} does not take part in transfers: {error}") from None
+        refused: dict[str, str] = {}
+        for name, transport in self._transports.items():
+            offer = answer["offers"].get(name)
+            if offer is None:
+                refused[name] = "the peer does not offer it"
+                continue
+            try:
+                return Path(name, await transport.open(peer_id, offer), refused, answer["epoch"])
+            except Unusable as error:
+                refused[name] = str(error)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise TransferError(f"no transport to {peer_id!r}: {reasons}")
+
+    async def _offer(self, peer_id: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+        if self.closed:
+            raise RemoteError("its transfer engine is closed", "closed")
+        self._admitted.add(peer_id)
+        offers = {name: transport.offer() for name, transport in self._transports.items()}
+        return {"offers": offers, "epoch": self.epoch_of(peer_id)}

@@ -1,0 +1,128 @@
+"""What a submission is while it is under way: its slices, how many are in queues, and what it still waits for.
+
+However it ends, it ends only when nothing of it moves any more: its memory may be freed at once. So a job that has
+failed on one rail waits for its slices in the queues of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from net.errors import TransferError
+from net.transfer.common import rails
+from net.transfer.common.landed import Landed
+from net.transfer.common.spans import Span
+from net.transfer.common.transport import Op
+from net.transfer.rdma.queue_pair import Request
+
+SLICE_BYTES = 1 << 20
+"""Bytes of one request: long enough for line rate, short enough to stripe, and not above what Soft-RoCE can READ."""
+
+SLICE_ATTEMPTS = 9  # of one slice
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """A region of the peer: where it starts and its key on each rail."""
+
+    address: int
+    nbytes: int
+    keys: Sequence[int]
+    distances: Sequence[int] = ()  # net.transfer.common.topology NEAR or FAR, of each rail
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """One request of a job. `make(rail, slice)` writes it for the rail it goes by."""
+
+    job: Job
+    make: Callable[[int, Slice], Request]
+    local: int = 0  # offsets in the two regions, bytes
+    remote: int = 0
+    length: int = 0
+    attempts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One submission. `once`: it may not be done twice, so it fails with the rail it was on."""
+
+    op: Op
+    once: bool = False
+    priority: int = 0
+    distances: Sequence[int] = ()  # of the rails from the memory; empty = all the same
+    landed: Landed | None = None
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    waiting: deque[Slice] = field(default_factory=deque)
+    under_way: int = 0  # slices in queues
+    unsettled: set[int] = field(default_factory=set)  # rails a WRITE broke on whose old queue pair may still take it
+    ending: Exception | None = None  # no more of it is posted, and `done` gets this once nothing moves
+
+    def add(self, spans: Iterable[Span], make: Callable[[int, Slice], Request]) -> None:
+        """Wait with the slices of `spans`."""
+        for here, there, length in spans:
+            for offset, size in rails.cut(here, length, SLICE_BYTES):
+                self.waiting.append(Slice(self, make, offset, there + offset - here, size))
+
+    def posted(self) -> Slice:
+        """The next slice, which goes into a queue."""
+        self.under_way += 1
+        return self.waiting.popleft()
+
+    def arrived(self, piece: Slice) -> None:
+        """One slice is done."""
+        self.under_way -= 1
+        if self.landed is not None:
+            self.landed.add([(piece.local, piece.remote, piece.length)])
+        self.finish_if_idle()
+
+    def came_back(self, piece: Slice, rail: int, rail_name: str) -> None:
+        """A slice did not arrive by this rail, or may have."""
+        self.under_way -= 1
+        piece.attempts += 1
+        if self.op is Op.WRITE:
+            self.unsettled.add(rail)
+        if self.ending is not None:
+            return
+        if self.once:
+            self.stop(TransferError(f"{rail_name} broke; the operation may or may not have taken effect"))
+        elif piece.attempts >= SLICE_ATTEMPTS:
+            self.stop(TransferError(f"a slice failed {SLICE_ATTEMPTS} times, last on {rail_name}"))
+        else:
+            self.waiting.appendleft(piece)
+
+    def settled(self, rail: int) -> None:
+        """The peer's old queue pair of this rail takes nothing any more."""
+        self.unsettled.discard(rail)
+        self.finish_if_idle()
+
+    def stop(self, error: Exception) -> None:
+        """Post nothing more of it; `done` gets the first such error once nothing moves any more."""
+        self.waiting.clear()
+        self.ending = self.ending or error
+        self.finish_if_idle()
+
+    def lost(self, error: Exception) -> None:
+        """The queue pairs are closed, so nothing moves any more: it ends now."""
+        self.waiting.clear()
+        if not self.done.done():
+            self._end(error)
+
+    def finish_if_idle(self) -> None:
+        """Nothing of it moves any more: it is complete, or has failed."""
+        if self.idle and not self.done.done():
+            self._end(self.ending)
+
+    def _end(self, error: Exception | None) -> None:
+        if error is None:
+            self.done.set_result(None)
+            return
+        self.done.set_exception(error)
+        self.done.exception()  # the one who waited may have been cancelled
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.under_way and not self.unsettled

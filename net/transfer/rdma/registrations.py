@@ -1,0 +1,110 @@
+"""Memory that a card may use. Registering pins every page, and deregistering unpins it, seconds for a large arena: both
+run in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from net.loop.tasks import awaited, spawn
+from net.transfer.common.memory import Region
+from net.transfer.common.transport import Unusable
+
+AT_ONCE_BYTES = 1 << 20  # pinned in less time than a thread takes to wake
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A region as one device knows it."""
+
+    address: int
+    nbytes: int
+    lkey: int
+    rkey: int
+
+
+class Registrations:
+    """Of one device, by the regions' names."""
+
+    def __init__(self, pin: Callable[[Region], tuple[Any, Registered]], unpin: Callable[[Any], None]) -> None:
+        """pin(region): (handle for unpin, keys); blocking, from any thread; raises Unusable."""
+        self._pin = pin
+        self._unpin = unpin
+        self._known: dict[str, tuple[Region, Any, Registered]] = {}
+        self._pinning: dict[Region, asyncio.Task[Registered]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()  # those of withdrawn regions too
+
+    def known(self, region: Region) -> Registered | None:
+        """None when it is not registered, or not yet."""
+        known = self._known.get(region.name)
+        return known[2] if known is not None and known[0] is region else None
+
+    def at_once(self, region: Region) -> Registered:
+        """Blocks while the region is pinned: for small ones. Raises Unusable."""
+        if (known := self.known(region)) is not None:
+            return known
+        self.withdraw(region.name)
+        handle, registered = self._pin(region)
+        self._known[region.name] = region, handle, registered
+        return registered
+
+    async def soon(self, region: Region) -> Registered:
+        """Raises Unusable; also when the region was withdrawn meanwhile."""
+        if self.known(region) is not None or region.nbytes <= AT_ONCE_BYTES:
+            return self.at_once(region)
+        if (task := self._pinning.get(region)) is None:
+            self.withdraw(region.name)  # another region had this name
+            task = self._pinning[region] = awaited(self._in_thread(region))
+            self._tasks.add(task)
+            task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    async def _in_thread(self, region: Region) -> Registered:
+        task = asyncio.current_task()
+        try:
+            handle, registered = await asyncio.to_thread(self._pin, region)
+            if self._pinning.get(region) is not task:
+                await asyncio.to_thread(self._unpin, handle)
+                raise Unusable(f"region {region.name!r} was unregistered during its registration")
+        finally:
+            if self._pinning.get(region) is task:
+                del self._pinning[region]
+        self._known[region.name] = region, handle, registered
+        return registered
+
+    def _over(self, task: asyncio.Task[Registered]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # those who waited may have been cancelled
+
+    def withdraw(self, name: str) -> None:
+        """What peers still send to its key is refused by the card: from now on, or, for a large region, once a thread
+        has unpinned its pages, which are nobody else's until then. Idempotent."""
+        for region in [one for one in self._pinning if one.name == name]:
+            del self._pinning[region]
+        if (known := self._known.pop(name, None)) is None:
+            return
+        region, handle, _ = known
+        if region.nbytes <= AT_ONCE_BYTES:
+            self._unpin(handle)
+        else:
+            task = spawn(asyncio.to_thread(self._unpin, handle), "unpinning a region")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """Withdraw everything, and return when no thread pins or unpins any more."""
+        self._pinning.clear()
+        while self._known or self._tasks:
+            for name in list(self._known):
+                self.withdraw(name)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def withdraw_all(self) -> None:
+        """At once, and blocking. No thread pins."""
+        for _, handle, _ in self._known.values():
+            self._unpin(handle)
+        self._known.clear()

@@ -1,0 +1,79 @@
+"""libibverbs for the rest of net/rdma: loaded on the first call, with one line of why where there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from net.compiled import Unavailable
+from net.transfer.common.transport import Unusable
+from net.transfer.rdma.build import module
+
+SYSFS = Path("/sys/class/infiniband")
+
+OP = Struct("=4Q6I")
+"""kv_op: wr_id, local address, remote address, add; length, lkey, rkey, opcode, flags, unused."""
+
+COMPLETION = Struct("=Q2I")
+"""kv_completion: wr_id; status, qp_num."""
+
+
+class VerbsError(OSError):
+    """A verbs call failed."""
+
+
+class Verbs:
+    """The two halves of the cffi module. Attributes of `lib` are the names of verbs.h."""
+
+    def __init__(self) -> None:
+        loaded = module()
+        self.ffi: Any = loaded.ffi
+        self.lib: Any = loaded.lib
+        if (OP.size, COMPLETION.size) != (self.lib.kv_sizeof_op(), self.lib.kv_sizeof_completion()):
+            raise Unavailable("the verbs module and its records have different sizes")
+
+    def pointer(self, pointer: Any, what: str) -> Any:
+        """`pointer`, or VerbsError when it is NULL."""
+        if pointer == self.ffi.NULL:
+            raise VerbsError(self.ffi.errno, f"{what}: {os.strerror(self.ffi.errno)}")
+        return pointer
+
+    def check(self, error: int, what: str) -> None:
+        """VerbsError unless `error` is 0."""
+        if error:
+            number = abs(error) if abs(error) in errno.errorcode else self.ffi.errno
+            raise VerbsError(number, f"{what}: {os.strerror(number)}")
+
+    def status(self, status: int) -> str:
+        """What a completion's status means."""
+        return str(self.ffi.string(self.lib.ibv_wc_status_str(status)).decode())
+
+
+@cache
+def verbs() -> Verbs:
+    """Loaded once. Raises Unusable with the reason."""
+    if not device_names():
+        raise Unusable("this machine has no RDMA device (nothing in /sys/class/infiniband)")
+    try:
+        return Verbs()
+    except Unavailable as error:
+        raise Unusable(str(error)) from None
+
+
+def prepare() -> None:
+    """Compile and load ahead of the first transfer, where there is a device. Blocking, at most a few seconds."""
+    with suppress(Unusable):
+        verbs()
+
+
+def device_names() -> list[str]:
+    """The kernel's RDMA devices."""
+    try:
+        return sorted(path.name for path in SYSFS.iterdir())
+    except OSError:
+        return []

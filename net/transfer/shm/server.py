@@ -1,0 +1,122 @@
+"""The side of shared memory that owns the regions: gives memfds to peers, tells them what is gone, waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from net.transfer.common.memory import Region
+from net.transfer.shm.lifeline import Lifeline
+
+NONCE_BYTES = 16
+
+
+def proof(token: str, side: str, guest_nonce: str, owner_nonce: str) -> str:
+    """That `side`, "guest" or "owner", knows the token; good for one handshake. Hex."""
+    return hmac.new(token.encode(), f"{side} {guest_nonce} {owner_nonce}".encode(), "sha256").hexdigest()
+
+
+class Exported:
+    """The lifelines of the peers that map this node's regions."""
+
+    def __init__(self, regions: Mapping[str, Region], admits: Callable[[str], bool] = lambda peer_id: True) -> None:
+        """admits: whether this peer may map them now."""
+        self._regions = regions
+        self._admits = admits
+        self._strangers: dict[Lifeline, tuple[str, str] | None] = {}  # (node id, the proof expected) once greeted
+        self._peers: dict[Lifeline, str] = {}
+        self._leaving: dict[Lifeline, str] = {}  # told to stop, may still be copying
+        self._changed: asyncio.Event = asyncio.Event()
+
+    def accept(self, lifeline: Lifeline, token: str) -> None:
+        """A new lifeline. Both sides prove that they know the token, which travelled over the checked connection (a
+        sealed one where there is a cluster key) and never over this socket."""
+        self._strangers[lifeline] = None
+        lifeline.on_message = partial(self._message, lifeline, token)
+        lifeline.on_end = partial(self._ended, lifeline)
+
+    def withdraw(self, name: str) -> None:
+        """Tell everybody that `name` is no region any more. They see it before anything we send them later."""
+        for lifeline in list(self._peers):
+            self._send(lifeline, {"gone": name})
+
+    def hang_up(self, peer_id: str) -> None:
+        """Tell the peer to stop; `fence` waits until it has."""
+        for lifeline in [one for one, owner in self._peers.items() if owner == peer_id]:
+            self._dismiss(lifeline)
+
+    async def fence(self, peer_id: str) -> None:
+        """Return when no lifeline that was hung up is left of this peer."""
+        while peer_id in self._leaving.values():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self) -> None:
+        for lifeline in [*self._strangers, *self._peers, *self._leaving]:
+            lifeline.send({"bye": True})
+            lifeline.close()
+        self._strangers.clear()
+        self._peers.clear()
+        self._leaving.clear()
+        self._changed.set()
+
+    def _message(self, lifeline: Lifeline, token: str, message: dict[str, Any], descriptor: int | None) -> None:
+        if descriptor is not None:
+            os.close(descriptor)
+        if lifeline in self._strangers:
+            self._greeted(lifeline, token, message)
+        elif "region" in message:
+            self._send(lifeline, self._description(name := str(message["region"])), self._memfd(name))
+
+    def _greeted(self, lifeline: Lifeline, token: str, message: dict[str, Any]) -> None:
+        expected = self._strangers[lifeline]
+        if expected is None and "nonce" in message:
+            theirs, ours = str(message["nonce"]), secrets.token_hex(NONCE_BYTES)
+            self._strangers[lifeline] = str(message.get("node")), proof(token, "guest", theirs, ours)
+            lifeline.send({"nonce": ours, "proof": proof(token, "owner", theirs, ours)})
+        elif expected is not None and hmac.compare_digest(str(message.get("proof")), expected[1]):
+            if not self._admits(expected[0]):
+                lifeline.send({"refused": "same host, but the peer has lost this node meanwhile"})
+                lifeline.hang_up()
+                return
+            del self._strangers[lifeline]
+            self._peers[lifeline] = expected[0]
+            self._send(lifeline, {"welcome": True})
+        else:
+            lifeline.send({"refused": "same host, but the process behind its socket is another one"})
+            lifeline.hang_up()
+
+    def _description(self, name: str) -> dict[str, Any]:
+        region = self._regions.get(name)
+        if region is None or region.closed:
+            return {"region": name, "refused": f"region {name!r} is not registered there"}
+        if region.memfd is None:
+            remedy = "make it with Region.shared, or use the transport tcp"
+            return {"region": name, "refused": f"region {name!r} is private memory there: {remedy}"}
+        return {"region": name, "nbytes": region.nbytes}
+
+    def _memfd(self, name: str) -> int | None:
+        region = self._regions.get(name)
+        return region.memfd if region is not None else None
+
+    def _send(self, lifeline: Lifeline, message: dict[str, Any], memfd: int | None = None) -> None:
+        if not lifeline.send(message, memfd):
+            self._dismiss(lifeline)
+
+    def _dismiss(self, lifeline: Lifeline) -> None:
+        """Its end is still waited for: only that proves that the peer has stopped."""
+        if lifeline in self._peers:
+            self._leaving[lifeline] = self._peers.pop(lifeline)
+            lifeline.hang_up()
+
+    def _ended(self, lifeline: Lifeline) -> None:
+        lifeline.close()
+        self._strangers.pop(lifeline, None)
+        self._peers.pop(lifeline, None)
+        self._leaving.pop(lifeline, None)
+        self._changed.set()

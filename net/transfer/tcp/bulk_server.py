@@ -1,0 +1,200 @@
+"""The answering end of bulk calls (net/transfer/tcp/bulk_call.py), of one data connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from net.channel.connection import Connection
+from net.channel.wire import FrameError, Header, nowhere
+from net.errors import PeerLost, RemoteError
+from net.loop.tasks import spawn
+from net.transfer.tcp.bulk_call import Answer, Receiving, Services, Views
+from net.transfer.tcp.pushing import at_once, push
+
+log = logging.getLogger("mooncake.net")
+
+ASKED_S = 45.0  # from the first of a question's bytes to its tail: until then memory is set aside for it
+LOOK_S = 0.002  # between two looks whether an answer is on its way
+
+
+class BulkServer:
+    """Frames of the connection that belong to bulk calls."""
+
+    def __init__(self, connection: Connection, services: Services, cut_short: Callable[[], None]) -> None:
+        """`cut_short` ends the connection, and this."""
+        self._connection = connection
+        self._services = services
+        self._cut_short = cut_short
+        self._arriving: dict[int, tuple[Receiving, asyncio.TimerHandle]] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        # Bytes to be handed over first, then whom to tell.
+        self._unsent: deque[tuple[int, Callable[[], None]]] = deque()
+        self._looking: asyncio.Handle | None = None
+        self._ended = False
+
+    # --- questions
+
+    def place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
+        """For the bytes of a question."""
+        number = header["id"]
+        if header["op"] == "bulk":
+            self._begin(number, header)
+        arriving, _ = self._arriving.get(number, (None, None))
+        if arriving is None:
+            return nowhere(nbytes)
+        if nbytes > arriving.target.left:
+            raise FrameError(f"{nbytes} bytes arrived, but {arriving.target.left} were announced")
+        return arriving.target.take(nbytes)
+
+    def knows(self, number: int) -> bool:
+        """Whether it is a question whose bytes are arriving."""
+        return number in self._arriving
+
+    def asked(self, header: Header) -> None:
+        """A whole frame `bulk`. Without bytes it is answered now."""
+        if header.get("n"):
+            return  # `place` has begun it
+        number, kind = header["id"], header["k"]
+        try:
+            answerer = self._services.answers.get(kind)
+            if answerer is None:
+                raise RemoteError(f"this node does not answer {kind!r}", "unknown kind")
+            answer = answerer(self._connection.peer_id, header["b"])
+        except Exception as error:
+            self._fail(number, kind, error)
+            return
+        if not isinstance(answer, Answer):
+            task = self._spawn(number, self._later(number, kind, answer))
+            task.add_done_callback(lambda _: answer.close())  # it may have been cancelled before it began
+        elif at_once(self._connection, answer.nbytes):
+            try:
+                self._send(number, answer)
+            finally:
+                self._when_sent(answer)
+        else:
+            self._spawn(number, self._send_in_turns(number, answer)).add_done_callback(
+                lambda _: self._when_sent(answer)
+            )
+
+    def tail(self, header: Header) -> None:
+        """A question's bytes have all come, and what it says of them."""
+        number = header["id"]
+        arriving, timer = self._arriving.pop(number, (None, None))
+        if arriving is None or timer is None:
+            return  # it was given up
+        timer.cancel()
+        try:
+            if arriving.target.left:
+                arriving.drop()
+                raise RemoteError(f"{arriving.target.left} bytes are missing", "bad_request")
+            tail = header.get("b")
+            answer = arriving.finish(tail if isinstance(tail, dict) else {})
+            self._connection.send({"op": "answer", "id": number, "b": answer.body, "n": 0})
+        except Exception as error:
+            self._fail(number, "the end of a bulk call", error)
+
+    def stop(self, number: int) -> None:
+        """The asker has given it up."""
+        arriving, timer = self._arriving.pop(number, (None, None))
+        if arriving is not None and timer is not None:
+            timer.cancel()
+            incoming = self._connection.decoder.incoming
+            if incoming is not None and incoming.header.get("id") == number:
+                self._connection.decoder.discard()
+            arriving.drop()
+        if (task := self._answering.pop(number, None)) is not None:
+            task.cancel()
+
+    def end(self) -> None:
+        """Nothing more is sent or received. Idempotent."""
+        self._ended = True
+        for number in [*self._arriving, *self._answering]:
+            self.stop(number)
+        if self._looking is not None:
+            self._looking.cancel()
+        while self._unsent:
+            self._unsent.popleft()[1]()
+
+    def _begin(self, number: int, header: Header) -> None:
+        kind = header["k"]
+        try:
+            receiver = self._services.receives.get(kind)
+            if receiver is None:
+                raise RemoteError(f"this node does not accept {kind!r}", "unknown kind")
+            arriving = receiver(self._connection.peer_id, header["b"], header["n"])
+        except Exception as error:
+            self._fail(number, kind, error)
+            return
+        timer = asyncio.get_running_loop().call_later(ASKED_S, self._too_late, kind)
+        self._arriving[number] = arriving, timer
+
+    def _too_late(self, kind: str) -> None:
+        log.warning(
+            "%s did not finish a %r within %g s: cutting its connection", self._connection.peer_id, kind, ASKED_S
+        )
+        self._cut_short()
+
+    # --- answers
+
+    def _spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._answering[number] = spawn(work, "bulk answer")
+        task.add_done_callback(lambda done: self._forget(number, done))
+        return task
+
+    def _forget(self, number: int, done: asyncio.Task[None]) -> None:
+        if self._answering.get(number) is done:
+            del self._answering[number]
+
+    async def _later(self, number: int, kind: str, answering: Coroutine[Any, Any, Answer]) -> None:
+        try:
+            answer = await answering
+        except Exception as error:
+            self._fail(number, kind, error)
+            return
+        try:
+            await self._send_in_turns(number, answer)
+        finally:
+            self._when_sent(answer)
+
+    def _send(self, number: int, answer: Answer) -> None:
+        header = {"op": "answer", "id": number, "b": answer.body, "n": answer.nbytes}
+        self._connection.send_views(header, answer.views, answer.nbytes)
+
+    async def _send_in_turns(self, number: int, answer: Answer) -> None:
+        with suppress(PeerLost):
+            if answer.nbytes:
+                header = {"op": "answer", "id": number, "b": answer.body, "n": answer.nbytes}
+                await push(self._connection, number, Views(answer.views), lambda: False, header)
+            else:
+                self._send(number, answer)
+
+    def _fail(self, number: int, kind: str, error: Exception) -> None:
+        reason, code = f"internal error in {kind}", "internal"
+        if isinstance(error, RemoteError):
+            reason, code = error.reason, error.code
+        else:
+            log.error("%r requested by %s failed", kind, self._connection.peer_id, exc_info=error)
+        with suppress(PeerLost):
+            self._connection.send({"op": "error", "id": number, "reason": reason, "code": code})
+
+    def _when_sent(self, answer: Answer) -> None:
+        """Tell the answer's owner once the socket has its bytes."""
+        if answer.sent is None:
+            return
+        if self._ended:
+            answer.sent()
+            return
+        self._unsent.append((self._connection.queued, answer.sent))
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        handed = self._connection.queued - self._connection.unsent()
+        while self._unsent and self._unsent[0][0] <= handed:
+            self._unsent.popleft()[1]()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._unsent else None

@@ -1,0 +1,275 @@
+"""The data connections to one peer: slices striped over them, sent again on another when one breaks.
+
+A connection that breaks is dialed again, with growing pauses; the peer counts as lost only with its control
+connection, or when no data connection can be had. A WRITE that was sent again is complete only after the peer has
+confirmed that it receives nothing more on the broken connection: its bytes could land when the memory is in other
+hands. Until then it is unsettled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from net.errors import PeerLost, PeerRefused, TransferError
+from net.loop.tasks import awaited, keep, spawn
+from net.transfer.common import rails
+from net.transfer.common.landed import Landed
+from net.transfer.common.memory import Region
+from net.transfer.common.rails import Rail
+from net.transfer.common.spans import Cursor, Span, sides, slices, total
+from net.transfer.common.transport import Op
+from net.transfer.tcp.bulk_call import BulkCall
+from net.transfer.tcp.rail import CANCEL_S, RailBroken, TcpRail, Unresponsive
+
+SLICE_BYTES = 4 << 20  # bytes of a large transfer that go over one connection at a time
+DEPTH = 2  # slices of one transfer under way per connection: the next one is asked for before the last has arrived
+ATTEMPTS = 9  # of one slice
+REDIAL_S = 10.0  # without any connection for so long, the peer is given up
+
+
+class Bundle:
+    """`dial` opens one more connection. `give_up` drops the peer, which ends this bundle."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        names: Sequence[str],
+        dial: Callable[[], Awaitable[TcpRail]],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self.peer_id = peer_id
+        self.rails = [Rail(name) for name in names]
+        self.ended: Exception | None = None
+        self._dial = dial
+        self._give_up = give_up
+        self._open: list[TcpRail | None] = [None] * len(names)
+        self._reviving: dict[int, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()  # a rail came up, or the bundle ended
+
+    async def open(self) -> None:
+        """The first connection; the others follow on their own. Raises PeerLost, PeerRefused."""
+        await self._connect(0)
+        for index in range(1, len(self.rails)):
+            self._revive(index)
+
+    @property
+    def alive(self) -> bool:
+        """It has a connection, or is about to have one again."""
+        return self.ended is None and (self.is_open or bool(self._reviving))
+
+    @property
+    def is_open(self) -> bool:
+        return any(self._open)  # none of them once it has ended
+
+    def connections(self) -> list[TcpRail]:
+        return [rail for rail in self._open if rail is not None]
+
+    def submit(
+        self, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """See net.transfer.common.transport.Transport."""
+        nbytes = total(spans)
+        if nbytes <= SLICE_BYTES:
+            return self._slice(op, local, remote, spans, nbytes, landed)
+        pieces = slices(spans, SLICE_BYTES)
+
+        async def work() -> None:
+            for piece in pieces:  # cut when a connection is free for it: the first is on its way at once
+                await self._slice(op, local, remote, piece, total(piece), landed)
+
+        return _all([work() for _ in range(min(-(-nbytes // SLICE_BYTES), DEPTH * len(self.rails)))])
+
+    def ask(self, call: BulkCall) -> Coroutine[Any, Any, None]:
+        """See net.transfer.tcp.bulk_call. Raises RemoteError, too."""
+        return self._on_a_rail(call.expected, lambda rail, broken: self._ask_on(rail, call, broken))
+
+    async def _ask_on(self, rail: TcpRail, call: BulkCall, broken: set[int]) -> None:
+        """The peer has to know that the question's bytes on broken connections are void before they come again: it
+        has set memory aside for them."""
+        if broken:
+            await self._settled(broken)
+            broken.clear()
+        await rail.ask(call, broken)
+
+    def _slice(
+        self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: Landed | None
+    ) -> Coroutine[Any, Any, None]:
+        here, there = sides(spans)
+
+        def work(rail: TcpRail, unsettled: set[int]) -> Coroutine[Any, Any, None]:
+            if local.closed:  # it was waited for a connection
+                raise TransferError(f"region {local.name!r} is not registered here")
+            if op is Op.READ:
+                return rail.read(Cursor(local.memory, here), remote, there)
+            return rail.write(Cursor(local.memory, here), remote, there, unsettled)
+
+        return self._on_a_rail(nbytes, work, None if landed is None else partial(landed.add, spans))
+
+    async def _on_a_rail(
+        self,
+        nbytes: int,
+        work: Callable[[TcpRail, set[int]], Coroutine[Any, Any, None]],
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """`work` on the best connection, and again on another one when that breaks. It enters connections whose bytes
+        may still land in the set it is given."""
+        unsettled: set[int] = set()
+        try:
+            for _ in range(ATTEMPTS):
+                index, rail = self._ready(nbytes) or await self._choose(nbytes)
+                state = self.rails[index]
+                state.sent(time.monotonic(), nbytes)
+                try:
+                    await work(rail, unsettled)
+                    if self._open[index] is rail:
+                        state.arrived(time.monotonic(), nbytes)
+                    if done is not None:
+                        done()
+                    return
+                except RailBroken:
+                    state.resent += 1
+                except BaseException:
+                    if self._open[index] is rail:
+                        state.in_flight -= nbytes
+                    raise
+            raise TransferError(f"a slice failed {ATTEMPTS} times, last on {state.name}")
+        except Unresponsive as error:
+            self._give_up(str(error))
+            raise asyncio.CancelledError from None
+        finally:
+            if unsettled and self.ended is None:
+                await self._settled(unsettled)
+
+    def _ready(self, nbytes: int) -> tuple[int, TcpRail] | None:
+        """The connection on which `nbytes` would be done first; None when all are broken."""
+        index = rails.choose(self.rails, nbytes)
+        rail = None if index is None else self._open[index]
+        return None if index is None or rail is None or rail.ended else (index, rail)
+
+    async def _choose(self, nbytes: int) -> tuple[int, TcpRail]:
+        """`_ready`, once one is. Raises PeerLost."""
+        give_up_at = time.monotonic() + REDIAL_S
+        while True:
+            if self.ended is not None:
+                raise PeerLost(str(self.ended))
+            if (ready := self._ready(nbytes)) is not None:
+                return ready
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(give_up_at - time.monotonic()):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._give_up(f"no data connection within {REDIAL_S:g} s")
+
+    # --- broken connections
+
+    async def _settled(self, unsettled: set[int]) -> None:
+        """Return when nothing lands on these rails any more, whatever happens meanwhile; the bundle has ended when
+        that could not be had."""
+        task = spawn(self._cut(unsettled), "cutting off broken data connections")
+        cancelled = False
+        give_up_at = time.monotonic() + CANCEL_S
+        while not task.done() and (left := give_up_at - time.monotonic()) > 0:
+            try:
+                await asyncio.wait([task], timeout=left)
+            except asyncio.CancelledError:
+                cancelled = True
+        if not task.done():
+            task.cancel()
+            self._give_up(f"a broken data connection is not confirmed within {CANCEL_S:g} s")
+        if self.ended is not None and not cancelled:
+            raise PeerLost(str(self.ended))
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _cut(self, rail_ids: set[int]) -> None:
+        try:
+            for rail_id in rail_ids:
+                while True:
+                    _, rail = await self._choose(0)
+                    try:
+                        await rail.cut(rail_id)
+                        break
+                    except RailBroken:
+                        continue
+        except PeerLost:
+            pass  # the bundle has ended: the fence is the other side's
+
+    async def _connect(self, index: int) -> None:
+        rail = await self._dial()
+        if self.ended is not None or rail.ended:
+            rail.connection.abort()
+            raise PeerLost(f"lost {self.peer_id!r} while opening a data connection")
+        self._open[index] = rail
+        rail.on_end = lambda reason: self._lost(index, rail, reason)
+        self.rails[index].opened()
+        self._changed.set()
+
+    def _lost(self, index: int, rail: TcpRail, reason: str | None) -> None:
+        if reason is None:
+            self.end("it has closed", abort=False)
+        elif self._open[index] is rail:
+            self._open[index] = None
+            self.rails[index].failed(time.monotonic())
+            if not self.is_open:
+                self.rails[index].retry_at = 0.0  # somebody may wait for it
+            self._revive(index)
+
+    def _revive(self, index: int) -> None:
+        if index not in self._reviving and self.ended is None:
+            task = keep(partial(self._bring_back, index), "reopening a data connection")
+            self._reviving[index] = task
+            task.add_done_callback(lambda _: self._reviving.pop(index, None))
+
+    async def _bring_back(self, index: int) -> None:
+        state = self.rails[index]
+        while self.ended is None:
+            await asyncio.sleep(max(0.0, state.retry_at - time.monotonic()))
+            try:
+                await self._connect(index)
+                return
+            except (PeerLost, PeerRefused):
+                state.postpone(time.monotonic())
+
+    def end(self, reason: str, abort: bool) -> None:
+        """Fail what is under way with PeerLost and close every connection. Idempotent."""
+        if self.ended is not None:
+            return
+        self.ended = PeerLost(f"lost {self.peer_id!r} during a transfer: {reason}")
+        for task in list(self._reviving.values()):
+            task.cancel()
+        for rail in self.connections():
+            rail.on_end = lambda reason: None
+            rail.end(self.ended)
+            if abort:
+                rail.connection.abort()
+            else:
+                rail.connection.close()
+        self._open = [None] * len(self._open)
+        self._changed.set()
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run them at once. When one fails, or this is cancelled, the others are cancelled and waited for."""
+    tasks = [awaited(one) for one in work]
+    cancelled = False
+    waiting = set(tasks)
+    while waiting:
+        try:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            failed = any(task.cancelled() or task.exception() is not None for task in done)
+        except asyncio.CancelledError:
+            cancelled = failed = True
+        if failed:
+            for task in waiting:
+                task.cancel()
+    errors = [task.exception() for task in tasks if not task.cancelled()]
+    if cancelled or (not any(errors) and any(task.cancelled() for task in tasks)):
+        raise asyncio.CancelledError
+    for error in errors:
+        if error is not None:
+            raise error

@@ -1,0 +1,302 @@
+"""The submitting end of one data connection: its transfers, and what the peer answers. See net.transfer.tcp.transport
+for the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from net.channel.connection import Connection
+from net.channel.wire import Frame, FrameError, Header, nowhere
+from net.errors import PeerLost, RemoteError, TransferError
+from net.transfer.common.spans import Cursor, Run, pack
+from net.transfer.common.transport import Op
+from net.transfer.tcp.bulk_call import NOTHING, BulkCall, Source
+from net.transfer.tcp.pushing import FRAME_BYTES, at_once, push
+from net.transfer.tcp.server import FEW_RUNS
+
+CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
+
+LET_GO_S = 0.5  # for the socket to take what a cancelled call has queued
+
+_rail_ids = count(1)  # of this process: no two connections to a peer have the same
+
+
+class RailBroken(Exception):
+    """The connection broke before the transfer was done; a WRITE may still land until the peer has cut it too."""
+
+
+class Unresponsive(Exception):
+    """The peer does not answer a cancel or a cut."""
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    op: Op
+    ours: Source
+    done: asyncio.Future[None]
+    stopped: asyncio.Future[None] | None = None  # present once a WRITE is being cancelled
+    call: BulkCall | None = None
+    nbytes: int = 0  # of the answer to `call`
+
+
+class TcpRail:
+    """`on_end` is called once when the connection ends by the peer or the network; None: in good order."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.rail_id = next(_rail_ids)
+        self.ended = False
+        self.on_end: Callable[[str | None], None] = lambda reason: None
+        self._ids = count(1)
+        self._transfers: dict[int, _Transfer] = {}
+        self._cuts: dict[int, asyncio.Future[None]] = {}
+        connection.expects = self._transfers
+        connection.send({"op": "rail", "id": self.rail_id})
+
+    async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
+        """Raises TransferError, RailBroken, PeerLost."""
+        transfer_id, transfer = self._begin(Op.READ, ours)
+        try:
+            self._request("read", transfer_id, region, theirs)
+            self.connection.await_bytes()
+            await transfer.done
+        except asyncio.CancelledError:
+            self._give_up(transfer_id)
+            raise
+        except PeerLost:
+            await self._why(transfer)
+            raise
+        finally:
+            self._finish(transfer_id)  # from here on its data goes nowhere
+
+    async def write(self, ours: Cursor, region: str, theirs: Sequence[Run], unsettled: set[int]) -> None:
+        """Raises TransferError, RailBroken, PeerLost, Unresponsive. Enters itself in `unsettled` when bytes may still
+        land after that."""
+        transfer_id, transfer = self._begin(Op.WRITE, ours)
+        try:
+            nbytes = min(ours.left, FRAME_BYTES)
+            if len(theirs) <= FEW_RUNS and at_once(self.connection, nbytes):
+                header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
+                self.connection.send_views(header, ours.take(nbytes), nbytes)
+            else:
+                self._request("write", transfer_id, region, theirs)
+            await push(self.connection, transfer_id, ours, transfer.done.done)
+            self.connection.await_bytes()
+            await transfer.done
+        except asyncio.CancelledError:
+            await self._stop(transfer_id, transfer, unsettled)
+            raise
+        except (RailBroken, PeerLost):
+            unsettled.add(self.rail_id)
+            await self._why(transfer)
+            raise
+        finally:
+            self._finish(transfer_id)
+
+    async def ask(self, call: BulkCall, unsettled: set[int]) -> None:
+        """Raises RemoteError, RailBroken, PeerLost. Enters itself in `unsettled` when the question's bytes may still
+        land after that; the memory they are in is the caller's again in any case."""
+        call.begin()
+        data = call.data()
+        nbytes = data.left
+        transfer_id, transfer = self._begin(Op.WRITE if nbytes else Op.READ, NOTHING)
+        transfer.call = call
+        header: Header = {"op": "bulk", "id": transfer_id, "k": call.kind, "b": call.body}
+        try:
+            if nbytes:
+                await self._ask_with(data, header | {"n": nbytes}, transfer)
+            else:
+                self.connection.send(header)
+            self.connection.await_bytes()
+            await transfer.done
+        except asyncio.CancelledError:
+            self._give_up(transfer_id)
+            if nbytes:
+                await self._let_go()
+            raise
+        except (RailBroken, PeerLost):
+            if nbytes:
+                unsettled.add(self.rail_id)
+            await self._why(transfer)
+            raise
+        finally:
+            self._finish(transfer_id)
+
+    async def _ask_with(self, data: Source, header: Header, transfer: _Transfer) -> None:
+        """The question's bytes, then its tail, which is made while the first of them are under way."""
+        assert transfer.call is not None
+        if at_once(self.connection, data.left):
+            self.connection.send_views(header, data.take(data.left), header["n"])
+            await asyncio.sleep(0)  # the loop hands them to the socket
+        else:
+            await push(self.connection, header["id"], data, transfer.done.done, header)
+        if not transfer.done.done():
+            self.connection.send({"op": "tail", "id": header["id"], "b": transfer.call.tail()})
+
+    async def cut(self, rail_id: int) -> None:
+        """Return when the peer receives nothing more on an earlier rail of ours. Raises RailBroken, PeerLost."""
+        answer = self._cuts.get(rail_id)
+        if answer is None:
+            answer = self._cuts[rail_id] = asyncio.get_running_loop().create_future()
+            with suppress(PeerLost):  # the connection is closing: its end is told to `answer`
+                self._send({"op": "cut", "id": rail_id})
+        await asyncio.shield(answer)
+
+    def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
+        header: Header = {"op": op, "id": transfer_id, "region": region}
+        if len(theirs) <= FEW_RUNS:
+            header["runs"] = theirs
+            self.connection.send(header)
+        else:
+            self.connection.send(header, [pack(theirs)])
+
+    def _send(self, header: Header) -> None:
+        if self.ended or not self.connection.is_open:
+            raise RailBroken("its connection is closed")
+        self.connection.send(header)
+
+    async def _stop(self, transfer_id: int, transfer: _Transfer, unsettled: set[int]) -> None:
+        """Return when the peer has confirmed that nothing of this WRITE lands any more, or the rail has broken."""
+        if transfer.done.done() and not transfer.done.cancelled():  # cancelled with the task that waited for it
+            if transfer.done.exception() is not None and self.ended:
+                unsettled.add(self.rail_id)
+            return
+        transfer.stopped = asyncio.get_running_loop().create_future()
+        give_up_at = time.monotonic() + CANCEL_S
+        try:
+            self._send({"op": "cancel", "id": transfer_id})
+            while not transfer.stopped.done() and (left := give_up_at - time.monotonic()) > 0:
+                with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
+                    await asyncio.wait([transfer.stopped], timeout=left)
+            if not transfer.stopped.done():
+                raise Unresponsive(f"the peer did not confirm a cancelled write within {CANCEL_S:g} s")
+            transfer.stopped.result()
+        except (PeerLost, RailBroken):
+            unsettled.add(self.rail_id)
+
+    def _give_up(self, transfer_id: int) -> None:
+        """Nothing more of what the peer sends for it is put anywhere."""
+        incoming = self.connection.decoder.incoming
+        if incoming is not None and incoming.header.get("id") == transfer_id:
+            self.connection.watch = None
+            self.connection.decoder.discard()
+        with suppress(PeerLost):
+            self.connection.send({"op": "cancel", "id": transfer_id})
+
+    async def _let_go(self) -> None:
+        """Return when the socket has what was sent so far; a peer that does not read costs the connection."""
+        connection, give_up_at = self.connection, time.monotonic() + LET_GO_S
+        last = connection.queued
+        while connection.queued - connection.unsent() < last and not self.ended:
+            if time.monotonic() > give_up_at:
+                connection.abort()
+                self.closed(connection, f"the peer did not read for {LET_GO_S:g} s")
+                return
+            with suppress(asyncio.CancelledError):  # a second one changes nothing
+                await asyncio.sleep(0.001)
+
+    async def _why(self, transfer: _Transfer) -> None:
+        """Sending has failed, so the connection has ended or is about to: raise what that means for the transfer, that
+        another connection can do it (RailBroken) or that the peer is lost."""
+        await transfer.done
+
+    def _begin(self, op: Op, ours: Source) -> tuple[int, _Transfer]:
+        if self.ended or not self.connection.is_open:
+            raise RailBroken("its connection is closed")
+        transfer_id = next(self._ids)
+        transfer = _Transfer(op, ours, asyncio.get_running_loop().create_future())
+        self._transfers[transfer_id] = transfer
+        return transfer_id, transfer
+
+    def _finish(self, transfer_id: int) -> None:
+        self._transfers.pop(transfer_id, None)
+        if not self._transfers and self.connection.polling is not None:
+            self.connection.polling.stop()
+
+    def end(self, error: Exception) -> None:
+        """Fail what is under way. Idempotent."""
+        self.ended = True
+        waiting = [one for transfer in self._transfers.values() for one in (transfer.done, transfer.stopped)]
+        for future in (*waiting, *self._cuts.values()):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # the one who waited may have gone
+
+    # --- net.channel.connection.Receiver
+
+    def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
+        transfer = self._transfers.get(header.get("id", 0))
+        if transfer is None or transfer.op is not Op.READ or transfer.done.done():
+            return nowhere(nbytes)
+        if transfer.call is not None and not self._follow(transfer, header):
+            return nowhere(nbytes)
+        if nbytes > transfer.ours.left:
+            raise FrameError(f"{nbytes} bytes arrived, but {transfer.ours.left} were requested")
+        return transfer.ours.take(nbytes)
+
+    def _follow(self, transfer: _Transfer, header: Header) -> bool:
+        """Bytes of an answer begin to come, or go on; False when they are not what was asked for."""
+        call = transfer.call
+        assert call is not None
+        if header["op"] == "answer":
+            call.answer, transfer.nbytes = header["b"], header["n"]
+            try:
+                transfer.ours = call.place(header["b"], header["n"])
+            except RemoteError as error:
+                transfer.done.set_exception(error)
+                transfer.done.exception()
+                return False
+            if transfer.ours.left != header["n"]:
+                raise FrameError(f"{header['n']} bytes arrived, but there is room for {transfer.ours.left}")
+        decoder = self.connection.decoder
+        self.connection.watch = lambda: call.came(transfer.nbytes - transfer.ours.left - decoder.missing)
+        return True
+
+    def frame(self, connection: Connection, frame: Frame) -> None:
+        op, number = frame.header["op"], frame.header["id"]
+        if op == "cut":
+            if (answer := self._cuts.pop(number, None)) is not None and not answer.done():
+                answer.set_result(None)
+            return
+        transfer = self._transfers.get(number)
+        if transfer is None:
+            return  # it was given up
+        done = transfer.done
+        if transfer.call is not None and not done.done() and op in ("answer", "data"):
+            self._answered(transfer, transfer.call, frame.header)
+        if done.done():
+            pass
+        elif op == "error":
+            done.set_exception(RemoteError(frame.header["reason"], frame.header["code"]))
+            done.exception()
+        elif op == "done" or (op == "data" and not transfer.ours.left):
+            done.set_result(None)
+            del self._transfers[number]  # nothing more is expected of it
+        elif op == "fail":
+            done.set_exception(TransferError(frame.header["reason"]))
+            done.exception()  # the one who waited may be leaving for another reason
+        if transfer.stopped is not None and not transfer.stopped.done() and op != "data":
+            transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
+
+    def _answered(self, transfer: _Transfer, call: BulkCall, header: Header) -> None:
+        """A whole frame of an answer."""
+        self.connection.watch = None
+        if header["op"] == "answer" and not header["n"]:
+            call.answer = header["b"]
+        elif transfer.nbytes:
+            call.came(transfer.nbytes - transfer.ours.left)
+        if not transfer.ours.left:
+            transfer.done.set_result(None)
+            del self._transfers[header["id"]]  # nothing more is expected of it
+
+    def closed(self, connection: Connection, reason: str | None) -> None:
+        if reason is None:
+            self.end(PeerLost(f"lost {connection.peer_id!r} during a transfer: it has closed"))
+        else:
+            self.end(RailBroken(reason))
+        self.on_end(reason)

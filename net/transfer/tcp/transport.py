@@ -1,0 +1,204 @@
+"""TCP transport: bulk on connections of its own, received straight into the destination.
+
+    READ   read{id, region, runs} ──>                  WRITE   write{id, region, runs} + bytes ──>
+           <── data{id} + bytes ...                            data{id} + bytes ... ──>
+           <── fail{id, reason}                                <── done{id}  or  fail{id, reason}
+           cancel{id} ──>                                      cancel{id} ──>   <── cancelled{id}
+
+    rail{id} ──>             first on every connection: the dialer's number of it
+    cut{id} ──>  <── cut{id}    nothing more is received on that rail, whatever its socket still holds
+
+More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials `connections` data
+connections for the bulk it submits (net.transfer.tcp.bundle), and as many with the first urgent submission: what is
+urgent does not wait behind bulk in the socket's buffers. They also carry bulk calls (net/transfer/tcp/bulk_call.py).
+Bytes travel in frames of at most FRAME, so concurrent transfers share a connection and a cancelled one stops at the
+next frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from net.channel.congestion import check, chosen
+from net.channel.connection import Connection, Receiver
+from net.channel.links import Links
+from net.errors import PeerLost, PeerRefused
+from net.loop.polling import Polling
+from net.transfer.common.landed import Landed
+from net.transfer.common.memory import Region
+from net.transfer.common.spans import Span
+from net.transfer.common.transport import BULK, Op
+from net.transfer.tcp.bulk_call import BulkCall, Services
+from net.transfer.tcp.bundle import Bundle
+from net.transfer.tcp.rail import TcpRail
+from net.transfer.tcp.server import Cut, Served
+
+BUSY_POLL_US = 100
+PURPOSES = BULK_PURPOSE, URGENT_PURPOSE = "data", "urgent data"
+NAMES = {BULK_PURPOSE: "tcp", URGENT_PURPOSE: "tcp-urgent"}  # of rails, with a number
+
+
+class Tcp:
+    """Works everywhere a control connection works. `connections` to each peer, and as many for what is urgent."""
+
+    name = "tcp"
+
+    def __init__(
+        self,
+        links: Links,
+        regions: Mapping[str, Region],
+        connections: int = 2,
+        busy_poll_us: int = BUSY_POLL_US,
+        congestion: str = "auto",
+    ) -> None:
+        """busy_poll_us: how long the event loop may stay awake for bytes that are due; 0 = never (net/loop/polling.py).
+        congestion: what net.channel.congestion.chosen is asked for. Raises ValueError."""
+        if connections < 1:
+            raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
+        self._links = links
+        self._regions = regions
+        self._connections = connections
+        self._busy_poll_us = busy_poll_us
+        self._congestion = congestion
+        check(congestion)
+        self.services = Services()
+        self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
+        self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
+        self._served: set[Served] = set()
+        self._cut: Cut = set()
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        for purpose in PURPOSES:
+            links.accept(purpose, self._accept, vital=False)
+
+    def _accept(self, connection: Connection) -> Receiver:
+        if (name := chosen(self._congestion, connection.within_host)) is not None:
+            connection.use_congestion(name)
+        if self._busy_poll_us:
+            connection.polling = Polling(self._busy_poll_us / 1e6)
+        if connection.dialed:
+            rail = self._dialed[connection] = TcpRail(connection)
+            return rail
+        connection.expects = ("the next request",)
+        return Served(connection, self._regions, self._served, self._cut, self.services)
+
+    @property
+    def sealed(self) -> bool:
+        """With a cluster key."""
+        return self._links.sealed
+
+    def offer(self) -> dict[str, Any]:
+        return {}
+
+    async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
+        bundle = await self._bundle(peer_id, BULK_PURPOSE)
+        host = bundle.connections()[0].connection.remote_host
+        return f"TCP to {host}, {self._connections} connections" if self._connections > 1 else f"TCP to {host}"
+
+    async def _bundle(self, peer_id: str, purpose: str) -> Bundle:
+        """Raises PeerLost, PeerRefused."""
+        key = peer_id, purpose
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            bundle = self._bundles.get(key)
+            if bundle is not None and bundle.is_open:
+                return bundle
+            if bundle is not None:
+                bundle.end("its data connections are closed", abort=True)
+            names = [f"{NAMES[purpose]}{index}" for index in range(self._connections)]
+            give_up = partial(self._links.drop, peer_id)
+            bundle = self._bundles[key] = Bundle(peer_id, names, partial(self._dial, peer_id, purpose), give_up)
+            await bundle.open()
+            return bundle
+
+    async def _dial(self, peer_id: str, purpose: str) -> TcpRail:
+        try:
+            connection = await self._links.dial(peer_id, purpose)
+        except PeerRefused as refused:  # it has given this node up: so does this node, and asks for a path again
+            self._links.drop(peer_id, str(refused))
+            raise
+        rail = self._dialed.pop(connection, None)
+        if rail is None:
+            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        return rail
+
+    def is_open(self, peer_id: str) -> bool:
+        """Also while its connections are dialed again."""
+        bundle = self._bundles.get((peer_id, BULK_PURPOSE))
+        return bundle is not None and bundle.alive
+
+    def submit(
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        priority: int = BULK,
+        landed: Landed | None = None,
+    ) -> Coroutine[Any, Any, None]:
+        """No coroutine of its own where the connections are there: every layer costs a small transfer its latency."""
+        return self._with(peer_id, priority, lambda bundle: bundle.submit(op, local, remote, spans, landed))
+
+    def ask(self, peer_id: str, call: BulkCall, priority: int = BULK) -> Coroutine[Any, Any, None]:
+        """See net.transfer.tcp.bulk_call. The peer is open, as for `submit`."""
+        return self._with(peer_id, priority, lambda bundle: bundle.ask(call))
+
+    def _with(
+        self, peer_id: str, priority: int, work: Callable[[Bundle], Coroutine[Any, Any, None]]
+    ) -> Coroutine[Any, Any, None]:
+        bundle = self._bundles.get((peer_id, BULK_PURPOSE))
+        if bundle is None:
+            raise PeerLost(f"the data connections to {peer_id!r} are closed")
+        if priority > BULK:
+            urgent = self._bundles.get((peer_id, URGENT_PURPOSE))
+            if urgent is None or not urgent.alive:
+                return self._first_urgent(peer_id, work)
+            bundle = urgent
+        return work(bundle)
+
+    async def _first_urgent(self, peer_id: str, work: Callable[[Bundle], Coroutine[Any, Any, None]]) -> None:
+        path = self._bundles.get((peer_id, BULK_PURPOSE))
+        bundle = await self._bundle(peer_id, URGENT_PURPOSE)
+        if self._bundles.get((peer_id, BULK_PURPOSE)) is not path:  # the memory may be in other hands
+            raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
+        await work(bundle)
+
+    def rails(self, peer_id: str) -> list[dict[str, Any]]:
+        return [
+            rail.row() | {"lane": purpose}
+            for purpose in PURPOSES
+            if (bundle := self._bundles.get((peer_id, purpose))) is not None
+            for rail in bundle.rails
+        ]
+
+    def withdraw(self, name: str) -> None:
+        for served in self._served:
+            served.withdraw(name)
+
+    def drop(self, peer_id: str) -> None:
+        """Cut its connections: nothing more of it is received."""
+        for purpose in PURPOSES:
+            if (bundle := self._bundles.pop((peer_id, purpose), None)) is not None:
+                bundle.end(self._links.why_lost(peer_id), abort=True)
+        for served in [one for one in self._served if one.connection.peer_id == peer_id]:
+            served.end()
+            served.connection.abort()
+        for connection in [one for one in self._dialed if one.peer_id == peer_id]:
+            self._dialed.pop(connection).connection.abort()
+        self._cut -= {key for key in self._cut if key[0] == peer_id}
+
+    async def fence(self, peer_id: str) -> None:
+        """Cutting the connections was the fence."""
+
+    async def close(self) -> None:
+        for bundle in self._bundles.values():
+            bundle.end("this node is closing", abort=False)
+        for served in list(self._served):
+            served.end()
+            served.connection.close()
+        for connection in self._dialed:
+            connection.close()
+        self._bundles.clear()
+        self._dialed.clear()

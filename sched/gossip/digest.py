@@ -1,0 +1,273 @@
+"""Which keys a node holds, in 12 bits a key: a cuckoo filter that travels as whole pages or as changed slots. Pure.
+
+Fan, Andersen, Kaminsky and Mitzenmacher, "Cuckoo Filter: Practically Better Than Bloom" (2014): a key has a 12-bit
+fingerprint and two buckets of four slots; either bucket follows from the other and the fingerprint. A key that was
+added is always found; one that was not is found with probability <= 8 / 4095 per lookup.
+
+The owner alone runs the insertions. Readers copy slots, so a delta leaves exactly the table that a full copy would
+bring, and costs a reader one indexed assignment. (epoch, seq) names a state: a delta leads from one seq to another
+within an epoch; a table that had to grow, or that belongs to another process, is a new epoch and travels whole.
+Epochs are serial numbers (sched/membership/serial.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sched.membership.serial import following
+
+LANES = 4
+"""Slots of a bucket."""
+
+FINGERPRINT_BITS = 12
+FINGERPRINTS = 1 << FINGERPRINT_BITS
+
+MAX_BUCKETS = 1 << 18
+"""A changed slot is told in 32 bits: 20 of its number, 12 of the fingerprint. Room for a million keys."""
+
+MAX_KICKS = 400
+LOAD_LIMIT = 0.95
+"""Share of the slots in use at which a table grows; insertions begin to fail a little above."""
+
+Slots = npt.NDArray[np.uint16]
+"""[buckets * LANES] fingerprints, 0 = empty."""
+
+_delta_head = struct.Struct("<IIII")
+_page_head = struct.Struct("<IIIII")
+PAGE_SLOTS = 896
+"""Slots in one page of a full copy: 1,344 bytes of fingerprints."""
+
+
+class DigestError(Exception):
+    """Bytes that are no delta or page."""
+
+
+def alternate(fingerprint: int, buckets: int) -> int:
+    """What to exclusive-or a bucket's number with to get the fingerprint's other bucket."""
+    return (fingerprint * 0x5BD1E995 >> 7) & (buckets - 1)
+
+
+def locate(key: int, buckets: int) -> tuple[int, int, int]:
+    """(fingerprint, bucket, other bucket) of a 64-bit key; keys are hashes already, so their bits serve as they are."""
+    fingerprint = (key & (FINGERPRINTS - 1)) or 1
+    bucket = (key >> FINGERPRINT_BITS) & (buckets - 1)
+    return fingerprint, bucket, bucket ^ alternate(fingerprint, buckets)
+
+
+def key64(block_key: bytes) -> int:
+    """The first 64 bits of a block key: enough to route by, the holder verifies all of it."""
+    return int.from_bytes(block_key[:8], "little")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """Slots that changed between two states of one epoch, with their new fingerprints."""
+
+    epoch: int
+    base: int  # seq it starts from
+    seq: int  # seq it leads to
+    buckets: int
+    changes: npt.NDArray[np.uint32]  # slot << 12 | fingerprint
+
+    def pack(self) -> bytes:
+        return _delta_head.pack(self.epoch, self.base, self.seq, self.buckets) + self.changes.astype("<u4").tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Delta:
+        """Raises DigestError for anything that `pack` cannot have written."""
+        if len(data) < _delta_head.size or len(data) % 4:
+            raise DigestError("delta length")
+        epoch, base, seq, buckets = _delta_head.unpack_from(data)
+        if seq != base + 1:
+            raise DigestError("delta state")
+        changes = np.frombuffer(data, "<u4", offset=_delta_head.size)
+        _check_buckets(buckets)
+        if changes.size and int(changes.max() >> FINGERPRINT_BITS) >= buckets * LANES:
+            raise DigestError("delta slot")
+        return cls(epoch, base, seq, buckets, changes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """A part of a full copy: the slots from `start` on."""
+
+    epoch: int
+    seq: int
+    buckets: int
+    start: int
+    slots: Slots
+
+    def pack(self) -> bytes:
+        """Two fingerprints in three bytes."""
+        pairs = self.slots.astype(np.uint32).reshape(-1, 2)
+        triples = (pairs[:, 0] | pairs[:, 1] << FINGERPRINT_BITS).astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3]
+        head = _page_head.pack(self.epoch, self.seq, self.buckets, self.start, self.slots.size)
+        return head + triples.tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Page:
+        """Raises DigestError for anything that `pack` cannot have written."""
+        if len(data) < _page_head.size:
+            raise DigestError("page length")
+        epoch, seq, buckets, start, count = _page_head.unpack_from(data)
+        _check_buckets(buckets)
+        if start % PAGE_SLOTS or count != min(PAGE_SLOTS, buckets * LANES - start):
+            raise DigestError("page bounds")
+        if len(data) != _page_head.size + count // 2 * 3:
+            raise DigestError("page length")
+        triples = np.frombuffer(data, np.uint8, offset=_page_head.size).reshape(-1, 3).astype(np.uint16)
+        slots = np.empty((count // 2, 2), np.uint16)
+        slots[:, 0] = triples[:, 0] | (triples[:, 1] & 0xF) << 8
+        slots[:, 1] = triples[:, 1] >> 4 | triples[:, 2] << 4
+        return cls(epoch, seq, buckets, start, slots.reshape(-1))
+
+
+def _check_buckets(buckets: int) -> None:
+    if not 2 <= buckets <= MAX_BUCKETS or buckets & (buckets - 1):
+        raise DigestError("bucket count")
+
+
+class CuckooDigest:
+    """The owner's side: add and discard keys, then take what changed. Keys are unsigned 64-bit hashes.
+
+    Raises ValueError when MAX_BUCKETS do not hold the keys.
+    """
+
+    def __init__(self, epoch: int, expected_keys: int = 64) -> None:
+        self.epoch, self.seq = epoch, 0
+        self._keys: set[int] = set()
+        self._rebuild(_buckets_for(expected_keys))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: int) -> bool:
+        """What a reader of the present state would answer."""
+        fingerprint, first, second = locate(key, self.buckets)
+        return fingerprint in self._bucket(first) or fingerprint in self._bucket(second)
+
+    def add(self, key: int) -> None:
+        """Idempotent."""
+        if key not in self._keys:
+            self._keys.add(key)
+            if len(self._keys) > LOAD_LIMIT * self.buckets * LANES or not self._insert(key):
+                self._grow()
+
+    def discard(self, key: int) -> None:
+        """Idempotent. Any slot with the key's fingerprint will do: equal fingerprints share both buckets."""
+        if key not in self._keys:
+            return
+        self._keys.remove(key)
+        fingerprint, first, second = locate(key, self.buckets)
+        for bucket in (first, second):
+            for slot in range(bucket * LANES, bucket * LANES + LANES):
+                if self._slots[slot] == fingerprint:
+                    self._set(slot, 0)
+                    return
+        raise AssertionError("a key that was added has no slot")
+
+    @property
+    def changed(self) -> bool:
+        """Changes wait for `take_delta`."""
+        return bool(self._dirty)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go on in another epoch: readers need a full copy."""
+        self.epoch, self.seq = epoch, 0
+        self._dirty.clear()
+
+    def take_delta(self, limit: int = 300) -> Delta | None:
+        """Up to `limit` slots that changed since the last call; None when nothing did. Call until None.
+
+        A reader that has applied some of the deltas of one round may miss keys that a kick moved; it has all after
+        the last.
+        """
+        if not self._dirty:
+            return None
+        taken = sorted(self._dirty)[:limit]
+        self._dirty.difference_update(taken)
+        changes = np.array([slot << FINGERPRINT_BITS | self._slots[slot] for slot in taken], np.uint32)
+        self.seq += 1
+        return Delta(self.epoch, self.seq - 1, self.seq, self.buckets, changes)
+
+    def pages(self) -> Iterator[Page]:
+        """A full copy as of the last delta taken. Raises RuntimeError when changes wait for `take_delta`."""
+        if self._dirty:
+            raise RuntimeError("take the delta first: a full copy must equal the state its seq names")
+        return pages_of(self.epoch, self.seq, np.array(self._slots, np.uint16))
+
+    def _bucket(self, bucket: int) -> list[int]:
+        return self._slots[bucket * LANES : bucket * LANES + LANES]
+
+    def _set(self, slot: int, fingerprint: int) -> None:
+        self._slots[slot] = fingerprint
+        self._dirty.add(slot)
+
+    def _insert(self, key: int) -> bool:
+        """Place the key, moving others to their other bucket if need be; False when no place was found."""
+        fingerprint, first, second = locate(key, self.buckets)
+        for bucket in (first, second):
+            if self._fill(bucket, fingerprint):
+                return True
+        bucket = first
+        for kick in range(MAX_KICKS):  # the victim's lane walks: a replayed run moves the same keys
+            slot = bucket * LANES + (kick + fingerprint) % LANES
+            victim = self._slots[slot]
+            self._set(slot, fingerprint)
+            fingerprint, bucket = victim, bucket ^ alternate(victim, self.buckets)
+            if self._fill(bucket, fingerprint):
+                return True
+        return False
+
+    def _fill(self, bucket: int, fingerprint: int) -> bool:
+        for slot in range(bucket * LANES, bucket * LANES + LANES):
+            if not self._slots[slot]:
+                self._set(slot, fingerprint)
+                return True
+        return False
+
+    def _grow(self) -> None:
+        self.epoch, self.seq = following(self.epoch), 0
+        self._rebuild(self.buckets * 2)
+
+    def _rebuild(self, buckets: int) -> None:
+        while True:
+            if buckets > MAX_BUCKETS:
+                raise ValueError(f"a digest holds at most {int(MAX_BUCKETS * LANES * LOAD_LIMIT)} keys")
+            self.buckets = buckets
+            self._slots: list[int] = [0] * (buckets * LANES)
+            self._dirty: set[int] = set()
+            if all(self._insert(key) for key in sorted(self._keys)):
+                self._dirty.clear()
+                return
+            buckets *= 2
+
+
+def _buckets_for(keys: int) -> int:
+    buckets = 2
+    while buckets * LANES * LOAD_LIMIT < keys:
+        buckets *= 2
+    return buckets
+
+
+def pages_of(epoch: int, seq: int, slots: Slots) -> Iterator[Page]:
+    """A full copy cut into packets."""
+    for start in range(0, slots.size, PAGE_SLOTS):
+        yield Page(epoch, seq, slots.size // LANES, start, slots[start : start + PAGE_SLOTS])
+
+
+def assemble(pages: Iterable[Page]) -> tuple[int, int, Slots] | None:
+    """(epoch, seq, slots) of a full copy; None while pages are missing. All pages must be of one state."""
+    parts = {page.start: page for page in pages}
+    if not parts:
+        return None
+    first = next(iter(parts.values()))
+    if sum(page.slots.size for page in parts.values()) != first.buckets * LANES:
+        return None
+    slots = np.concatenate([parts[start].slots for start in sorted(parts)])
+    return first.epoch, first.seq, slots

@@ -1,0 +1,266 @@
+"""What this node knows of all nodes' load: a table with the newest record of each member, merged packet by packet.
+
+Rows are in the order of node keys, the same in every node that knows the same members, which is what lets two nodes
+compare all their versions by position (sched/gossip/exchange.py). Work on many records is numpy's: a packet of fifteen
+records is decoded, checked, compared and merged without a Python loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sched.gossip.record import (
+    FLOAT_WORDS,
+    IDENTITY_WORDS,
+    RECORD,
+    RECORD_BYTES,
+    RECORD_WORDS,
+    RESIDUAL_WORD,
+    NodeRecord,
+    Version,
+    node_key,
+)
+from sched.membership.serial import newer_of
+
+__all__ = ["HEARTBEAT_S", "ClusterView", "NodeRecord", "Version", "node_key"]
+
+HEARTBEAT_S = 1.0
+"""An unchanged record is published again after this time, so that its age stays a sign of life."""
+
+WORK_STEP_S = 0.05
+FILL_STEP = 0.05
+"""Moves of the queue (seconds) and of shares (KV use, tiers, network) that are worth a new version."""
+
+LAST_KEY = 2**64 - 1
+_INFINITE = 0x7F800000
+_HALF_INFINITE = 0x7C00
+_INCARNATION = np.uint64(32)
+"""Floats of 32 and 16 bits below these, read as integers, are finite and not negative."""
+
+Keys = npt.NDArray[np.uint64]
+Records = npt.NDArray[np.void]
+Words = npt.NDArray[np.uint32]
+Rows = npt.NDArray[np.intp]
+
+
+RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS = range(3)
+"""Columns of what is noted of a record here: when it came, and the work sent there since, which it cannot know."""
+
+
+class ClusterView:
+    """The newest record of each member. Records of nodes that were not admitted are turned away."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self._own = node_key(node_id)
+        self._own_key = np.uint64(self._own)
+        self._names: dict[int, str] = {self._own: node_id}
+        self._stale_rows = False  # members changed since the rows were laid out
+        self._keys: Keys = np.array([self._own], np.uint64)
+        self._orders = np.zeros(1, np.uint64)  # incarnation << 32 | version, 0 = no record yet
+        self._words: Words = np.zeros((1, RECORD_WORDS), "<u4")
+        self._held = np.zeros((1, 3))  # RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS
+        self._fingerprint: int | None = None
+        self.rival: int | None = None  # incarnation of an own record that others hold and this process did not write
+
+    # --- membership
+
+    def admit(self, node_id: str) -> None:
+        """Accept records of this node from now on."""
+        self._names[node_key(node_id)] = node_id
+        self._stale_rows = True
+
+    def forget(self, node_id: str) -> None:
+        """The node is gone: drop its record and accept no other."""
+        self._lay_out()  # a node that comes back before the next layout must not find its old record
+        if self._names.pop(node_key(node_id), None) is not None:
+            self._stale_rows = True
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Give every member a row, in the order of keys."""
+        if not self._stale_rows:
+            return
+        self._stale_rows, self._fingerprint = False, None
+        keys = np.sort(np.fromiter(self._names, np.uint64, len(self._names)))
+        kept = np.isin(keys, self._keys, assume_unique=True)
+        rows = np.searchsorted(self._keys, keys[kept])
+
+        orders = np.zeros(keys.size, np.uint64)
+        words = np.zeros((keys.size, RECORD_WORDS), "<u4")
+        held = np.zeros((keys.size, 3))
+        orders[kept], words[kept], held[kept] = self._orders[rows], self._words[rows], self._held[rows]
+        self._orders, self._words, self._held = orders, words, held
+        self._keys = keys
+
+    def _row(self, key: int) -> int | None:
+        self._lay_out()
+        row = int(np.searchsorted(self._keys, np.uint64(key)))
+        return row if row < self._keys.size and int(self._keys[row]) == key else None
+
+    # --- reading
+
+    def get(self, node_id: str, now: float) -> NodeRecord | None:
+        """The node's load as of `now`, with the work charged to it here; None before its first record arrived."""
+        row = self._row(node_key(node_id))
+        if row is None or not self._orders[row]:
+            return None
+        return self._charged(row, now)
+
+    def _charged(self, row: int, now: float) -> NodeRecord:
+        record = NodeRecord.unpack(self._words[row].tobytes())
+        received_at, charged_s, charged_requests = self._held[row].tolist()
+        passed = max(0.0, now - received_at)
+        work_s = max(0.0, record.work_s + charged_s - passed)
+        waiting = record.waiting + int(charged_requests)
+        return replace(record, age_s=record.age_s + passed, work_s=work_s, waiting=waiting)
+
+    def records(self, now: float) -> dict[str, NodeRecord]:
+        """`get` of every node that has a record, by node id."""
+        self._lay_out()
+        rows = np.flatnonzero(self._orders).tolist()
+        return {self._names[int(self._keys[row])]: self._charged(row, now) for row in rows}
+
+    def table(self, now: float) -> tuple[list[str], Records]:
+        """Node ids and their records as of `now`, charges included, as arrays: for decisions over a thousand nodes.
+
+        A node without a record yet has version 0.
+        """
+        self._lay_out()
+        held = self._held
+        records = self._aged(np.arange(self._keys.size), now, held[:, CHARGED_S]).view(RECORD)[:, 0]
+        waiting = records["waiting_standard"] + held[:, CHARGED_REQUESTS]
+        records["waiting_standard"] = np.minimum(waiting, 0xFFFF).astype(np.uint16)
+        return [self._names[key] for key in self._keys.tolist()], records
+
+    def _aged(self, rows: Rows, now: float, charged_s: npt.NDArray[np.float64] | float = 0.0) -> Words:
+        words = self._words[rows]
+        records = words.view(RECORD)[:, 0]
+        passed = np.maximum(0.0, now - self._held[rows, RECEIVED_AT])
+        records["work_s"] = np.maximum(0.0, records["work_s"] + charged_s - passed)
+        records["age_s"] += passed
+        return words
+
+    # --- writing
+
+    def publish(self, now: float, incarnation: int, record: NodeRecord) -> None:
+        """Take the own load. It becomes a new version when it differs from what others extrapolate, or as heartbeat."""
+        row = self._row(self._own)
+        assert row is not None, "a view always has a row for its own node"
+        told = NodeRecord.unpack(self._words[row].tobytes()) if self._orders[row] else None
+        passed = now - float(self._held[row, RECEIVED_AT])
+        if told is None or told.incarnation != incarnation or _differs(told.aged(passed), record):
+            version = told.version + 1 if told else 1
+            fresh = replace(record, node=self._own, incarnation=incarnation, version=version, age_s=0.0)
+            words = np.frombuffer(fresh.pack(), "<u4").reshape(1, RECORD_WORDS)
+            self._put(np.array([row]), words, np.array([incarnation << 32 | version], np.uint64), now)
+
+    def merge(self, now: float, record: NodeRecord) -> bool:
+        """Keep the record if it is of a member and newer than what is held; True if it was kept."""
+        return self.merge_packed(now, record.pack())[0] == 1
+
+    def merge_packed(self, now: float, data: bytes) -> tuple[int, int]:
+        """`merge` of records packed one after the other; returns how many were (kept, turned away).
+
+        Raises ValueError, and keeps none, when the length is wrong or a float is negative or not finite.
+        """
+        if not data or len(data) % RECORD_BYTES:
+            raise ValueError(f"records have {RECORD_BYTES} bytes each, got {len(data)}")
+        words = np.frombuffer(data, "<u4").reshape(-1, RECORD_WORDS)
+        if words.take(FLOAT_WORDS, axis=1).max() >= _INFINITE or words[:, RESIDUAL_WORD].max() >> 16 >= _HALF_INFINITE:
+            raise ValueError("record with a field that is negative or not finite")
+        self._lay_out()
+        identities = words.take(IDENTITY_WORDS, axis=1).view("<u8")
+        keys, orders = identities[:, 0], identities[:, 1]
+        if (own := keys == self._own_key).any():
+            self._compare_own(orders[own])
+        rows = self._keys.searchsorted(keys)
+        np.minimum(rows, self._keys.size - 1, out=rows)
+        news = (self._keys[rows] == keys) & newer_of(orders, self._orders[rows]) & (keys != self._own_key)
+        kept = int(np.count_nonzero(news))
+        if kept < news.size:
+            rows, words, orders = rows[news], words[news], orders[news]
+        if kept:
+            self._put(rows, words, orders, now)
+        return kept, news.size - kept
+
+    def _compare_own(self, orders: Keys) -> None:
+        """Records of this node come back from others; one that is not older than the last published is not ours."""
+        published = np.full(orders.size, self._orders[self._row(self._own)])
+        foreign = orders[(orders != published) & ~newer_of(published, orders)]
+        if foreign.size:
+            self.rival = int(foreign[0]) >> 32
+
+    def _put(self, rows: Rows, words: Words, orders: Keys, now: float) -> None:
+        before = self._orders[rows]
+        self._orders[rows] = orders
+        if (self._orders[rows] != orders).any():  # two records of one node: the newer one must be written last
+            ascending = np.argsort(orders, kind="stable")
+            rows, words, orders = rows[ascending], words[ascending], orders[ascending]
+            self._orders[rows] = orders
+        if ((before ^ orders) >> _INCARNATION).any():
+            self._fingerprint = None
+        self._words[rows] = words
+        self._held[rows] = (now, 0.0, 0.0)
+
+    def charge(self, node_id: str, work_s: float, requests: int = 1) -> None:
+        """Work was just sent to this node; counts in `get` until its next record (LSQ: own increments)."""
+        row = self._row(node_key(node_id))
+        if row is not None and self._orders[row]:
+            self._held[row] += (0.0, work_s, requests)
+
+    # --- anti-entropy
+
+    @property
+    def keys(self) -> Keys:
+        """Of all members, ascending: row i of everything below belongs to keys[i]."""
+        self._lay_out()
+        return self._keys
+
+    @property
+    def orders(self) -> npt.NDArray[np.uint64]:
+        """incarnation << 32 | version per row, 0 = no record."""
+        self._lay_out()
+        return self._orders
+
+    @property
+    def fingerprint(self) -> int:
+        """Equal in two views with the same members in the same incarnations: then versions compare row by row."""
+        self._lay_out()
+        if self._fingerprint is None:
+            mixed = self._keys ^ (self._orders >> np.uint64(32)) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ mixed >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
+            self._fingerprint = int((mixed ^ mixed >> np.uint64(32)).sum(dtype=np.uint64))
+        return self._fingerprint
+
+    def packed(self, now: float, rows: Rows) -> bytes:
+        """The records of these rows as of `now`, without charges: what is passed on."""
+        return self._aged(rows, now).tobytes()
+
+
+def _differs(told: NodeRecord, fresh: NodeRecord) -> bool:
+    """Whether `fresh` says something that readers of `told` cannot extrapolate, or `told` is too old."""
+    blocks = max(1, fresh.blocks_total)
+    moves = (
+        (fresh.blocks_used - told.blocks_used) / blocks,
+        (fresh.blocks_soon - told.blocks_soon) / blocks,
+        fresh.dram_fill - told.dram_fill,
+        fresh.ssd_fill - told.ssd_fill,
+        fresh.nic_in - told.nic_in,
+        fresh.nic_out - told.nic_out,
+    )
+    return (
+        told.age_s >= HEARTBEAT_S
+        or abs(fresh.work_s - told.work_s) > WORK_STEP_S
+        or max(map(abs, moves)) > FILL_STEP
+        or _counts(fresh) != _counts(told)
+    )
+
+
+def _counts(record: NodeRecord) -> tuple[int, ...]:
+    """What is news whenever it changes."""
+    waiting = (record.waiting, record.waiting_interactive, record.waiting_batch)
+    return (*waiting, record.running, record.max_running, record.blocks_total, record.health, record.flags)

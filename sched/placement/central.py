@@ -1,0 +1,43 @@
+"""Algorithm 1 as in the paper, with a central Conductor that knows every queue: ask all nodes, choose the least TTFT.
+
+A comparison with `mooncake` shows what a scheduler without a centre loses, and what the centre costs: one question to
+every node per request.
+"""
+
+from __future__ import annotations
+
+from sched.placement.choice import Placement, Rejected
+from sched.placement.costs import DecodeCosts, PrefillCosts, least
+from sched.placement.demand import Demand
+from sched.placement.few import MAX_FEW_NODES, place_few
+from sched.placement.links import Vector
+from sched.placement.two_stages import TwoStages
+from sched.placement.view import View
+
+
+class CentralGreedy(TwoStages):
+    """Least TTFT, then the least time to decode among nodes with room."""
+
+    asks_everybody = True
+    _as_written = True  # no subclass overrides the choices, so few.py may replace them
+
+    def __init_subclass__(cls) -> None:
+        chosen = cls.choose_prefill, cls.choose_decode, cls._placed
+        cls._as_written = chosen == (CentralGreedy.choose_prefill, CentralGreedy.choose_decode, CentralGreedy._placed)
+
+    def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
+        if self._as_written and len(view) <= MAX_FEW_NODES:
+            placed = place_few(now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn)
+            if placed is not None:
+                return placed
+        return super().place(now, demand, view, matched)
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.ttft_s))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        """The fastest node with room. If no node has room the request will wait, so choose the most free blocks."""
+        roomy = costs.roomy_s()
+        if best := least(roomy):
+            return self.drawn(best)
+        return max(able, key=lambda i: float(costs.headroom[i]))

@@ -1,0 +1,94 @@
+"""Transfer times between nodes, learned from the transfers that requests report and from the rail rates of nodes.
+
+The estimate of a path is as fast as its past transfers, but no faster than its rails are now: the regressions forget
+after dozens of transfers, while rails measure every MiB (net/transfer/common/rails.py). An unused path is as fast as
+its rails. If its rails are unknown too, it gets the mean of all paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sched.cost import TransferModel
+from sched.placement.links import Line, Lines, columns
+
+
+class MeasuredLinks:
+    """One model per path, and the last reported bytes/s of its rails."""
+
+    def __init__(self) -> None:
+        self._fetch, self._handover = TransferModel(), TransferModel()
+        self._fetches: dict[str, TransferModel] = {}
+        self._handovers: dict[tuple[str, str], TransferModel] = {}
+        self._fetch_rails: dict[str, float] = {}
+        self._handover_rails: dict[tuple[str, str], float] = {}
+
+    # --- estimates
+
+    def fetch(self, nodes: Sequence[str]) -> Lines:
+        return columns(self.fetch_each(nodes))
+
+    def handover(self, source: str, nodes: Sequence[str]) -> Lines:
+        return columns(self.handover_each(source, nodes))
+
+    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+        return _lines(nodes, self._fetches, self._fetch_rails, self._fetch)
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+        paths = [(source, node) for node in nodes]
+        return _lines(paths, self._handovers, self._handover_rails, self._handover)
+
+    # --- measurements
+
+    def told(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
+        """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers."""
+        if fetch > 0:
+            self._fetch_rails[node] = fetch
+        for peer, rate in to.items():
+            if rate > 0:
+                self._handover_rails[node, peer] = rate
+
+    def fetched(self, node: str, nbytes: int, seconds: float) -> None:
+        """A transfer from the pool into `node` has ended."""
+        _observe((self._fetches.setdefault(node, TransferModel()), self._fetch), nbytes, seconds)
+
+    def handed_over(self, source: str, node: str, nbytes: int, seconds: float) -> None:
+        _observe((self._handovers.setdefault((source, node), TransferModel()), self._handover), nbytes, seconds)
+
+    def learn(self, events: Iterable[dict[str, Any]], decode: str) -> None:
+        """Learn from the timeline events of a request that decodes on `decode`."""
+        for event in events:
+            detail = event["detail"]
+            if event["event"] == "kv_moved":
+                self.handed_over(event["node"], decode, detail["bytes"], detail["seconds"])
+            elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"]:  # a disk is none of the way
+                self.fetched(event["node"], detail["bytes"], detail["seconds"])
+
+    def forget(self, node: str) -> None:
+        """Forget a node that is gone; a different node may return under its name."""
+        self._fetches.pop(node, None)
+        self._fetch_rails.pop(node, None)
+        for path in [path for path in self._handovers if node in path]:
+            del self._handovers[path]
+        for path in [path for path in self._handover_rails if node in path]:
+            del self._handover_rails[path]
+
+
+def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> None:
+    if nbytes and seconds > 0:
+        for model in models:
+            model.observe(nbytes, seconds)
+
+
+def _lines(
+    paths: Sequence[Any], models: Mapping[Any, TransferModel], rails: Mapping[Any, float], common: TransferModel
+) -> list[Line]:
+    lines = []
+    for path in paths:
+        model, rate = models.get(path), rails.get(path)
+        latency_s, per_byte_s = (model or common).regression.coefficients
+        if rate is not None:
+            per_byte_s = 1 / rate if model is None else max(per_byte_s, 1 / rate)
+        lines.append((latency_s, per_byte_s))
+    return lines

@@ -1,0 +1,97 @@
+"""The alternatives to Algorithm 1: baselines of the paper and of other systems, each in a few lines.
+
+random          any able node: the floor that every policy must beat
+round-robin     the nodes in turn
+least-load      the shortest queue, without regard to the cache (load balancing, papers.md section 7)
+local-cache     Algorithm 1 without KV transfers between prefill nodes (local cache-aware)
+power-of-two    the better of two random nodes, both asked: robust against old gossip
+dynamo-cost     NVIDIA Dynamo's router: a weighted sum of blocks to prefill and blocks being decoded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sched.placement.central import CentralGreedy
+from sched.placement.costs import DecodeCosts, PrefillCosts, least
+from sched.placement.demand import Demand
+from sched.placement.links import Vector
+from sched.placement.two_stages import TwoStages
+from sched.placement.view import View
+
+
+class RandomPlacement(TwoStages):
+    """Chooses a random able node."""
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        return self.rng.choice(able)
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.rng.choice(able)
+
+
+class RoundRobin(TwoStages):
+    """Chooses nodes in turn; each acceptor has its own counter."""
+
+    prefills = decodes = 0
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        self.prefills += 1
+        return able[self.prefills % len(able)]
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        self.decodes += 1
+        return able[self.decodes % len(able)]
+
+
+class LeastLoad(TwoStages):
+    """The least queued prefill work; the fewest running requests."""
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.wait_s, able))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.view.running, able))
+
+
+class LocalCache(CentralGreedy):
+    """Algorithm 1 without the fetch of step 3: the least queue plus prefill after the node's own prefix."""
+
+    fetches = False
+
+
+class PowerOfTwo(TwoStages):
+    """Draws two nodes per stage and asks only these."""
+
+    def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
+        pools = (np.flatnonzero(np.isfinite(column)).tolist() for column in (view.open_at, view.closed_decode))
+        return list(dict.fromkeys(i for able in pools for i in self._two(able)))
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.ttft_s, self._two(able)))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.decode_s, self._two(able)))
+
+    def _two(self, able: list[int]) -> list[int]:
+        return able if len(able) <= 2 else self.rng.sample(able, 2)
+
+
+class DynamoCost(TwoStages):
+    """prefill: queued + new blocks to compute, minus cached blocks; decode: blocks in use + blocks of the request.
+
+    Dynamo weights a cached block by its tier (1 on the device). Records do not contain tiers, so every cached block
+    counts 1 here. The decode node is chosen after the prefill node, as in Dynamo's disaggregated router."""
+
+    asks_everybody = True
+    fetches = False
+    overlap_weight = 1.0
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        blocks = costs.view.queued_tokens + costs.demand.num_tokens - self.overlap_weight * costs.local
+        return self.drawn(least(np.maximum(blocks, 0.0), able))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.view.total_blocks - costs.view.free_blocks, able))

@@ -1,0 +1,21 @@
+"""Placement policies by their names on the command line. A new policy is one class and one entry here."""
+
+from __future__ import annotations
+
+from sched.placement.central import CentralGreedy
+from sched.placement.learned import LearnedPlacement
+from sched.placement.mooncake import MooncakePlacement
+from sched.placement.rivals import DynamoCost, LeastLoad, LocalCache, PowerOfTwo, RandomPlacement, RoundRobin
+from sched.placement.two_stages import TwoStages
+
+placements: dict[str, type[TwoStages]] = {
+    "mooncake": MooncakePlacement,
+    "mooncake-central-greedy": CentralGreedy,
+    "mooncake-learned": LearnedPlacement,
+    "dynamo-cost": DynamoCost,
+    "power-of-two": PowerOfTwo,
+    "local-cache": LocalCache,
+    "least-load": LeastLoad,
+    "round-robin": RoundRobin,
+    "random": RandomPlacement,
+}

@@ -1,0 +1,333 @@
+"""What is known of the nodes, in columns: a decision looks at all of them in a dozen vector operations.
+
+A view is built once per change of the gossiped state and serves many decisions. What one decision adds, its own work
+on the chosen node, is charged in place, so the next one sees it (LSQ, reference/scheduling.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from sched.gossip.load_word import ROLE_BITS
+from sched.gossip.state import Records
+from sched.membership.member import Member
+from sched.placement.links import Line, Lines, Links, Vector
+
+QUEUE_FULL = "queue full"
+TOO_LONG = "prompt longer than its KV memory"
+
+SLOW = 1.5
+"""Measured over predicted step time from which a node counts as slow (reference/scheduling.md section 6)."""
+
+COLUMNS = (
+    "a0", "a1", "a2", "open_at", "work_until", "closed_decode", "waiting", "running", "queued_tokens", "free_blocks",
+    "total_blocks", "step_s", "step_soon_s", "step_alone_s", "decode_s", "age_s",
+)  # fmt: skip
+"""Rows of a view's table, each an attribute of the view too."""
+
+CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order")
+"""What a view works out once of its table."""
+
+Flags = npt.NDArray[np.bool_]
+Table = npt.NDArray[np.float64]
+
+
+@lru_cache
+def _role_bits(roles: tuple[str, ...]) -> int:
+    return sum(ROLE_BITS[role] for role in set(roles) & ROLE_BITS.keys())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A node as the acceptor knows it: its record as of now."""
+
+    node_id: str
+    roles: tuple[str, ...]
+    wait_s: float = 0.0  # until prefill work accepted so far is done
+    waiting: int = 0  # queued requests
+    running: int = 0
+    queued_tokens: int = 0  # prefill tokens not yet computed
+    prefill: tuple[float, float, float]  # coefficients of its PrefillModel
+    free_blocks: int = 0
+    total_blocks: int = 0
+    step_s: float = 0.0  # decode step if one more request joined
+    step_soon_s: float = 0.0  # if it joined when its prefill is done
+    step_alone_s: float = 0.0  # if nothing else decoded there; 0 = not known
+    decode_s: float = 0.0  # a typical decode there, first to last token
+    age_s: float = 0.0  # of what is said here
+
+    @property
+    def column(self) -> tuple[float, ...]:
+        """Of a view's table; what is open is the view's to say."""
+        return (
+            *self.prefill, 0.0, self.wait_s, 0.0, self.waiting, self.running, self.queued_tokens, self.free_blocks,
+            self.total_blocks, self.step_s, self.step_soon_s, self.step_alone_s, self.decode_s, self.age_s,
+        )  # fmt: skip
+
+
+class View:
+    """Columns over nodes, all of length N; times are on the clock of `now`, `matched` elsewhere is in this order.
+
+    table [16, N]    a row for each of COLUMNS
+    prefill [3, N]   coefficients of the nodes' prefill models, the table's first rows
+    powers [3]       1, n, n^2 of the prompt that is looked at: what they are multiplied with; scratch, copies share it
+    work_until       when the prefill work accepted so far will be done
+    open_at          the same, infinite where no prompt can be sent: another role, or a full queue
+    closed_decode    infinite where nothing can be decoded, else 0
+    """
+
+    a0: Vector
+    a1: Vector
+    a2: Vector
+    open_at: Vector
+    work_until: Vector
+    closed_decode: Vector
+    waiting: Vector
+    running: Vector
+    queued_tokens: Vector
+    free_blocks: Vector
+    total_blocks: Vector
+    step_s: Vector
+    step_soon_s: Vector
+    step_alone_s: Vector
+    decode_s: Vector
+    age_s: Vector
+
+    def __init__(
+        self,
+        now: float,
+        nodes: Sequence[Candidate],
+        links: Links,
+        max_waiting: int,
+        expected_arrivals: float = 0.0,
+    ) -> None:
+        """`expected_arrivals`: requests that the cluster has probably placed since these records were written."""
+        self._begin(links, max_waiting, expected_arrivals)
+        columns = np.array([node.column for node in nodes], dtype=np.float64).reshape(-1, len(COLUMNS))
+        self._fill(
+            now,
+            [node.node_id for node in nodes],
+            np.ascontiguousarray(columns.T),
+            np.array(["prefill" in node.roles for node in nodes], dtype=bool),
+            np.array(["decode" in node.roles for node in nodes], dtype=bool),
+        )
+
+    @classmethod
+    def of_records(
+        cls,
+        now: float,
+        members: Sequence[Member],
+        records: Records,
+        links: Links,
+        max_waiting: int,
+        expected_arrivals: float = 0.0,
+    ) -> View:
+        """Of `members` and a row of `records` each (sched/gossip/record.py), as of `now`. A node whose steps take much
+        longer than its models say is taken to be as much slower in everything, until the models have followed."""
+        view = cls.__new__(cls)  # the table is made from arrays, not from candidates
+        view._begin(links, max_waiting, expected_arrivals)
+        residual = records["residual"].astype(np.float64)
+        slow = np.where(residual > SLOW, residual, 1.0)
+        table = np.zeros((len(COLUMNS), len(members)))
+        rows = dict(zip(COLUMNS, table, strict=True))
+        for name in ("a0", "a1", "a2"):
+            rows[name][:] = records[f"prefill_{name}"] * slow
+        rows["work_until"][:] = records["work_s"] * slow
+        for name in ("running", "queued_tokens", "age_s"):
+            rows[name][:] = records[name]
+        rows["waiting"][:] = records["waiting_interactive"]
+        rows["waiting"] += records["waiting_standard"]
+        rows["waiting"] += records["waiting_batch"]
+        rows["total_blocks"][:] = records["blocks_total"]
+        rows["free_blocks"][:] = np.maximum(rows["total_blocks"] - records["blocks_used"], 0.0)
+        rows["step_s"][:] = rows["step_soon_s"][:] = records["decode_step_s"] * slow
+        rows["step_alone_s"][:] = np.where(records["running"] > 0, 0.0, rows["step_s"])
+        able = np.array([_role_bits(member.roles) for member in members], dtype=np.uint16)
+        able &= np.where(records["flags"] == 0, np.uint16(0xFFFF), records["flags"])
+        prefills, decodes = (able & np.uint16(ROLE_BITS[role]) != 0 for role in ("prefill", "decode"))
+        view._fill(now, [member.node_id for member in members], table, prefills, decodes)
+        return view
+
+    def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
+        self._links, self.max_waiting, self.expected_arrivals = links, max_waiting, expected_arrivals
+        self.powers = np.ones(3)
+
+    def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags) -> None:
+        """Times of `table` are relative; what is open is worked out here."""
+        self.ids, self.prefills, self.decodes = ids, prefills, decodes
+        self._attach(table)
+        self.work_until += now
+        full = self.waiting >= self.max_waiting
+        self.open_at[:] = np.where(prefills & ~full, self.work_until, np.inf)
+        self.closed_decode[:] = np.where(decodes & ~full, 0.0, np.inf)
+        self._handover: dict[str, Lines] = {}
+        self._fetch: dict[int, Lines] = {}
+
+    def _attach(self, table: Table) -> None:
+        self.table, self.prefill = table, table[:3]
+        vars(self).update(zip(COLUMNS, table, strict=True))
+        self.none = np.zeros(len(self.ids))
+        self._forget()
+
+    def _forget(self) -> None:
+        for cached in CACHED:
+            vars(self).pop(cached, None)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def fetch(self, token_bytes: int) -> Lines:
+        """(latency_s, seconds per token) of loading from the pool into each node."""
+        if token_bytes not in self._fetch:
+            latency_s, per_byte_s = self._links.fetch(self.ids)
+            self._fetch[token_bytes] = latency_s, per_byte_s * token_bytes
+        return self._fetch[token_bytes]
+
+    @cached_property
+    def address(self) -> int:
+        """For compiled code, of eight words: the table and the number of nodes; a byte for each that says whether it
+        prefills; `decode_order` as two columns and its length; `takers` and their number."""
+        assert self.table.flags.c_contiguous
+        prefills, (order, free), takers = np.ascontiguousarray(self.prefills), self._decode_columns, self._takers
+        table, flags, fastest, room, able = (one.ctypes.data for one in (self.table, prefills, order, free, takers))
+        words = np.array([table, len(self.ids), flags, fastest, room, len(order), able, len(takers)], dtype=np.int64)
+        self._described = words, prefills  # they live as long as the address is known
+        return int(words.ctypes.data)
+
+    @cached_property
+    def least_blocks(self) -> float:
+        """KV blocks of the smallest node."""
+        return float(self.total_blocks.min(initial=np.inf))
+
+    @cached_property
+    def _takers(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self.open_at < np.inf).astype(np.int64)
+
+    @cached_property
+    def takers(self) -> list[int]:
+        """Nodes that prefill and had room in the queue when this was first asked."""
+        found: list[int] = self._takers.tolist()
+        return found
+
+    @cached_property
+    def _decode_columns(self) -> tuple[npt.NDArray[np.int64], Vector]:
+        order = np.argsort(self.step_s + self.closed_decode, kind="stable")
+        order = order[self.closed_decode[order] == 0].astype(np.int64)
+        return order, self.free_blocks[order]
+
+    @cached_property
+    def decode_order(self) -> list[tuple[int, float]]:
+        """(node, free blocks) of those that decode and have room in the queue, the fastest first."""
+        order, free = self._decode_columns
+        return list(zip(order.tolist(), free.tolist(), strict=True))
+
+    def handover(self, source: str) -> Lines:
+        if source not in self._handover:
+            self._handover[source] = self._links.handover(source, self.ids)
+        return self._handover[source]
+
+    def fetch_each(self) -> list[Line]:
+        """(latency_s, seconds per byte) of loading from the pool into each node, for few nodes."""
+        return self._links.fetch_each(self.ids)
+
+    def handover_each(self, source: str) -> list[Line]:
+        """`handover` as a list, for few nodes."""
+        return self._links.handover_each(source, self.ids)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        return {node_id: i for i, node_id in enumerate(self.ids)}
+
+    def copy(self) -> View:
+        """The same nodes, to be charged and aged by itself."""
+        view = copy(self)
+        view._attach(self.table.copy())
+        return view
+
+    def at(self, table: Sequence[Sequence[float]], links: Links) -> View:
+        """The same nodes when this was their table and these were the paths between them."""
+        view = copy(self)
+        view._attach(np.array(table, dtype=np.float64).reshape(len(COLUMNS), -1))
+        view._links, view._handover, view._fetch = links, {}, {}
+        return view
+
+    def only(self, indices: Sequence[int]) -> View:
+        """A view of these nodes, in this order, that shares nothing with this one."""
+        chosen = np.asarray(indices, dtype=np.intp)
+        view = copy(self)
+        view.ids = [self.ids[i] for i in indices]
+        vars(view).pop("index", None)
+        view.prefills, view.decodes = self.prefills[chosen], self.decodes[chosen]
+        view._attach(self.table.take(chosen, axis=1))
+        view._handover, view._fetch = {}, {}
+        return view
+
+    def beside(self, other: View) -> View:
+        """These nodes and those of `other`."""
+        view = copy(self)
+        view.ids = self.ids + other.ids
+        vars(view).pop("index", None)
+        view.prefills = np.concatenate((self.prefills, other.prefills))
+        view.decodes = np.concatenate((self.decodes, other.decodes))
+        view._attach(np.concatenate((self.table, other.table), axis=1))
+        view._handover, view._fetch = {}, {}
+        return view
+
+    def keep(self, indices: Sequence[int], old: View, places: Sequence[int]) -> None:
+        """Of these nodes take what `old` says of them at `places`."""
+        self.table[:, indices] = old.table[:, places]
+        for name in ("prefills", "decodes"):
+            flags = getattr(self, name).copy()  # copies of a view share them
+            flags[indices] = getattr(old, name)[places]
+            setattr(self, name, flags)
+        self._forget()
+
+    def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
+        """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
+        self.work_until[i], self.waiting[i], self.queued_tokens[i] = until, waiting, tokens
+        self.open_at[i] = until if self.prefills[i] and waiting < self.max_waiting else np.inf
+
+    def charge(self, now: float, node_id: str, seconds: float, tokens: int = 0) -> None:
+        """So much prefill was just sent to this node; counts until the next view is built."""
+        i = self.index.get(node_id)
+        if i is None:
+            return
+        added = max(0.0, now - self.work_until[i]) + seconds
+        self.work_until[i] += added
+        self.open_at[i] += added
+        self.queued_tokens[i] += tokens
+        self.waiting[i] += 1
+        if self.waiting[i] >= self.max_waiting:
+            self.open_at[i] = self.closed_decode[i] = np.inf
+
+    def wait(self, i: int, now: float, seconds: float) -> float:
+        """Node `i` is busy for so long, if not longer; returns how much longer than was known."""
+        known = float(self.work_until[i])
+        added = max(0.0, now + seconds - known)
+        self.work_until[i] += added
+        self.open_at[i] += added
+        return min(seconds, added)
+
+    def close(self, node_id: str) -> None:
+        """Send no prompt to this node, unless it is the last that takes any."""
+        i = self.index.get(node_id)
+        if i is not None and np.isfinite(self.open_at).sum() > 1:
+            self.open_at[i] = np.inf
+
+    def obstacle(self, i: int, num_tokens: int, block_size: int) -> str:
+        """Why node `i` cannot take a prompt, empty if it can."""
+        if self.total_blocks[i] * block_size <= num_tokens:
+            return TOO_LONG
+        return QUEUE_FULL if self.waiting[i] >= self.max_waiting else ""
+
+    def too_long(self, num_tokens: int, block_size: int) -> Vector | None:
+        """Infinite where a prompt never fits; None when it fits everywhere."""
+        if self.least_blocks * block_size > num_tokens:
+            return None
+        return np.where(self.total_blocks * block_size <= num_tokens, np.inf, 0.0)

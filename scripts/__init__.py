@@ -1,1 +1,0 @@
-"""Set-up, launch, benchmarks: thin command lines over the packages."""

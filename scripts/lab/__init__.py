@@ -1,1 +1,0 @@
-"""Experiments on request traces: no node, no clock."""

@@ -1,1 +1,0 @@
-"""The model behind prefixes that went through the pool in another type."""

@@ -1,0 +1,191 @@
+"""BlockPool: two lifetimes, eviction, and books that always balance."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
+from cache.pool.policies import policies
+
+KEYS = [bytes([i]) * 16 for i in range(12)]
+
+
+class PoolModel(RuleBasedStateMachine):
+    """Random legal use of a small pool, with a plain model of who references what."""
+
+    @initialize(num_blocks=st.integers(1, 6), policy=st.sampled_from(sorted(policies)))
+    def start(self, num_blocks, policy):
+        self.evicted = []
+        self.pool = BlockPool(num_blocks, policies[policy](), self.note_eviction)
+        self.request_refs = []  # a block id per reference
+        self.transfer_refs = []
+        self.named = {}  # key -> block id
+
+    def note_eviction(self, key, block_id):
+        assert self.pool.lookup(key) == block_id, "called before the name is gone"
+        assert block_id not in self.held
+        del self.named[key]
+        self.evicted.append(key)
+
+    @property
+    def held(self):
+        return {*self.request_refs, *self.transfer_refs}
+
+    @rule(count=st.integers(0, 7))
+    def allocate(self, count):
+        free_before = self.pool.num_free
+        if count > free_before:
+            usage = self.pool.usage()
+            with pytest.raises(OutOfBlocks):
+                self.pool.allocate(count)
+            assert self.pool.usage() == usage
+            return
+        blocks = self.pool.allocate(count)
+        assert len(set(blocks)) == count
+        assert not self.held & set(blocks)
+        assert not set(self.named.values()) & set(blocks)
+        assert self.pool.num_free == free_before - count
+        self.request_refs += blocks
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def name(self, data, key):
+        block_id = data.draw(st.sampled_from(sorted(self.held)))
+        if self.pool.key_of(block_id) not in (None, key):
+            return
+        named = self.pool.name(block_id, key)
+        assert named == (self.named.setdefault(key, block_id) == block_id)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4), transfer=st.booleans())
+    def match_and_take(self, keys, transfer):
+        found = self.pool.match(keys)
+        run = [key in self.named for key in keys]
+        assert len(found) == (run.index(False) if False in run else len(run))
+        assert found == [self.named[key] for key in keys[: len(found)]]
+        if transfer:
+            self.pool.hold(found)
+            self.transfer_refs += found
+        else:
+            self.pool.acquire(found)
+            self.request_refs += found
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def hold(self, data):
+        block_id = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.hold([block_id])
+        self.transfer_refs.append(block_id)
+
+    @rule(data=st.data(), transfer=st.booleans())
+    def give_back(self, data, transfer):
+        refs = self.transfer_refs if transfer else self.request_refs
+        count = data.draw(st.integers(0, len(refs)))
+        given, refs[:] = refs[:count], refs[count:]
+        (self.pool.unhold if transfer else self.pool.release)(given)
+
+    @rule(key=st.sampled_from(KEYS))
+    def forget(self, key):
+        assert self.pool.forget(key) == (self.named.pop(key, None) is not None)
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check_integrity()
+        usage = self.pool.usage()
+        assert usage["held"] == len(self.held)
+        assert usage["cached"] == len(set(self.named.values()) - self.held)
+        assert usage["free"] + usage["cached"] == self.pool.num_free
+        assert usage["evictions"] == len(self.evicted)
+        assert self.pool.references() == {"request": len(self.request_refs), "transfer": len(self.transfer_refs)}
+        assert {key: self.pool.lookup(key) for key in KEYS} == {key: self.named.get(key) for key in KEYS}
+
+
+TestPool = PoolModel.TestCase
+
+
+def test_a_transfer_keeps_a_block_that_its_request_gave_back():
+    pool = BlockPool(1)
+    (block,) = pool.allocate(1)
+    pool.hold([block])
+    pool.release([block])
+    with pytest.raises(OutOfBlocks, match="1 blocks requested, but only 0 of 1"):
+        pool.allocate(1)
+    pool.unhold([block])
+    assert pool.allocate(1) == [block]
+
+
+def test_the_tail_of_a_prefix_is_evicted_first():
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for block, key in zip(blocks, KEYS, strict=False):
+        pool.name(block, key)
+    pool.release(blocks)
+    pool.allocate(1)
+    assert pool.match(KEYS[:3]) == blocks[:2]
+
+
+def test_eviction_sees_the_content_before_the_block_is_reused():
+    seen = []
+    pool = BlockPool(1, on_evict=lambda key, block: seen.append((key, block, pool.usage()["held"])))
+    (block,) = pool.allocate(1)
+    pool.name(block, KEYS[0])
+    pool.release([block])
+    assert pool.allocate(1) == [block]
+    assert seen == [(KEYS[0], block, 0)]
+    assert pool.key_of(block) is None
+
+
+def test_the_second_block_of_a_key_stays_unnamed():
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    assert pool.name(first, KEYS[0])
+    assert pool.name(first, KEYS[0]), "naming twice is the same name"
+    assert not pool.name(second, KEYS[0])
+    pool.release([first, second])
+    assert pool.usage() | {"evictions": 0} == {
+        "total": 2,
+        "free": 1,
+        "cached": 1,
+        "held": 0,
+        "named": 1,
+        "evictions": 0,
+    }
+
+
+def test_misuse_is_refused():
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1)
+    pool.name(block, KEYS[0])
+    with pytest.raises(ValueError, match="already"):
+        pool.name(block, KEYS[1])
+    with pytest.raises(ValueError, match="no such reference"):
+        pool.unhold([block])
+    pool.release([block])
+    with pytest.raises(ValueError, match="no such reference"):
+        pool.release([block])
+    with pytest.raises(ValueError, match="not held"):
+        pool.name(block, KEYS[0])
+    with pytest.raises(ValueError, match="is free"):
+        pool.acquire([1 - block])
+    pool.check_integrity()
+
+
+def test_integrity_notices_wrong_books():
+    pool = BlockPool(2)
+    pool.allocate(1)
+    pool._free.append(0)
+    with pytest.raises(IntegrityError, match="in use"):
+        pool.check_integrity()
+
+
+def test_a_transfer_reference_that_nobody_answers_for_is_noticed():
+    pool = BlockPool(4)
+    first, second = pool.allocate(2)
+    pool.hold([first, first, second])
+    pool.release([first, second])
+    pool.check_owners([first, second, first])
+    with pytest.raises(IntegrityError, match="1 blocks are held for unknown transfers"):
+        pool.check_owners([first, second])
+    with pytest.raises(IntegrityError, match="blocks of running transfers are not held"):
+        pool.check_owners([first, first, second, second])

@@ -1,0 +1,116 @@
+"""Every combination of flags that cannot work is refused at start, with the reason and the flag to change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config.flags import UsageError, parse
+from engine.config.machine import survey
+from engine.config.resolve import GiB
+from engine.doctor.finding import FAIL, OK, System
+from engine.doctor.memory import free_memory
+from tests.engine.config.test_resolve import H100, LAPTOP, settle
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = replace(LAPTOP, total_bytes=16 * GiB)
+
+ALWAYS = [
+    ("--model none", "--role store, not mixed"),
+    ("--model none --role prefill", "--role store, not prefill"),
+    ("--host 0.0.0.0", "name one of this machine"),
+    ("--port 9000 --control-port 9000", "need one each"),
+    ("--port 9000 --join 127.0.0.1:9000", "is this node itself"),
+    ("--role prefill --first-role decode", "--role mixed or prefill,decode"),
+    ("--prompt-lookup-min 5 --prompt-lookup-max 4", "exceeds --prompt-lookup-max"),
+    ("--speculative-method draft", "go together"),
+    ("--speculative-model x", "go together"),
+    ("--batching-policy mixed --prefill-chunk-tokens 2048", "exceeds --max-num-batched-tokens"),
+    ("--weights-from-store --tensor-parallel-size 2", "use one of the two"),
+    ("--transport rdma --cluster-key-file k", "--rdma-plaintext"),
+    ("--transport tcp --rdma-devices mlx5_0", "give --transport auto"),
+    ("--transport shm --rdma-devices mlx5_0", "give --transport auto"),
+    ("--model none --role store --dram-bytes 1M --value-bytes 2M", "--value-bytes 2097152"),
+    ("--allowed-origins https://a.example,b.example", "'b.example'"),
+    ("--cache-shares interactive=0.8,batch=0.8", "--cache-shares"),
+    ("--cache-shares nobody=0.1", "no class nobody"),
+    ("--join nowhere", "HOST:PORT"),
+]
+
+ON_THIS = [
+    ("--kv-cache-bytes 64G", SMALL, "--kv-cache-bytes 6871"),
+    ("--kv-cache-bytes 9G --dram-bytes 9G", SMALL, "--dram-bytes 9663"),
+    ("--role store --dram-bytes 17G", SMALL, "16384 MiB"),
+    ("--device cuda", SMALL, "no NVIDIA GPU"),
+    ("--device cuda --kv-cache-bytes 90G", H100, "the GPUs of this node have 81920 MiB"),
+    ("--device cuda --pool-dtype int8", H100, "--device cpu"),
+    ("--device cuda --wire-dtype int8", H100, "--wire-dtype int8: only a CPU encodes blocks; use --device cpu"),
+    ("--device cuda --tensor-parallel-size 3", H100, "torch sees 1"),
+    ("--tensor-parallel-size 2", SMALL, "--tensor-parallel-size 2"),
+    ("--max-model-len 100000", SMALL, "exceeds the model's"),
+    ("--kv-cache-bytes 1M --max-model-len 8192", SMALL, "give --kv-cache-bytes"),
+    ("--kv-cache-dtype fp8 --pool-dtype int8", SMALL, "leave out one of the two"),
+    ("--kv-cache-dtype fp8 --wire-dtype int8", SMALL, "--wire-dtype int8: with --kv-cache-dtype fp8 decode nodes get"),
+    ("--wire-dtype int8 --kv-staging-bytes 64K", SMALL, "--kv-staging-bytes 65536 holds fewer than 4 encoded blocks"),
+    ("--pool-dtype fp8 --kv-staging-bytes 64K", SMALL, "--kv-staging-bytes 65536 holds fewer than 4 encoded blocks"),
+    ("--role store --dram-bytes 1K", SMALL, "holds no block"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), ALWAYS)
+def test_refused_whatever_the_machine(line, said):
+    with pytest.raises(UsageError) as caught:
+        parse(line.split())
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "machine", "said"), ON_THIS)
+def test_refused_on_this_machine(line, machine, said):
+    with pytest.raises(UsageError) as caught:
+        settle(*line.split(), machine=machine)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--role prefill,decode --first-role decode",
+        "--port 9000 --join 127.0.0.1:9001",
+        "--batching-policy mixed --prefill-chunk-tokens 1024",
+        "--transport rdma --cluster-key-file k --rdma-plaintext",
+        "--allowed-origins https://a.example,http://localhost:3000",
+        "--allowed-origins *",
+        "--kv-cache-bytes 9G",
+        "--kv-staging-bytes 64K",
+        "--kv-cache-dtype int8 --wire-dtype int8",
+        "--pool-dtype fp8 --wire-dtype int8 --kv-staging-bytes 1M",
+    ],
+)
+def test_what_works_is_let_through(line):
+    settle(*line.split(), machine=SMALL)
+
+
+@pytest.mark.parametrize("flags", ["--transport rdma --rdma-devices nosuch0", "--rdma-devices nosuch0"])
+def test_a_device_that_is_not_here_ends_the_start_with_2(flags):
+    """It started healthy, and served nothing."""
+    command = [sys.executable, "mooncake.py", "--port", "0", "--model", "none", "--role", "store", "--dram-bytes", "8M"]
+    done = subprocess.run([*command, *flags.split()], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert (
+        flags.rpartition(" --")[0] in last and "give --transport auto or tcp" in last and "Traceback" not in done.stderr
+    )
+
+
+def test_doctor_says_that_memory_flags_are_too_large():
+    system = System()
+    machine = survey(False)
+    assert machine.free_bytes <= machine.total_bytes
+    (fails,) = free_memory(system, machine.total_bytes + 1)
+    assert fails.status == FAIL and "--kv-cache-bytes" in fails.remedy
+    assert free_memory(system, 1)[0].status in (OK, "warn")

@@ -1,0 +1,159 @@
+"""Service classes on a node whose seats and blocks are taken: who overtakes whom, and that nobody starves by it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.pool.block_pool import OutOfBlocks
+from engine.step.request import Request, RequestState
+from sched.classes import CLASSES
+from sched.queueing import AGEING, EDF, FCFS, queue_orders
+from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
+
+
+def of(name: str, service_class: str, prompt: list[int], arrival: float, max_tokens: int) -> Request:
+    made = request(name, prompt, arrival, max_tokens=max_tokens, ignore_eos=True)
+    made.service_class = service_class
+    return made
+
+
+def hand_over(b, now: float, r: Request) -> Request:
+    b.reserve(now, r)
+    b.arrived(now, r, next_token(r.token_ids))
+    return r
+
+
+def full_of_batch(order, seats=4, streams=16):
+    b = batcher(blocks=400, block_size=4, seqs=seats, budget=64, order=order)
+    made = [hand_over(b, i / 100, of(f"b{i}", "batch", [i + 1] * 6, i / 100, 40)) for i in range(streams)]
+    for step in range(5):
+        run_step(b, 1 + step, b.schedule(1 + step))
+    return b, made
+
+
+def test_an_interactive_hand_over_takes_the_seat_of_a_batch_stream_and_gives_it_back():
+    b, streams = full_of_batch(EDF())
+    chat = hand_over(b, 10, of("chat", "interactive", [99] * 6, 10, 5))
+    step = b.schedule(10)
+    assert chat in [row.request for row in step.rows] and len(step.rows) == 4
+    (victim,) = [r for r in streams if r.paused]
+    assert victim is streams[3], "the last of the running ones"
+    blocks, computed = list(victim.block_ids), victim.num_computed
+    run_step(b, 10, step)
+    for now in range(11, 15):
+        run_step(b, now, b.schedule(now))
+    assert chat.finish_reason == "length"
+    assert victim.state is RequestState.RUNNING, "before those that never ran"
+    assert (victim.block_ids[: len(blocks)], victim.num_computed) == (blocks, computed + 1), "nothing is computed again"
+    run_dry(b)
+    for i, r in enumerate(streams):
+        assert list(r.output_ids) == alone([i + 1] * 6, 40)
+    assert b.pool.usage()["held"] == 0
+
+
+def test_an_interactive_prompt_takes_the_seat_of_a_batch_stream():
+    b, streams = full_of_batch(EDF())
+    chat = of("chat", "interactive", [99] * 10, 10, 5)
+    b.add(10, chat)
+    b.loads(10, 4), b.loaded(10, chat)
+    step = b.schedule(10)
+    assert [row.num_tokens for row in step.rows if row.request is chat] == [10]
+    assert sum(r.paused for r in streams) == 1
+
+
+def test_first_come_first_served_lets_nobody_overtake():
+    b, streams = full_of_batch(FCFS())
+    hand_over(b, 10, of("chat", "interactive", [99] * 6, 10, 5))
+    assert [row.request for row in b.schedule(10).rows] == streams[:4]
+
+
+def test_who_has_waited_for_its_objective_is_not_overtaken_any_more():
+    b, streams = full_of_batch(EDF())
+    late = CLASSES["batch"].ttft_s + 10
+    hand_over(b, late, of("chat", "interactive", [99] * 6, late, 5))
+    assert [row.request for row in b.schedule(late).rows] == streams[:4]
+
+
+def test_a_claim_gets_the_blocks_of_batch_streams_and_nobody_behind_it_does():
+    b = batcher(blocks=16, block_size=4, seqs=4, budget=64, order=EDF())
+    streams = [hand_over(b, 0, of(f"b{i}", "batch", [i + 1] * 15, i, 40)) for i in range(4)]
+    run_step(b, 5, b.schedule(5))
+    chat = of("chat", "interactive", [99] * 15, 10, 5)
+    with pytest.raises(OutOfBlocks):
+        b.reserve(10, chat)
+    b.claim(chat)
+    step = b.schedule(10)
+    with pytest.raises(OutOfBlocks, match="is queued behind"):
+        b.reserve(10, of("another", "batch", [98] * 3, 10, 5))
+    b.reserve(10, chat)
+    b.unclaim(chat)
+    run_step(b, 10, step)
+    b.arrived(10, chat, next_token(chat.token_ids))
+    assert chat in [row.request for row in b.schedule(11).rows]
+    assert streams[3].num_preemptions > 0 and not streams[0].num_preemptions
+
+
+class Busy:
+    """A decode node that is never idle: `outstanding` hand-overs of the highest class are always open, and more come as
+    soon as some end."""
+
+    def __init__(self, order: str, seats: int, blocks: int, dt: float, outstanding: int, lengths: list[int]) -> None:
+        self.b = batcher(blocks=blocks, block_size=4, seqs=seats, budget=40, order=queue_orders[order]())
+        self.dt, self.now, self.steps = dt, 0.0, 0
+        self.outstanding, self.lengths = outstanding, lengths
+        self.made: list[Request] = []
+        self.stood = False
+
+    def step(self) -> None:
+        b, self.steps = self.b, self.steps + 1
+        self.now += self.dt
+        while sum(not r.finished for r in self.made) < self.outstanding:
+            number = len(self.made)
+            length = self.lengths[number % len(self.lengths)]
+            self.made.append(of(f"i{number}", "interactive", [number % 50 + 1] * 7, self.now, length))
+            b.claim(self.made[-1])
+        for r in b.claims(self.now):
+            try:
+                b.reserve(self.now, r)
+            except OutOfBlocks:
+                break
+            b.unclaim(r)
+            b.arrived(self.now, r, next_token(r.token_ids))
+        for r in b.loads(self.now, 4):
+            b.loaded(self.now, r)
+        step = b.schedule(self.now)
+        assert step is not None or not self.stood, "a step without work makes room for a claim"
+        self.stood = step is None
+        if step is not None:
+            run_step(b, self.now, step)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    order=st.sampled_from(list(queue_orders)),
+    seats=st.integers(1, 4),
+    blocks=st.integers(16, 30),
+    outstanding=st.integers(1, 8),
+    lengths=st.lists(st.integers(2, 10), min_size=1, max_size=4),
+    lost_at=st.lists(st.integers(1, 30), max_size=3),
+)
+def test_a_request_of_the_lowest_class_gets_through_whatever_comes(order, seats, blocks, outstanding, lengths, lost_at):
+    """`lost_at`: steps after which it loses its blocks, beside when it does anyway. Time passes 5 s a step, so that the
+    bound of the order (its objective; with srpt ten times that; with weighted-fair its share) is a number of steps."""
+    node = Busy(order, seats, blocks, 5.0, outstanding, lengths)
+    batch = of("batch", "batch", [60] * 20, 0.0, 36)
+    node.b.claim(batch)
+    objective = CLASSES["batch"].ttft_s
+    patience = {"fcfs": 0, "edf": objective, "srpt": AGEING * objective, "weighted-fair": 13 * 56 * 5.0}[order]
+    ahead = 2 * outstanding * max(lengths)
+    bound = patience / node.dt + ahead + 3 * (36 + 20)
+    while not batch.finished:
+        node.step()
+        if node.steps in lost_at and batch.request_id in node.b.requests and batch.block_ids:
+            node.b.seats.lose(node.now, batch)
+        assert node.steps <= bound, (batch.num_output_tokens, batch.num_preemptions, len(node.made))
+    assert list(batch.output_ids) == alone([60] * 20, 36)
+    node.b.check_integrity()
+    assert all(r.num_output_tokens == r.sampling.max_tokens for r in node.made if r.finished)

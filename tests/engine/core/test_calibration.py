@@ -1,0 +1,91 @@
+"""Calibration: models know the machine after it, within the time and room given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from cache.pool.block_pool import BlockPool
+from cache.pool.policy import LRU
+from engine.config.config import Config
+from engine.core.calibration import Room, calibrate
+from engine.core.costs import RESIDUAL_STEPS, StepCosts
+from engine.node.engine import Engine
+
+ROOM = Room(num_blocks=1000, block_size=16, max_tokens=1024, max_requests=64, max_context=2048)
+
+
+class Machine:
+    """A runner whose steps take what a formula says, on a clock of its own; the first of each shape takes longer."""
+
+    def __init__(self, slow: float = 1.0) -> None:
+        self.now, self.slow, self.seen, self.steps = 0.0, slow, set(), []
+
+    def step(self, rows) -> None:
+        n, start, batch = len(rows[0].token_ids), rows[0].start, len(rows)
+        prefill, context = 1e-3 + 2e-4 * n + 1e-9 * n * (n + 2 * start), batch * (start + 1)
+        took = self.slow * (prefill if batch == 1 and n > 1 else 2e-3 + 1e-4 * batch + 1e-8 * context)
+        self.now += took * (1 if (n, start, batch) in self.seen else 1.5)
+        self.seen.add((n, start, batch))
+        self.steps.append(rows)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_estimates_are_this_machines_after_it():
+    machine, costs = Machine(), StepCosts()
+    assert calibrate(machine, costs, ROOM, 5.0, machine.clock) >= 12
+    for n, context in ((48, 0), (800, 0), (200, 1000)):
+        truth = 1e-3 + 2e-4 * n + 1e-9 * n * (n + 2 * context)
+        assert costs.prefill.estimate(n, context) == pytest.approx(truth, rel=0.1)
+    assert costs.decode.estimate(24, 24 * 300) == pytest.approx(2e-3 + 24e-4 + 1e-8 * 7200, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.5])
+def test_it_keeps_its_time(seconds):
+    machine = Machine(slow=10.0)
+    calibrate(machine, StepCosts(), ROOM, seconds, machine.clock)
+    longest = machine.now / max(1, len(machine.steps)) * 2  # of a shape that no estimate was right about yet
+    assert machine.now <= (seconds + 2 * longest if seconds else 0.0)
+
+
+def test_it_stays_within_the_nodes_room():
+    machine = Machine()
+    calibrate(machine, StepCosts(), Room(10, 16, 64, 4, 100), 5.0, machine.clock)
+    for rows in machine.steps:
+        used = [block for row in rows for block in row.block_ids]
+        assert len(set(used)) == len(used) and max(used, default=0) < 10
+        assert sum(len(row.token_ids) for row in rows) <= 64 and len(rows) <= 4
+        assert all(row.start + len(row.token_ids) <= 100 for row in rows)
+
+
+async def test_nobody_is_given_a_block_that_calibration_writes_to():
+    """A decode node that joins under load is asked for blocks as soon as its engine is there: what lay in them before
+    the last calibration step was lost, and the streams went on with other tokens."""
+    pool, free = BlockPool(64, LRU()), []
+
+    async def steps(work) -> int:
+        free.append(pool.num_free)
+        return work()
+
+    engine = SimpleNamespace(
+        _config=Config(calibration_ms=0, max_model_len=256, max_num_batched_tokens=64, max_num_seqs=4, block_size=16),
+        pool=pool, costs=StepCosts(), worker=SimpleNamespace(runner=Machine(), before_start=steps),
+        service=SimpleNamespace(blocks_freed=lambda: free.append(pool.num_free)),
+    )  # fmt: skip
+    assert await Engine.calibrate(engine) == 0
+    assert free == [0, 64] and pool.allocate(2) == [0, 1]
+    pool.check_integrity()
+
+
+def test_the_residual_shows_a_machine_that_became_slow():
+    machine, costs = Machine(), StepCosts()
+    calibrate(machine, costs, ROOM, 5.0, machine.clock)
+    assert costs.residual == 1.0
+    request = SimpleNamespace()
+    rows = [SimpleNamespace(num_tokens=1, num_drafts=0, start=63, request=request) for _ in range(4)]
+    for _ in range(RESIDUAL_STEPS):
+        costs.observe(SimpleNamespace(rows=rows), 3 * costs.decode.estimate(4, 256))
+    assert costs.residual > 1.5

@@ -1,0 +1,174 @@
+"""The engine loop with a runner that computes nothing: what overlaps, what fails, what an abort leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from cache.block import BlockGeometry, root_key
+from cache.pool.block_pool import BlockPool
+from engine.core.batcher import Batcher
+from engine.core.costs import StepCosts
+from engine.core.worker import Emission, Reuse, Worker
+from engine.handoff.reuse import Publisher
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Sampled
+from engine.step.request import Request
+from net.metrics.events import Metrics
+
+GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
+ROOT = root_key("toy", GEOMETRY)
+
+
+class Counting:
+    """A runner that samples 100, 101, ... and tells when a step begins."""
+
+    def __init__(self) -> None:
+        self.begun: list[list[int]] = []  # per step: the starts of its rows
+        self.tables: list[list[list[int]]] = []
+        self.beginning = threading.Condition()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def step(self, rows: Any, on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
+        with self.beginning:
+            self.begun.append([row.start for row in rows])
+            self.tables.append([list(row.block_ids) for row in rows])
+            self.beginning.notify_all()
+        assert self.gate.wait(5)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return [[Sampled(100 + len(self.begun))] if row.sample else [] for row in rows]
+
+    def wait_for_step(self, number: int) -> bool:
+        with self.beginning:
+            return self.beginning.wait_for(lambda: len(self.begun) >= number, 5)
+
+
+class NoPrefix:
+    async def load(self, request: Request) -> None:
+        pass
+
+
+def make(num_blocks: int = 64) -> tuple[Worker, Counting]:
+    pool, metrics, runner = BlockPool(num_blocks), Metrics("m", "n"), Counting()
+    batcher = Batcher(pool, 4, 4, 64, 1000, {0})
+    publisher = Publisher(pool, None, metrics)
+    return Worker(batcher, runner, Reuse(NoPrefix(), publisher), StepCosts(), metrics), runner  # type: ignore[arg-type]
+
+
+def request(name: str, prompt: int = 5, max_tokens: int = 4, token: int = 1) -> Request:
+    return Request(name, [token] * prompt, prompt, SamplingParams(temperature=0, max_tokens=max_tokens), 0.0, ROOT)
+
+
+async def until(true: Any) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - conditions in many places
+            await asyncio.sleep(0.001)
+
+
+async def test_the_next_step_starts_before_the_tokens_of_the_last_are_handed_out():
+    worker, runner = make()
+    got: list[Emission] = []
+
+    def on_emissions(emissions):
+        if not emissions[0].request.finished:
+            assert runner.wait_for_step(len(got) + 2), "the engine thread waits for the hand-out"
+        got.extend(emissions)
+
+    worker.start(on_emissions)
+    worker.add(request("r"))
+    await until(lambda: len(got) == 4)
+    assert [e.token_id for e in got] == [101, 102, 103, 104]
+    assert runner.begun == [[0], [5], [6], [7]]
+    assert runner.tables == [[[0, 1]]] * 4
+    await worker.close()
+    worker.batcher.check_integrity()
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
+    """The last step of one request hands out; its consumer queues the next request at that very moment."""
+    worker, _ = make()
+    got: list[str] = []
+
+    def on_emissions(emissions):
+        got.extend(e.request.request_id for e in emissions)
+        if len(got) < 50:
+            worker.add(request(f"r{len(got)}", max_tokens=1))
+
+    worker.start(on_emissions)
+    worker.add(request("r0", max_tokens=1))
+    await until(lambda: len(got) == 50)
+    assert got == [f"r{i}" for i in range(50)]
+    await worker.close()
+
+
+async def test_an_abort_during_a_step_keeps_the_blocks_until_its_end():
+    worker, runner = make()
+    got: list[Emission] = []
+    runner.gate.clear()
+    worker.start(got.extend)
+    worker.add(request("gone"))
+    worker.add(request("stays", token=2))
+    await until(lambda: runner.begun)
+    worker.abort("gone")
+    assert worker.batcher.pool.usage()["held"] == 4
+    runner.gate.set()
+    await until(lambda: len(got) == 4)
+    assert {e.request.request_id for e in got} == {"stays"}
+    await worker.close()
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+@pytest.mark.expects_error("a step of 2 requests failed")
+async def test_a_failing_step_ends_its_requests_and_nobody_elses():
+    worker, runner = make()
+    got: list[Emission] = []
+    runner.error = RuntimeError("broken")
+    worker.start(got.extend)
+    worker.add(request("a"))
+    worker.add(request("b", token=2))
+    await until(lambda: len(got) == 2)
+    assert [(e.request.request_id, e.token_id, e.error) for e in got] == [
+        ("a", None, "RuntimeError: broken"),
+        ("b", None, "RuntimeError: broken"),
+    ]
+    worker.add(request("c"))
+    await until(lambda: len(got) == 6)
+    assert [e.error for e in got[2:]] == [None] * 4
+    await worker.close()
+    worker.batcher.check_integrity()
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+async def test_preempted_requests_start_over_with_their_new_blocks():
+    """Room for one and a half requests: the newer one gives its blocks back; its table follows."""
+    worker, runner = make(num_blocks=8)
+    got: list[Emission] = []
+    worker.start(got.extend)
+    lists: list[list[int]] = []
+    step = worker.batcher.schedule
+
+    def schedule(now):
+        planned = step(now)
+        if planned:
+            lists.append([list(row.request.block_ids) for row in planned.rows])
+        return planned
+
+    worker.batcher.schedule = schedule
+    for i, name in enumerate("abc"):
+        one = request(name, prompt=6 + i, max_tokens=15)
+        one.token_ids = [10 * i + 1 + j for j in range(6 + i)]
+        one.arrival = float(i)
+        worker.add(one)
+    await until(lambda: sum(e.request.finished for e in got[-3:]) and len(got) == 45)
+    assert worker.batcher.num_preemptions > 0
+    assert runner.tables == lists
+    await worker.close()
+    worker.batcher.check_integrity()

@@ -1,0 +1,321 @@
+"""What an acceptor does when nodes, clients and clocks misbehave: every token once, and no node left with work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cache.block import BlockGeometry, root_key
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
+from engine.front import silence
+from engine.front.acceptor import Acceptor, RequestLimits
+from engine.front.clocks import Clocks
+from engine.front.declined import NO_NODE_RETRY_S, no_placement
+from engine.front.flight_log import FlightLog
+from engine.front.persistence import MOST_IN_VAIN
+from engine.front.placed import Placed
+from engine.handoff import messages
+from engine.handoff.updates import Token, encode_all
+from engine.text.tokenizer import Tokenizer
+from net.errors import PeerLost
+from net.http.common.frontend import Unavailable
+from net.metrics.events import Metrics
+from sched.placement.choice import Placement, Rejected
+from sched.placement.measured_links import MeasuredLinks
+from tests.engine.handoff.test_service import Wires
+
+ESTIMATES = dict.fromkeys(("wait_s", "transfer_s", "prefill_s", "ttft_s", "handover_s", "step_s"), 0.1)
+ROOT = root_key("toy", BlockGeometry(2, 1, 4, 4, "float32"))
+PROMPT = [5, 6, 7]
+
+
+class Nodes:
+    """Places on p0 and d0, after each failure on the next pair; `doubted` nodes are suspects."""
+
+    block_size = 16
+
+    def __init__(self) -> None:
+        self.clocks, self.links = Clocks(), MeasuredLinks()
+        self.placed: list[list[int]] = []  # the tokens of each request that was placed
+        self.doubted: set[str] = set()
+        self.learnt: list[tuple[str, float]] = []  # node and time to the first token
+        self.missing = ""  # a role that no node has
+        self.refused: list[str] = []  # nodes that could not be reached
+
+    async def place(self, request: Any, avoid: Any = (), new: bool = True) -> Placed:
+        if self.missing:
+            raise no_placement(Rejected(f"no {self.missing}", None, self.missing), [], 0, 0.0)
+        number = len(self.placed)
+        self.placed.append(list(request.token_ids))
+        return Placed(Placement(f"p{number}", f"d{number}", "none", 0, ESTIMATES), [], 0, 0.0)
+
+    def suspects(self, node: str) -> bool:
+        return node in self.doubted
+
+    def learn(self, prefill: str, estimates: Any, ttft_s: float) -> None:
+        assert estimates is ESTIMATES
+        self.learnt.append((prefill, ttft_s))
+
+    def missing_role(self) -> str:
+        return self.missing
+
+    def unreachable(self, node: str) -> None:
+        self.refused.append(node)
+
+    def decode_nodes(self) -> list[str]:
+        return []
+
+    async def release(self, placed: Placed) -> None:
+        pass
+
+
+class Peers(Wires):
+    """Calls are answered, but those to `hanging` nodes."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.hanging: set[str] = set()
+        self.called: list[tuple[str, str]] = []
+        self.down: set[str] = set()
+
+    async def call(self, peer, kind, body, data=(), timeout_s=10.0):
+        self.called.append((peer, kind))
+        if peer in self.down:
+            raise PeerLost(f"cannot reach {peer}: connection refused")
+        if peer in self.hanging:
+            await asyncio.sleep(3600)
+        return {"node": peer, "region": "kv", "block_ids": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
+
+    @property
+    def aborted(self) -> list[tuple[str, str]]:
+        return [(peer, body["ids"][0]) for peer, kind, body in self.posted if kind == messages.ABORT]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(describe(EMBEDDED_MODEL))
+
+
+@pytest.fixture
+def world(tokenizer: Tokenizer) -> SimpleNamespace:
+    return made(tokenizer)
+
+
+def made(tokenizer: Tokenizer, timeout_s: float = 60.0, role_wait_s: float = 5.0) -> SimpleNamespace:
+    channel, nodes = Peers(), Nodes()
+    limits = RequestLimits(1000, timeout_s, role_wait_s)
+    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", Metrics("m", "a"), nodes))
+    return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes)
+
+
+def ask(world: SimpleNamespace) -> Any:
+    return world.acceptor.generate(list(PROMPT), {"max_tokens": 6, "temperature": 0.0}, "r", "standard", "")
+
+
+async def tell(world: SimpleNamespace, attempt: int, index: int, token: int, finish: str | None = None) -> None:
+    body = encode_all([(f"a/r#{attempt}", Token(index, token, finish=finish))])
+    await world.channel.handlers[messages.TOKENS](f"d{attempt}", body, memoryview(b""))
+
+
+async def collect(stream: Any, into: list[int]) -> str | None:
+    reason = None
+    async for output in stream:
+        into += output.token_ids
+        reason = output.finish_reason
+    return reason
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the code under test has no event for it
+            await asyncio.sleep(0.001)
+
+
+async def test_a_lost_node_is_a_pause_and_its_late_tokens_are_nobodys(world):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    for index in range(2):
+        await tell(world, 0, index, 10 + index)
+    await until(lambda: len(tokens) == 2)
+    world.channel.lost("d0")
+    await until(lambda: len(world.channel.called) == 4)
+    assert world.nodes.placed[1] == [*PROMPT, 10, 11], "the new nodes get what was already answered"
+    assert {peer for peer, _ in world.channel.aborted} == {"p0", "d0"}, "an abort reaches every node of the attempt"
+    await tell(world, 0, 2, 99)  # d0 lives after all
+    for index in range(2, 6):
+        await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+    assert world.nodes.learnt == [], "its times are of two decisions"
+
+
+async def test_a_suspected_node_that_says_nothing_is_given_up_before_it_is_dead(world, monkeypatch):
+    monkeypatch.setattr(silence, "SILENCE_S", 0.02)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    world.acceptor.node_suspected("d0")  # and refutes
+    await asyncio.sleep(0.05)
+    assert len(world.nodes.placed) == 1
+    world.nodes.doubted = {"d0"}
+    world.acceptor.node_suspected("d0")
+    await until(lambda: len(world.nodes.placed) == 2)
+    for index in range(1, 6):
+        await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+
+
+async def test_a_suspected_node_that_speaks_keeps_its_requests(world, monkeypatch):
+    monkeypatch.setattr(silence, "SILENCE_S", 0.05)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    world.nodes.doubted = {"d0"}
+    world.acceptor.node_suspected("d0")
+    await tell(world, 0, 0, 10)
+    await asyncio.sleep(0.1)
+    assert len(world.nodes.placed) == 1
+    await tell(world, 0, 1, 11, "stop")
+    assert await work == "stop" and tokens == [10, 11]
+
+
+@pytest.mark.parametrize("kind", [messages.RESERVE, messages.PREFILL])
+async def test_nobody_waits_for_the_answer_of_a_silent_node(world, monkeypatch, kind):
+    monkeypatch.setattr(silence, "SILENCE_S", 0.02)
+    silent = "d0" if kind == messages.RESERVE else "p0"
+    world.channel.hanging = {silent}
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: (silent, kind) in world.channel.called)
+    world.nodes.doubted = {silent}
+    world.acceptor.node_suspected(silent)
+    await until(lambda: ("p1", messages.PREFILL) in world.channel.called)
+    await tell(world, 1, 0, 10, "stop")
+    assert await work == "stop" and tokens == [10]
+
+
+async def test_a_client_that_leaves_while_a_node_is_asked_is_gone(world, monkeypatch):
+    monkeypatch.setattr(silence, "SILENCE_S", 0.02)
+    world.channel.hanging = {"d0"}
+    work = asyncio.create_task(collect(ask(world), []))
+    await until(lambda: world.channel.called)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert world.acceptor.open == 0 and {peer for peer, _ in world.channel.aborted} == {"p0", "d0"}
+
+
+async def test_an_abort_travels_to_both_nodes_when_the_client_hangs_up(world):
+    stream = ask(world)
+    first = asyncio.create_task(anext(stream))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    assert (await first).token_ids == [10]
+    await stream.aclose()
+    assert sorted(world.channel.aborted) == [("d0", "a/r#0"), ("p0", "a/r#0")] and world.acceptor.open == 0
+
+
+async def test_after_the_last_attempt_the_client_is_told(world):
+    work = asyncio.create_task(collect(ask(world), []))
+    for attempt in range(MOST_IN_VAIN):
+        await until(lambda: len(world.channel.called) == 2 * attempt + 2)  # noqa: B023 - awaited in this turn
+        world.channel.lost(f"p{attempt}")
+    with pytest.raises(Unavailable, match=f"{MOST_IN_VAIN} attempts in a row brought no token, last: node p3 was lost"):
+        await work
+
+
+async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_missing(world):
+    """More refusals than attempts may fail; then no node has the role; then one comes."""
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await until(lambda: tokens == [10])
+    world.channel.down = {f"d{number}" for number in range(1, 1000)}
+    world.channel.lost("d0")
+    await until(lambda: len(world.nodes.refused) > MOST_IN_VAIN)
+    world.nodes.missing = "decode"
+    placed = len(world.nodes.placed)
+    await asyncio.sleep(0.2)
+    assert len(world.nodes.placed) <= placed + 1, "one was on its way"
+    assert placed < 20, "tries are paced"
+    world.nodes.missing, world.channel.down = "", set()
+    await until(lambda: world.channel.called[-1][1] == messages.PREFILL)
+    last = len(world.nodes.placed) - 1
+    updates = [(f"a/r#{attempt}", Token(index, 10 + index, finish="length" if index == 5 else None))
+               for attempt in range(100) for index in range(1, 6)]  # fmt: skip
+    assert world.nodes.placed[last] == [*PROMPT, 10]
+    await world.channel.handlers[messages.TOKENS]("d", encode_all(updates), memoryview(b""))
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+    events = [event["event"] for event in world.acceptor.timeline("r")["events"]]
+    assert events.count("attempt_failed") == 1 and "waits" in events
+    assert world.acceptor.open == 0
+
+
+@pytest.mark.parametrize("how", ["missing", "refuses"])
+async def test_a_new_request_waits_a_bounded_time_for_a_missing_role(tokenizer, how):
+    world = made(tokenizer, role_wait_s=0.2)
+    if how == "missing":
+        world.nodes.missing = "decode"
+    else:
+        world.channel.down = {f"d{number}" for number in range(100)}
+    with pytest.raises(Unavailable) as caught:
+        await collect(ask(world), [])
+    assert caught.value.retry_after_s == NO_NODE_RETRY_S and world.acceptor.open == 0
+    told = world.acceptor.timeline("r")
+    assert told["refused"]["retry_after_s"] == NO_NODE_RETRY_S
+    assert [event["event"] for event in told["events"]][-2:] == ["rejected", "aborted"]
+
+
+async def test_a_begun_request_that_waits_ends_at_its_deadline(tokenizer):
+    world = made(tokenizer, timeout_s=0.3, role_wait_s=0.0)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await until(lambda: tokens == [10])
+    world.nodes.missing = "decode"
+    world.channel.lost("d0")
+    assert await work == "abort" and tokens == [10]
+
+
+async def test_a_drain_ends_what_waits(world):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    world.nodes.missing = "decode"
+    world.channel.lost("d0")
+    await until(lambda: any(event["event"] == "waits" for event in world.acceptor.timeline("r")["events"]))
+    assert world.acceptor.open == 1, "drain waits for it"
+    await world.acceptor.drain(0.05)
+    with pytest.raises(Unavailable, match="shutting down"):
+        await work
+
+
+async def test_the_deadline_ends_the_answer_and_the_work(tokenizer):
+    world = made(tokenizer, timeout_s=0.05)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    assert await work == "abort" and tokens == [10]
+    assert {peer for peer, _ in world.channel.aborted} == {"p0", "d0"}
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+async def test_a_step_of_the_wall_clock_changes_no_answer(world, monkeypatch, step_s):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step_s)
+    for index in range(1, 6):
+        await tell(world, 0, index, 10 + index, "length" if index == 5 else None)
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]

@@ -1,0 +1,186 @@
+"""Questions to real nodes: the same requests by the same seed, the figures, and the commands against stand-ins."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from lab.ablations import command as ablate
+from lab.ablations.common.ablation import Estimated
+from lab.ablations.live.case import LiveCase, of_shape
+from lab.ablations.live.loads import LIVE_BLOCK, Shape, requests, scaled, specs
+from lab.ablations.live.play import Played, figures
+from lab.ablations.live.run import at_urls
+from lab.ablations.live.search import Objectives, try_rate
+from lab.ablations.live.shares import Watch
+from lab.ablations.live.table import DEFAULT_REASON, LIVE, why_not
+from lab.ablations.live.twin import base_model, simulate, twin
+from lab.ablations.simulated import ABLATIONS
+from lab.bench.common.client import Outcome
+from lab.formulas.bisect import Tried
+from lab.launch import rest
+from lab.loads.trace import TraceRow
+from lab.planning import capacity
+
+ESTIMATE = Estimated(1.0, 0.1)
+FAKE = str(Path(__file__).with_name("fake_openai.py"))
+NODE = {
+    "kv_cache_bytes": 23040 * 6400, "max_num_batched_tokens": 1024, "max_num_seqs": 64, "placement": "mooncake",
+    "queue_order": "edf", "eviction": "lru", "batching_policy": "dynamic", "prefill_chunk_tokens": 256,
+    "tbt_budget_ms": 100.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that streams a token every millisecond."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--port", str(port), "--cached", "7"]
+    with subprocess.Popen([sys.executable, FAKE, *flags], stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                try:
+                    rest.get(f"http://127.0.0.1:{port}/health")
+                    break
+                except rest.RestError:
+                    time.sleep(0.02)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def test_requests_are_those_of_their_seed_and_share_whole_blocks():
+    shape = Shape(prompt=(300.0, 0.5), shared=0.9, documents=2, most=700, rate=5.0)
+    rows = requests(shape, 3, 40.0)
+    assert rows == requests(shape, 3, 40.0) != requests(shape, 4, 40.0)
+    assert all(row.input_length <= 700 and -(-row.input_length // LIVE_BLOCK) == len(row.hash_ids) for row in rows)
+    sent = specs(rows, 3)
+    assert [len(spec.token_ids) for spec in sent] == [row.input_length for row in rows]
+    pairs = [(a, b) for a in range(30) for b in range(a) if rows[a].hash_ids[0] == rows[b].hash_ids[0]]
+    assert pairs and all(sent[a].token_ids[:8] == sent[b].token_ids[:8] for a, b in pairs)
+    assert sent[0].token_ids != specs(rows, 4)[0].token_ids
+    with pytest.raises(ValueError, match="--rate"):
+        requests(Shape(rate=1e-9), 0, 1.0)
+
+
+def test_a_trace_for_a_small_model():
+    rows = [TraceRow(3000.0 * i, 8000, 400, [0, *range(100 * i, 100 * i + 15)]) for i in range(20)]
+    made = scaled(rows, rate=2.0, seconds=5.0)
+    assert 9 <= len(made) <= 11 and all(row.input_length == 1000 and row.output_length == 50 for row in made)
+    first, second = specs(made[:2], 0)
+    assert first.token_ids[:LIVE_BLOCK] == second.token_ids[:LIVE_BLOCK]
+    assert first.token_ids[LIVE_BLOCK : LIVE_BLOCK + 9] != second.token_ids[LIVE_BLOCK : LIVE_BLOCK + 9]
+    with pytest.raises(ValueError, match="--rate"):
+        scaled(rows[:1], 1.0, 5.0)
+
+
+def test_figures_of_outcomes():
+    good = Outcome(
+        ttft_s=1.0, itl_s=[0.1, 0.3], e2e_s=1.4, prompt_tokens=100, cached_tokens=25, output_tokens=3, error=None
+    )
+    late = Outcome(ttft_s=3.0, itl_s=[], e2e_s=3.0, prompt_tokens=100, output_tokens=1, error=None)
+    refused, broken = Outcome(error="status 429: full"), Outcome(error="reset")
+    found = figures(Played([good, late, refused, broken], 2.0, None), 2.0, 0.25)
+    assert (found["requests"], found["finished"], found["refused"], found["errors"]) == (4, 2, 1, ["reset"])
+    assert found["goodput"] == 0.25 and found["token_hit_rate"] == 0.125
+    assert found["tbt_s"]["mean"] == pytest.approx(0.2) and found["longest_gap_s"]["p99"] == pytest.approx(0.3)
+    assert found["first_gap_s"]["mean"] == pytest.approx(0.1) and found["ttft_s"]["mean"] == 2.0
+
+
+def test_the_simulated_twin_of_nodes():
+    config = twin("prefill=2,decode=1,store=1", NODE, 6400)
+    assert (config.prefill, config.decode, config.mixed, config.block_tokens, config.cache_blocks) == (2, 1, 0, 64, 100)
+    assert (config.batching, config.step_prompts, config.tbt_budget_s) == ("dynamic", 64, 0.1)
+    assert twin("prefill+decode=2", NODE, 6400).mixed == twin("mixed=2", NODE, 6400).mixed == 2
+    model = base_model("mine", NODE, 6400)
+    assert (model.token_bytes, model.chunk_tokens, model.max_batch) == (23040, 1024, 64)
+    found, _ = simulate(config, model, requests(Shape(rate=4.0), 0, 10.0))
+    assert found["finished"] == found["requests"] > 20 and found["token_hit_rate"] > 0.05
+
+
+def test_who_had_the_cores():
+    watch = Watch({"me": os.getpid()})
+    until = time.process_time() + 0.15
+    while time.process_time() < until:
+        pass
+    shares = watch.end()
+    assert shares.elsewhere >= 0
+    assert 0 < shares.client <= 1.5 and 0 < shares.loops["me"] + shares.others["me"] <= 2 * os.cpu_count()
+
+
+def test_every_ablation_is_live_or_says_why_not(capsys):
+    for name in ABLATIONS.keys() - LIVE.keys():
+        assert name in why_not(name)
+        with pytest.raises(SystemExit):
+            ablate.main([name, "--live"])
+    assert "simulator only" in capsys.readouterr().err
+    assert DEFAULT_REASON in why_not("nonsense")
+
+
+@pytest.mark.parametrize("wrong", [["overlap", "--url", "a=http://x"], ["overlap", "--live", "--url", "nonsense"]])
+def test_urls_are_for_live_ablations(wrong, capsys):
+    with pytest.raises(SystemExit):
+        ablate.main(wrong)
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_cases_have_names_of_their_own_and_requests(name):
+    one = LIVE[name]
+    assert len({case.label for case in one.cases}) == len(one.cases) >= 3
+    values = {case.label: dict.fromkeys(one.metrics, ESTIMATE) for case in one.cases}
+    assert len(one.reading(values)) > 40 and "as they are configured" in one.reading({"a": values[one.cases[0].label]})
+    loads = {case.workload.name: case.workload for case in one.cases}
+    assert all(load.specs(0, 8.0) == load.specs(0, 8.0) != load.specs(1, 8.0) for load in loads.values())
+    assert len(at_urls(one, [("a", "http://x"), ("b", "http://y")])) == 2 * len(loads)
+
+
+def test_an_ablation_of_running_clusters(url, tmp_path, capsys, monkeypatch):
+    quick = of_shape("quick", Shape(prompt=(20.0, 0.2), answer=(4.0, 0.2), rate=20.0))
+    monkeypatch.setitem(LIVE, "colocated", replace(LIVE["colocated"], cases=(LiveCase("here", quick),)))
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    wanted = ["--live", "--url", f"one={url}", "--url", f"two={url}", "--seconds", "0.4", "--seeds", "2"]
+    assert ablate.main(["colocated", *wanted, "--json", str(out), "--plot", str(plot)]) == 0
+    shown = capsys.readouterr().out
+    assert "| one |" in shown and "| two |" in shown and "as they are configured" in shown
+    told = orjson.loads(out.read_bytes())
+    assert {row["case"] for row in told["rows"]} == {"one", "two"}
+    assert all(len(one["seeds"]) == 2 and one["node"] == {"fake": True} for one in told["config"]["cases"].values())
+    assert plot.read_text().startswith("<?xml")
+    assert ablate.main(["colocated", "--live", "--url", "gone=http://127.0.0.1:9", "--seeds", "1"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_capacity_search_on_a_running_cluster(url, tmp_path, capsys, monkeypatch):
+    seeds = []
+
+    def edge_at_three(urls, shape, rate, seconds, seed, wanted):
+        seeds.append(seed)
+        return Tried(rate, rate <= 3, {"ttft_s": rate, "tbt_s": 0.01, "refused": 0.0})
+
+    monkeypatch.setattr(capacity, "try_rate", edge_at_three)
+    out = tmp_path / "out.json"
+    assert capacity.main(["--live", "--url", url, "--seed", "5", "--json", str(out)]) == 0
+    row = orjson.loads(out.read_bytes())["rows"][0]
+    assert 2.7 <= row["ours"] <= 3.0 and seeds == list(range(5, 5 + len(seeds)))
+    assert "requests/s" in capsys.readouterr().out
+    assert capacity.main(["--url", url]) == 2
+    assert "--live" in capsys.readouterr().err
+
+
+def test_a_try_of_a_search(url):
+    shape = Shape(prompt=(20.0, 0.2), answer=(4.0, 0.2))
+    easy, hopeless = (try_rate([url], shape, 8.0, 1.0, 0, Objectives(t, 1.0, 0.9)) for t in (5.0, 1e-6))
+    assert easy.good and not hopeless.good and easy.values["refused"] == 0 and easy.values["requests"] > 2

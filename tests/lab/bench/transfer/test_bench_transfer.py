@@ -1,0 +1,150 @@
+"""scripts/bench.py transfer: real contenders on tiny arenas, and the judgement of its goals."""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from lab.bench.transfer import command as bench_transfer
+from lab.bench.transfer.agent import plan
+from lab.bench.transfer.contenders import TRIES, Contenders
+from lab.bench.transfer.pairs import Arenas, Missing
+from lab.bench.transfer.verdict import verdicts
+
+KIB, MIB = 1 << 10, 1 << 20
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_a_plan_visits_no_block_twice_and_joins_none():
+    calls = plan(64 * KIB, 4, 4 * MIB)
+    here = [offset for ours, _ in calls for offset in ours]
+    there = [offset for _, theirs in calls for offset in theirs]
+    assert len(calls) == 16
+    assert sorted(here) == sorted(there) == list(range(0, 4 * MIB, 64 * KIB))
+    assert here != there
+
+
+def test_blocks_that_did_not_arrive_are_seen():
+    arenas = Arenas(MIB)
+    calls = {"first": ([0], [64 * KIB]), "last": ([128 * KIB], [0])}
+    arenas.begin("read", 64 * KIB)
+    assert arenas.wrong(calls, 64 * KIB) == 2
+    local, remote = arenas._bytes["local"], arenas._bytes["remote"]
+    local[: 64 * KIB] = remote[64 * KIB : 128 * KIB]
+    assert arenas.wrong(calls, 64 * KIB) == 1
+
+
+def test_goals_are_judged_by_ratios_of_one_run():
+    cell = {"gbs": 9.0, "p50_us": 10.0, "p99_us": 31.0, "threads": 1}
+    cells = {("ours-shm", "read", 368 * KIB, 1): cell, ("memcpy", "read", 368 * KIB, 1): cell | {"gbs": 10.1}}
+    rows = verdicts(cells)
+    assert [(row["met"], round(row["ratio"], 2)) for row in rows] == [(False, 0.89), (False, 3.1)]
+
+
+def test_two_copying_threads_stand_beside_two_of_memcpy():
+    cell = {"gbs": 9.0, "p50_us": 10.0, "p99_us": 20.0, "threads": 2}
+    case = ("read", 368 * KIB, 32)
+    cells = {
+        ("ours-shm", *case): cell,
+        ("memcpy", *case): cell | {"gbs": 5.0},
+        ("memcpy-2", *case): cell | {"gbs": 18.0},
+    }
+    assert [(row["what"], row["ratio"]) for row in verdicts(cells)] == [
+        ("read 368K x32: GB/s of ours-shm / memcpy-2", 0.5)
+    ]
+
+
+class Flaky:
+    """A contender whose process fails in its second cell, and every process from the third on never fails."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, name, python, arenas, congestion):
+        self.name, self.cells, self.closed = name, 0, False
+        Flaky.made.append(self)
+
+    def cell(self, op, size, batch, seconds):
+        self.cells += 1
+        if self.cells == 2 and len(Flaky.made) < 3:
+            raise Missing("a put returned -200")
+        return {"n": 1, "gbs": 1.0 * self.cells, "p50_us": 1.0, "p99_us": 1.0, "cpu_s_per_gb": 1.0, "threads": 1}
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_contender_that_fails_is_started_again_and_has_as_many_rounds(monkeypatch):
+    monkeypatch.setattr("lab.bench.transfer.contenders.Pair", Flaky)
+    Flaky.made = []
+    grid = [("write", 4 * KIB, 1), ("read", 4 * KIB, 1)]
+    with ExitStack() as stack:
+        contenders = Contenders({"flaky": "python"}, Arenas(MIB), "reno", stack)
+        cells = contenders.measure(grid, 3, 0.01, lambda text: None)
+    assert {key[1]: cell["rounds"] for key, cell in cells.items()} == {"write": 3, "read": 3}
+    assert contenders.failures == ["flaky, read 4K x1: a put returned -200", "flaky, write 4K x1: a put returned -200"]
+    assert len(Flaky.made) == 3 and all(pair.closed for pair in Flaky.made)
+
+
+def test_a_cell_that_never_succeeds_is_left_out_and_the_others_stay(monkeypatch):
+    class Broken(Flaky):
+        def cell(self, op, size, batch, seconds):
+            if op == "read":
+                raise Missing("no route")
+            return super().cell(op, size, batch, seconds)
+
+    monkeypatch.setattr("lab.bench.transfer.contenders.Pair", Broken)
+    Flaky.made = [None] * 3
+    with ExitStack() as stack:
+        contenders = Contenders({"broken": "python"}, Arenas(MIB), "reno", stack)
+        cells = contenders.measure([("read", 4 * KIB, 1), ("write", 4 * KIB, 1)], 2, 0.01, lambda text: None)
+    assert [key[1] for key in cells] == ["write"]
+    assert contenders.failures == ["broken, read 4K x1: no route"] * TRIES * 2
+
+
+def test_every_contender_has_the_same_congestion_control():
+    """In a process of its own: the network namespace stays with the process."""
+    code = (
+        "import socket;"
+        "from lab.bench.transfer.network import one_congestion_control as one;"
+        "name = one('reno'); s = socket.socket();"
+        "listener = socket.create_server(('127.0.0.1', 0)); s.connect(listener.getsockname());"
+        "found = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(bytes(1))[0].decode();"
+        "print(name, found)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    in_force, used = done.stdout.split()
+    assert used == in_force
+
+
+@pytest.fixture
+def same_network(monkeypatch):
+    """The benchmark stays in the network of the tests' process."""
+    monkeypatch.setattr(bench_transfer, "one_congestion_control", lambda name: "reno")
+
+
+def test_one_run_of_ours_beside_the_limits_with_the_peers_missing(tmp_path, capsys, same_network):
+    out = tmp_path / "cells.json"
+    arguments = ["--quick", "--seconds", "0.01", "--sizes", "64K", "--batches", "1,4", "--arena-mb", "8"]
+    arguments += ["--only", "memcpy,memcpy-2,sockets,stream,ours-shm,ours-tcp,nixl", "--json", str(out)]
+    assert bench_transfer.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "missing: nixl: name an interpreter that has it with --peer-python" in text
+    result = json.loads(out.read_text())
+    config = result["config"]
+    assert set(config["missing"]) == {"nixl"} and config["failures"] == [] and config["congestion"] == "reno"
+    assert "cpu_features" in config["machine"] and "quiet" in config["machine"]
+    speeds = [row for row in result["rows"] if row["metric"] == "GB/s"]
+    assert [row["case"] for row in speeds if "shared" in row["case"]] == [
+        f"{op} 64K x{batch}, shared memory" for batch in (1, 4) for op in ("read", "write")
+    ]
+    for row in speeds:
+        shared = "shared" in row["case"]
+        assert row["ours"] > 0 and row["rounds"] == 1
+        assert set(row["limits"]) == ({"memcpy", "memcpy-2"} if shared else {"sockets", "stream"})
+        assert row["peers"] == ({"nixl": None} if shared else {"mooncake-te": None})
+        assert all(count >= 1 for count in row["threads"].values())
+    assert any(row["unit"] == "ms" and "event loop" in row["case"] for row in result["rows"])

@@ -1,0 +1,123 @@
+"""The tables of README.md and docs/performance.md come from result files, one run of one commit each, and no figure
+stands beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.bench.common import machine as here
+from lab.docs.figure_list import FIGURES, SUMMARY, pages
+from lab.docs.figures import MARK, RESULTS, Figure, Result, caption, filled, number
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ("README.md", "docs/performance.md")
+MEASURED = re.compile(r"\d (?:ms|us|s|MB/s|GB/s|GFLOP/s|TFLOP/s|tokens/s|requests/s|%)(?![\w/-])|\d\.\d+x")
+"""A number with a unit of time, rate or share, or a ratio."""
+
+SAID = {
+    "20 to 30 %": "the drift of virtual machines, a reason to read ratios",
+    "goal is 2 ms": "a goal",
+    "4 requests/s of 512": "a load",
+    "for 8 s": "how long a cut lasts",
+    "for 16 s, three times": "how long and how often a node is stopped",
+    "with 1 % loss": "what the virtual network loses",
+    "need 110 s": "of the report that the sentence names",
+}
+"""Numbers of prose that are no result of the page: settings, goals, or of a file that stands beside them."""
+
+
+def written(folder: Path, name: str, **more: object) -> Path:
+    rows = [
+        {
+            "case": "a",
+            "metric": "t",
+            "unit": "us",
+            "ours": 5.0,
+            "peers": {"p": 10.0, "gone": None},
+            "limits": {"l": 4.0},
+        },
+        {"case": "b", "metric": "t", "unit": "us", "ours": 1234.5, "peers": {}, "limits": {}},
+    ]
+    machine = {"cpu": "A CPU", "cpu_features": ["avx2"], "cores": 2, "load_before": 0.1, "quiet": True}
+    data = {"config": {"machine": machine | more}, "commit": "0123456789", "rows": rows}
+    path = folder / name
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_table_is_made_from_the_newest_file_alone(tmp_path):
+    written(tmp_path, "2026-01-01-x.json", cpu="An older CPU")
+    written(tmp_path, "2026-02-01-x.json")
+    written(tmp_path, "2026-03-01-x-limited.json", cpu="Another result")
+    figure = Figure("f", "x", "scripts/x.py", {"t": "time"}, beside=("p", "gone", "l"))
+    lines = figure.render(tmp_path).splitlines()
+    assert lines[2] == "| a: time, us | 5 | 10 | 0.50 | missing |  | 4 | 1.25 |"
+    assert lines[3] == "| b: time, us | 1,234 |  |  |  |  |  |  |"
+    assert "2026-02-01-x.json" in lines[-1] and "A CPU (avx2)" in lines[-1] and "`0123456`" in lines[-1]
+    assert "busy" not in lines[-1]
+
+
+def test_a_busy_machine_is_marked(tmp_path):
+    written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
+    assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py")
+
+
+def test_only_what_is_between_the_marks_changes():
+    page = "before\n<!-- figure: f -->\nold\n<!-- end -->\nafter\n"
+    assert filled(page, {"f": lambda: "new"}) == page.replace("old", "new")
+    with pytest.raises(KeyError):
+        filled(page, {})
+
+
+def test_numbers_have_three_digits():
+    assert [number(value) for value in (None, 0.0, 0.1234, 12.345, 1234.5, 48000.0)] == [
+        "missing", "0", "0.123", "12.3", "1,234", "48,000",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_mark_names_a_figure_and_every_table_is_marked(page):
+    text = (ROOT / page).read_text()
+    named = [found[2] for found in MARK.finditer(text)]
+    assert named and set(named) <= set(pages()) and len(named) == len(set(named))
+    if page == "docs/performance.md":
+        assert "|---" not in MARK.sub("", text), "a table that no result file makes"
+        assert set(named) == {figure.name for figure in FIGURES}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_figure_stands_in_the_prose(page):
+    """What was measured stands in a table; a number of the prose is a setting or a goal."""
+    text = MARK.sub("", (ROOT / page).read_text())
+    if page == "README.md":
+        text = text.partition("## Measured")[2].partition("\n## ")[0]
+    for said in SAID:
+        text = text.replace(said, "")
+    assert [text[max(0, found.start() - 40) : found.end()] for found in MEASURED.finditer(text)] == []
+
+
+@pytest.mark.parametrize("name", sorted({line.result for line in SUMMARY}))
+def test_what_the_front_page_shows_is_of_a_commit_and_a_known_cpu(name):
+    result = Result.newest(name)
+    assert re.fullmatch(r"[0-9a-f]{40}", result.commit), "measured on uncommitted changes"
+    assert result.machine["cpu_features"]
+    assert all(line.values(result) for line in SUMMARY if line.result == name)
+
+
+def test_each_result_is_there_once():
+    """An older run of the same question would invite a choice among runs."""
+    names = [path.name[11:] for path in RESULTS.glob("*.json")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_features_are_read_from_the_kernel(tmp_path):
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512f amx_bf16\n\nprocessor\t: 1\n")
+    assert here.cpu(file) == ("X", ["avx2", "avx512f", "amx_bf16"])
+    file.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
+    assert here.cpu(file) == ("unknown", ["asimd", "asimddp"])
+    assert here.cpu(tmp_path / "none") == ("unknown", [])

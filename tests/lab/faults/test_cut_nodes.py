@@ -1,0 +1,41 @@
+"""What the cut and the role-change benchmarks read off their runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.faults.client import Stream, random_bodies
+from lab.faults.cut_nodes import case_rows
+from lab.faults.namespaces import Namespaces
+from lab.faults.role_changes import Seen, changes_in, phase_rows
+
+
+def test_waits_count_from_the_cut_or_from_the_request():
+    streams = [
+        Stream(begun=0.0, at=[1.0, 9.0, 14.0]),  # under way at the cut
+        Stream(begun=9.5, at=[12.0, 12.1]),  # without a token at the cut
+        Stream(begun=11.0, at=[11.5]),
+        Stream(begun=11.0, error="503: no"),
+    ]
+    rows = {row.metric: row.ours for row in case_rows("decode cut off", streams, 10.0, 2.5)}
+    assert rows["streams cut"] == 1.0 and rows["longest pause p99"] == pytest.approx(5.0)
+    assert rows["longest wait for a first token"] == pytest.approx(2.0)
+    assert rows["requests"] == 4.0 and rows["heal to one cluster"] == 2.5
+
+
+def test_bodies_follow_the_seed():
+    assert random_bodies(3, 5, 7, 1) == random_bodies(3, 5, 7, 1) != random_bodies(3, 5, 7, 2)
+    assert {body["max_tokens"] for body in random_bodies(3, 5, 7, 1)} == {7}
+
+
+def test_every_namespace_has_an_address_of_its_own():
+    network = Namespaces(["a", "b"])
+    assert network.host("a") == "10.77.0.1" and network.host("b") == "10.77.0.2"
+
+
+def test_a_node_that_does_something_else_has_changed():
+    layouts = [(0.0, {"a": "prefill+decode"}), (0.5, {"a": "prefill", "b": "decode"}), (1.0, {"b": "decode"})]
+    assert changes_in(layouts) == 1
+    seen = Seen([Stream(begun=1.0, at=[3.0], tokens=[1, 2])], [0], layouts)
+    rows = {row.metric: row.ours for row in phase_rows("phase 0", 2.0, seen, 1)}
+    assert rows == {"requests": 1.0, "output tokens": 1.0, "first token p50": 2.0, "role changes": 1.0}

@@ -1,0 +1,64 @@
+"""scripts/tools.py plan and scripts/tools.py check-plan: what they print, and words for what is wrong."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from lab.formulas.loads import drawn, load_of
+from lab.loads.trace import TraceRow, write_trace
+from lab.planning import check as check_plan
+from lab.planning import command as command
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write_trace(
+        path, [TraceRow(500 * i, 5000, 80, [*range(5), *range(100 * i + 100, 100 * i + 105)]) for i in range(40)]
+    )
+    return path
+
+
+def test_a_plan_of_a_trace(trace, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    assert command.main(["--trace", str(trace), "--pool-blocks", "100", "--ttft-s", "5", "--json", str(out)]) == 0
+    assert "49.9% of the prompt tokens found" in " ".join(capsys.readouterr().out.split())
+    told = orjson.loads(out.read_bytes())
+    assert told["config"]["plan"]["best"]["prefill"] >= 1 and told["config"]["pool_blocks"] == 100
+
+
+WRONG = [
+    (["--hit-rate", "1.5"], "--hit-rate", 2),
+    (["--prompt", "1000,1"], "--rate", 2),
+    (["--share", "1"], "--share", 2),
+    (["--ttft-s", "0.01"], "infeasible by service time", 1),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words", "code"), WRONG)
+def test_wrong_flags_are_named(trace, arguments, words, code, capsys):
+    assert command.main(["--trace", str(trace), *arguments]) == code
+    said = capsys.readouterr()
+    assert words in said.out + said.err
+
+
+def test_hits_of_a_pool_too_small_are_fewer():
+    rows = drawn(1, 300, (8000, 0.5), (100, 0.5), 5.0, shared=0.8)
+    small, large = (load_of(rows, 0.0, blocks).hit_rate for blocks in (100, 100_000))
+    assert 0 <= small < large < 0.5
+    assert load_of(rows, 0.0).rate == pytest.approx(5.0, rel=0.2)
+
+
+def test_a_case_is_drawn_planned_and_simulated():
+    first, again = (check_plan.check(1, 120) for _ in range(2))
+    assert first == again and first.simulated is not None
+
+
+def test_what_counts_as_good():
+    base = check_plan.Checked("m", 1.0, 1.0, 1.0, 0.0, (10, 4), (9, 4))
+    assert base.good
+    off = check_plan.Checked("m", 1.0, 1.0, 1.0, 0.0, (12, 4), (9, 4))
+    assert not off.good
+    assert not check_plan.Checked("m", 1.0, 1.0, 1.0, 0.0, None, (1, 1)).good
+    assert check_plan.Checked("m", 1.0, 1.0, 1.0, 0.0, None, None).good

@@ -1,0 +1,54 @@
+"""scripts/tools.py roofline: the formulas against each other and the papers' numbers, the measurement, the plot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import orjson
+import pytest
+
+from lab.formulas.roofs import chunking_s, crossovers, decode_share, least_bandwidth, measure, reuse_s
+from lab.planning import roofline
+from lab.simulator.models.step_models import PRESETS
+
+PAPER = PRESETS["llama3-70b-8xa800"]
+
+
+def test_least_bandwidth_is_where_both_take_equally_long():
+    for prefix in (512, 8192, 100_000):
+        edge = least_bandwidth(PAPER, prefix)
+        assert reuse_s(replace(PAPER, nic_bytes_s=1.01 * edge, nic_latency_s=0.0), prefix)[1] < PAPER.prompt_s(
+            prefix, 0
+        )
+        assert reuse_s(replace(PAPER, nic_bytes_s=0.99 * edge), prefix)[1] > PAPER.prompt_s(prefix, 0)
+    # 320 KiB per token at 0.11 ms a token: 3 GB/s (reference/scheduling.md 9.4)
+    assert least_bandwidth(PAPER, 8192) == pytest.approx(2.8e9, rel=0.1)
+
+
+def test_a_slow_network_favours_mixed_steps():
+    for tbt_s in (0.05, 0.3):
+        fast, slow = (crossovers(replace(PAPER, nic_bytes_s=rate), 8192, tbt_s, 2000) for rate in (1e12, 1e8))
+        assert fast[0] == (1, True) and slow[0] == (1, False)
+    for (length, apart), (after, other) in pairwise(crossovers(PRESETS["llama3-8b-h200"], 8192, 0.011, 2000)):
+        assert length < after and apart is not other
+
+
+def test_shares_are_bounded_by_what_they_hold():
+    assert decode_share(PAPER, 8192, 0.1) < PAPER.decode_s(1, 8192)
+    assert decode_share(PAPER, 8192, 0.001) == chunking_s(PAPER, 8192, 100, 0.001) == float("inf")
+    assert chunking_s(PAPER, 8192, 100, 10.0) >= PAPER.prompt_s(8192, 0) * 0.99
+
+
+def test_this_machine_is_measured():
+    found = measure(0.05)
+    assert min(found.memory_bytes_s, found.flops, found.loopback_bytes_s) > 1e6
+
+
+def test_the_command(tmp_path, capsys):
+    out, plot = tmp_path / "r.json", tmp_path / "r.svg"
+    assert roofline.main(["--nic-gbit-s", "10", "--json", str(out), "--plot", str(plot)]) == 0
+    assert "prefill and decode apart or mixed" in capsys.readouterr().out
+    assert len(orjson.loads(out.read_bytes())["rows"]) == 3 * 5 and "<svg" in plot.read_text()
+    assert roofline.main(["--tbt-s", "0"]) == 2
+    assert "--tbt-s" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""scripts/tools.py validate: a real node of a tiny model from calibration to table, and words for what is wrong."""
+
+from __future__ import annotations
+
+import os
+
+import orjson
+import pytest
+
+from lab.ablations.live import calibrate
+from lab.bench.common.client import Outcome
+from lab.faults.tiny import tiny_model
+from lab.planning import validate
+from lab.simulator import command as simulate
+from lab.simulator.models.presets import preset
+from lab.simulator.models.steps import RecordedStep
+
+
+def test_a_real_node_beside_its_twin(tmp_path, capsys, monkeypatch):
+    """Errors are those of a loaded machine: only that they were measured counts here."""
+    monkeypatch.setattr(calibrate, "PROMPTS", (16, 100, 400, 1200, 1500, 2000))
+    monkeypatch.setattr(calibrate, "TOGETHER", ((4, 60), (3, 300)))
+    monkeypatch.setattr(validate, "IDLE_S", 0.2)
+    model = tmp_path / "model"
+    model.mkdir()
+    out, fitted = tmp_path / "out.json", tmp_path / "fitted.json"
+    cores = os.sched_getaffinity(0)
+    load = ["--rate", "8", "--seconds", "2", "--fit-seconds", "1", "--prompt", "200,0.5", "--answer", "8,0.3"]
+    flags = [*tiny_model(model), "--kv-cache-bytes", "16M", "--calibration-ms", "0"]
+    code = validate.main([*load, "--json", str(out), "--preset", str(fitted), "--", *flags])
+    assert code in (0, 1), capsys.readouterr().err
+    assert os.sched_getaffinity(0) == cores
+    told = orjson.loads(out.read_bytes())
+    rows = {row["metric"]: row for row in told["rows"]}
+    assert set(rows) == {name for name, *_ in validate.METRICS}
+    assert all(row["live_ms"] > 0 and row["simulated_ms"] > 0 for row in rows.values())
+    assert (code == 0) == all(row["met"] for row in rows.values())
+    config = told["config"]
+    assert config["live"]["requests"] == config["simulated"]["requests"] == config["live"]["finished"]
+    assert config["held_out"]["decode"]["steps"] > 5 and config["cores_loaded"]["client"] > 0
+    printed = capsys.readouterr().out
+    assert "TTFT p99" in printed and "cores: client" in printed
+    read = preset(str(fitted))
+    assert read.front_s > 0 and read.handover_s == 0 and read.prefill == tuple(config["model"]["prefill"])
+    small = ["--generate", "chats", "--requests", "20", "--prefill", "0", "--decode", "0", "--mixed", "2"]
+    assert simulate.main([*small, "--model", str(fitted)]) == 0
+
+
+WRONG = [
+    (["--seed", "2"], "--fit-seed must differ"),
+    (["--rate", "0"], "--rate"),
+    (["--nodes", "nonsense=1"], "is no role"),
+    (["--trace", "no.jsonl"], "no.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
+def test_wrong_flags_are_named(arguments, words, capsys):
+    assert validate.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_way_in_and_the_hand_over():
+    steps = [RecordedStep(at, 0.2, ((100, 0),), 0, 0) for at in (10.05, 10.25, 20.01)]
+    steps += [RecordedStep(10.45, 0.03, (), 1, 100)]
+    first = Outcome(sent_s=10.0, ttft_s=0.46, itl_s=[0.05, 0.03, 0.03], error=None)
+    second = Outcome(sent_s=20.0, ttft_s=0.24, itl_s=[0.07, 0.03, 0.03], error=None)
+    assert calibrate.way_in([first, second], steps) == pytest.approx(0.05)
+    assert calibrate.hand_over([first, second]) == pytest.approx(0.03)
+    assert calibrate.hand_over([Outcome(itl_s=[0.1], error=None)]) == 0.0
+    with pytest.raises(ValueError, match="no request of the calibration succeeded: reset"):
+        calibrate.way_in([Outcome(error="reset")], steps)

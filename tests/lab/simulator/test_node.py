@@ -1,0 +1,87 @@
+"""Steps of a simulated node: who shares them, under each batching policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lab.loads.trace import TraceRow
+from lab.simulator.cluster import Cluster
+from lab.simulator.config import SimConfig
+from lab.simulator.models.step_models import StepModel
+
+MODEL = StepModel(
+    name="round", prefill=(0.0, 1e-3, 0.0), decode=(0.0, 0.0, 1e-2, 0.0, 0.0), token_bytes=1, kv_tokens=100_000,
+    chunk_tokens=1000, nic_bytes_s=1e12, nic_latency_s=1e-9,
+)  # fmt: skip
+"""A millisecond per token of a prompt, ten per decode step."""
+BASE = SimConfig(prefill=0, decode=0, mixed=1, queue_order="fcfs", probe_s=0.0, cache_blocks=0)
+
+
+def ran(config: SimConfig, rows: list[TraceRow], model: StepModel = MODEL) -> Cluster:
+    cluster = Cluster(config, model)
+    for _ in cluster.run(rows):
+        pass
+    return cluster
+
+
+def prompts(*tokens: int, output: int = 1) -> list[TraceRow]:
+    return [TraceRow(0.0, count, output, [100 * i + k for k in range(9)]) for i, count in enumerate(tokens)]
+
+
+def test_prompts_share_a_step_up_to_its_budget():
+    alone = ran(BASE, prompts(200, 300, 900))
+    assert [job.first_token for job in alone.jobs] == pytest.approx([0.2, 0.5, 1.4])
+    together = ran(replace(BASE, step_prompts=8), prompts(200, 300, 900))
+    assert [job.first_token for job in together.jobs] == pytest.approx([1.0, 1.0, 1.4])
+    assert together.nodes[0].steps == 2
+
+
+def test_a_running_request_is_in_every_step_or_waits():
+    rows = [TraceRow(0.0, 10, 50, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
+    first, _ = ran(BASE, rows).jobs
+    assert first.longest_gap == pytest.approx(0.01 + 0.999)  # a chunk beside it, and the fixed part of a step
+    waiting, other = ran(replace(BASE, batching="prefill-first"), rows).jobs
+    assert waiting.longest_gap == pytest.approx(2.01)
+    assert other.first_token < waiting.finished
+    chunked, _ = ran(replace(BASE, batching="mixed", prefill_chunk_tokens=100), rows).jobs
+    assert chunked.longest_gap == pytest.approx(0.11)
+
+
+def test_dynamic_chunks_keep_the_time():
+    rows = [TraceRow(0.0, 10, 60, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
+    first, _ = ran(replace(BASE, batching="dynamic", tbt_budget_s=0.2), rows).jobs
+    assert 0.19 < first.longest_gap < 0.2001
+
+
+def test_measured_mixed_steps_and_the_way_in():
+    measured = replace(MODEL, mixed=(0.5, 0.0, 0.0, 0.0, 0.0), front_s=0.25)
+    rows = [TraceRow(0.0, 10, 50, [1]), TraceRow(100.0, 900, 1, list(range(2, 9)))]
+    first, second = ran(BASE, rows, measured).jobs
+    assert first.first_token == pytest.approx(0.26)
+    assert second.first_token == pytest.approx(0.35 + 0.5)
+
+
+def test_the_hand_over_is_behind_the_first_token():
+    apart = replace(BASE, mixed=0, prefill=1, decode=1)
+    slow = replace(MODEL, handover_s=0.4)
+    quick, late = (ran(apart, prompts(100, output=3), model).jobs[0] for model in (MODEL, slow))
+    assert late.first_token == quick.first_token
+    assert late.longest_gap == pytest.approx(quick.longest_gap + 0.4)
+
+
+def test_nodes_of_a_machine_slow_each_other_down():
+    apart = replace(BASE, mixed=0, prefill=1, decode=1, kv_overlap="none")
+    rows = [TraceRow(0.0, 100, 21, [1]), TraceRow(150.0, 1000, 1, list(range(2, 6)))]
+    free, other = ran(apart, rows).jobs
+    assert (free.finished, other.first_token) == (pytest.approx(0.3), pytest.approx(1.15))
+    slow, later = ran(replace(apart, contention=1.0), rows).jobs
+    assert slow.finished == pytest.approx(0.45, abs=0.011)  # 15 of its 20 steps run beside the prompt
+    assert later.first_token == pytest.approx(2.15)  # its step began beside a decode
+
+
+@pytest.mark.parametrize("wrong", [{"batching": "nonsense"}, {"step_prompts": 0}, {"contention": -1.0}])
+def test_wrong_flags_are_named(wrong):
+    with pytest.raises(ValueError, match="--" + next(iter(wrong)).replace("_", "-")):
+        Cluster(replace(BASE, **wrong), MODEL)

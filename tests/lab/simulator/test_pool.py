@@ -1,0 +1,81 @@
+"""The SSD tier: a device that is shared, a pool whose cold blocks their nodes read, and whole runs over it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cache.pool.policies import policies
+from cache.pool.policy import PLAIN
+from lab.loads.trace import TraceRow
+from lab.simulator.cluster import Cluster
+from lab.simulator.config import SimConfig
+from lab.simulator.models.disk import Disk
+from lab.simulator.models.loop import Loop
+from lab.simulator.models.pool import Pool
+from lab.simulator.models.step_models import StepModel
+
+MODEL = StepModel(
+    name="round", prefill=(0.0, 1e-3, 0.0), decode=(0.0, 0.0, 1e-2, 0.0, 0.0), token_bytes=1000, kv_tokens=100_000,
+    chunk_tokens=100_000, nic_bytes_s=1e12, nic_latency_s=1e-9, ssd_bytes_s=5.12e6, ssd_iops=1e9,
+)  # fmt: skip
+"""A block of 512 tokens is computed in half a second and read in a tenth."""
+
+
+def test_a_disk_is_shared_evenly_and_counts_operations():
+    loop, ended = Loop(), {}
+    disk = Disk(loop, bytes_s=100.0, iops=10.0)
+    disk.move(0, 100, lambda: ended.setdefault("a", loop.now))
+    disk.move(5, 50, lambda: ended.setdefault("b", loop.now))
+    loop.at(1.0, disk.move, 0, 50, lambda: ended.setdefault("c", loop.now))
+    loop.run()
+    # Each alone takes 1, 1 and 0.5 s; a and b halve the device for a second, then all three share it.
+    assert ended == {"a": pytest.approx(2.5), "b": pytest.approx(2.5), "c": pytest.approx(2.5)}
+    assert disk.busy_s == pytest.approx(2.5)
+
+
+def test_cold_blocks_are_read_by_their_nodes_at_once():
+    loop, done = Loop(), []
+    disks = [Disk(loop, 100.0, 1e9) for _ in range(2)]
+    pool = Pool(policies["lru"], 2, 10, disks, nbytes=100.0)
+    pool.use(range(8), [PLAIN] * 8)  # 4 fit into DRAM: the prompt's beginning
+    loop.run()
+    assert loop.now == pytest.approx(4.0), "all 8 were written behind, 4 by each node"
+    assert pool.run(range(9)) == 8 and pool.dram.blocks == {0, 1, 2, 3}
+    pool.read(range(4), lambda: done.append(loop.now))
+    assert len(done) == 1 and loop.now < 4.1, "they are in DRAM"
+    pool.read(range(7), lambda: done.append(loop.now))
+    loop.run()
+    assert done[1:] == [pytest.approx(6.0, abs=1e-6)], "node 0 reads two of them"
+
+
+def test_a_crash_empties_dram_and_hides_the_ssd_until_it_is_back():
+    pool = Pool(policies["lru"], 10, 10, [Disk(Loop(), 1.0, 1.0) for _ in range(2)], 1.0)
+    pool.use(range(4), [PLAIN] * 4)
+    pool.lost(1)
+    assert pool.run(range(4)) == 1, "block 1 was on the node that is gone"
+    pool.back(1)
+    assert pool.run(range(4)) == 4 and pool.dram.blocks == {0, 2}
+
+
+def test_a_prefix_from_the_ssd_costs_its_reading():
+    base = SimConfig(prefill=1, decode=1, cache_blocks=0, pool_blocks=1, ssd_blocks=50, probe_s=0.0, lookup_s=0.0)
+    chat = list(range(8))
+    rows = [TraceRow(0.0, 8 * 512, 1, chat), TraceRow(1e6, 8 * 512 + 100, 1, [*chat, 99])]
+
+    def second(config: SimConfig) -> tuple[int, float]:
+        cluster = Cluster(config, MODEL)
+        list(cluster.run(rows))
+        return cluster.jobs[1].prefix_tokens, cluster.jobs[1].ttft
+
+    assert second(base) == (8 * 512, pytest.approx(0.1 + 3 * 0.1, abs=1e-3)), "two of eight in DRAM, three per SSD"
+    assert second(replace(base, ssd_gbyte_s=1.0)) == (8 * 512, pytest.approx(0.1, abs=0.01))
+    found, ttft = second(replace(base, ssd_blocks=0))
+    assert found == 2 * 512 and ttft == pytest.approx(0.1 + 6 * 0.512)
+
+
+@pytest.mark.parametrize("wrong", [{"ssd_blocks": 5}, {"ssd_gbyte_s": -1.0}])
+def test_wrong_flags_are_named(wrong):
+    with pytest.raises(ValueError, match="--" + next(iter(wrong)).replace("_", "-")):
+        Cluster(SimConfig(**wrong), MODEL)

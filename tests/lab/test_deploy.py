@@ -1,0 +1,219 @@
+"""scripts/deploy/: each file through its own linter, its flags are those of a node, its scripts do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config.flags import parse, rows
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "scripts/deploy"
+MANIFESTS = list(yaml.safe_load_all((FOLDER / "mooncake.yaml").read_text()))
+KUBERNETES = ("1.30", "1.33")  # the oldest and a newer release whose schemas the manifests are held against
+OF_OTHERS = {
+    *("--nodes", "--ntasks-per-node", "--exclusive", "--time", "--signal", "--output", "--job-name", "--batch"),
+    *("--kill-on-bad-exit", "--url", "--grace-s", "--no-install-recommends", "--create-home", "--uid", "--rm"),
+    *("--network", "--from-file"),
+}
+FILES = ("mooncake.service", "mooncake.sbatch", "mooncake.yaml", "Containerfile")
+
+
+def linter(name: str) -> str:
+    """From the environment of the tests (shellcheck and hadolint come as wheels), else from the machine."""
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flag_exists(name):
+    known = {flag for _, names, _, _ in rows() for flag in names.split(" / ")} | OF_OTHERS
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", (FOLDER / name).read_text())) <= known
+
+
+def test_the_units_flags_are_a_nodes():
+    line = next(line for line in (FOLDER / "mooncake.service").read_text().splitlines() if "MOONCAKE_FLAGS=" in line)
+    assert parse(line.partition("MOONCAKE_FLAGS=")[2].split()).role == "decode"
+
+
+def test_systemd_takes_the_unit(tmp_path):
+    """It wants the program to exist; that one line is changed."""
+    tool = linter("systemd-analyze")
+    text = re.sub(r"^ExecStart=\S+ \S+", "ExecStart=/bin/true", (FOLDER / "mooncake.service").read_text(), flags=re.M)
+    unit = tmp_path / "mooncake.service"
+    unit.write_text(text)
+    done = subprocess.run([tool, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60)
+    wrong = [line for line in done.stderr.splitlines() if "mooncake.service" in line]
+    assert wrong == []
+
+
+SHELL = ("scripts/deploy/mooncake.sbatch", "scripts/setup", "scripts/test", "scripts/up", ".ci/run")
+
+
+@pytest.mark.parametrize("script", SHELL)
+def test_shellcheck_finds_nothing(script):
+    run(linter("shellcheck"), str(ROOT / script))
+
+
+def test_hadolint_finds_nothing():
+    run(linter("hadolint"), str(FOLDER / "Containerfile"))
+
+
+@pytest.mark.parametrize("release", KUBERNETES)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
+def test_the_manifests_fit_kubernetes_schemas(manifest, release):
+    """With the schemas of kubernetes-validate; strict: a field that Kubernetes does not know is an error."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate.validate(manifest, release, strict=True)
+
+
+def test_the_schemas_refuse_a_wrong_field():
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prots": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(service, KUBERNETES[0], strict=True)
+
+
+# --- Kubernetes
+
+
+def of(kind: str, name: str) -> dict:
+    (found,) = (one for one in MANIFESTS if (one["kind"], one["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def container() -> dict:
+    (node,) = of("StatefulSet", "mooncake")["spec"]["template"]["spec"]["containers"]
+    return node
+
+
+def test_the_manifests_fit_together():
+    pods = of("StatefulSet", "mooncake")["spec"]
+    headless = of("Service", pods["serviceName"])["spec"]
+    labels = pods["template"]["metadata"]["labels"]
+    assert headless["clusterIP"] == "None" and headless["publishNotReadyAddresses"]
+    assert headless["selector"] == of("Service", "mooncake")["spec"]["selector"] == labels
+    assert pods["selector"] == of("PodDisruptionBudget", "mooncake")["spec"]["selector"] == {"matchLabels": labels}
+    node = container()
+    assert {(p["name"], p["containerPort"], p.get("protocol")) for p in node["ports"]} == {
+        (p["name"], p["port"], p.get("protocol")) for p in headless["ports"]
+    }
+    assert of("ConfigMap", node["envFrom"][0]["configMapRef"]["name"])
+    assert {m["name"] for m in node["volumeMounts"]} == {v["name"] for v in pods["template"]["spec"]["volumes"]}
+    drain_s = 300 + 30 + 5  # of `mooncake.py drain`: its deadline, its end, and what it waits before
+    assert pods["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s
+
+
+@pytest.mark.parametrize(("answers", "join"), [("", None), ("10.1.0.7", "10.1.0.7:8000")])
+def test_a_pod_joins_whoever_answers(tmp_path, answers, join):
+    """The container's script with stand-ins for what it calls; the flags it makes are a node's."""
+    tools = stand_ins(
+        tmp_path,
+        getent='printf "%s STREAM\\n" 10.1.0.5 10.1.0.6 10.1.0.7',
+        curl='case "$*" in *"//$ANSWERS:8000/health") exit 0 ;; *) exit 22 ;; esac',
+        python='shift; printf "%s\\n" "$@"',
+    )
+    env = tools | {"POD_IP": "10.1.0.5", "POD_NAME": "mooncake-0", "ANSWERS": answers or "nobody"}
+    env |= of("ConfigMap", "mooncake")["data"]
+    command = [*container()["command"], *container()["args"]]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+    config = parse(done.stdout.split())
+    assert (config.join, config.host, config.node_id) == (join, "10.1.0.5", "mooncake-0")
+    keys = {f"{m['mountPath']}/" for m in container()["volumeMounts"] if m["name"] == "keys"}
+    assert {f"{Path(str(path)).parent}/" for path in (config.api_key_file, config.cluster_key_file)} == keys
+
+
+def test_a_pod_that_stops_drains_itself(tmp_path):
+    from engine.node.drain import flags
+
+    tools = stand_ins(tmp_path, python='shift 2; printf "%s\\n" "$@"')
+    command = container()["lifecycle"]["preStop"]["exec"]["command"]
+    done = subprocess.run(command, env=tools | {"POD_IP": "10.1.0.5"}, capture_output=True, text=True, check=True)
+    args = flags().parse_args(done.stdout.split())
+    assert (args.url, str(args.api_key_file), args.grace_s) == ("10.1.0.5:8000", "/keys/api-keys", 5.0)
+
+
+# --- Slurm
+
+NODE = """trap 'echo drained "$SLURM_PROCID" >>"$LOG"; exit 0' TERM
+shift; echo "$SLURM_PROCID" "$@" >>"$LOG"; while :; do sleep 0.02; done"""
+SRUN = """shift
+for i in $(seq 0 $((SLURM_NTASKS - 1))); do SLURM_PROCID=$i "$@" & pids="${pids:-} $!"; done
+trap 'kill -TERM $pids' TERM
+while kill -0 $pids 2>/dev/null; do wait || true; done"""
+
+
+def test_the_batch_file_starts_a_cluster_and_lets_it_drain(tmp_path):
+    """With stand-ins for srun and the node: roles, addresses, and SIGTERM, which all nodes see before the job ends."""
+    root = tmp_path / "check out"
+    (root / ".venv/bin").mkdir(parents=True)
+    python = root / ".venv/bin/python"
+    python.write_text(f"#!/usr/bin/env bash\n{NODE}\n")
+    python.chmod(0o755)
+    env = stand_ins(
+        tmp_path, srun=SRUN, hostname='echo 192.168.0.4 "10.1.0.$((5 + ${SLURM_PROCID:-0}))" fd00::5', curl="exit 0"
+    )
+    log = tmp_path / "log"
+    env |= {"SLURM_SUBMIT_DIR": str(root), "SLURM_NTASKS": "3", "MODEL": "/models/llama", "LOG": str(log)}
+    env |= {"MOONCAKE_NET": "10.1.", "MOONCAKE_FLAGS": "--rate-limit 5"}
+    job = subprocess.Popen(["bash", str(FOLDER / "mooncake.sbatch")], env=env, start_new_session=True)
+    try:
+        lines = eventually(log, 3)
+        configs = {line.split()[0]: parse(line.split()[1:]) for line in lines}
+        assert [configs[i].role for i in "012"] == ["prefill", "decode", "store"]
+        assert [configs[i].join for i in "012"] == [None, "10.1.0.5:8000", "10.1.0.5:8000"]
+        assert [configs[i].host for i in "012"] == ["10.1.0.5", "10.1.0.6", "10.1.0.7"]
+        assert {config.rate_limit for config in configs.values()} == {5.0}
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(20) == 0
+        assert sorted(log.read_text().splitlines()[3:]) == ["drained 0", "drained 1", "drained 2"]
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def eventually(log: Path, count: int) -> list[str]:
+    deadline = time.monotonic() + 20
+    while not log.exists() or log.read_text().count("\n") < count:
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else "nothing started"
+        time.sleep(0.02)
+    return log.read_text().splitlines()
+
+
+def stand_ins(folder: Path, **scripts: str) -> dict[str, str]:
+    """An environment in whose PATH these come first."""
+    tools = folder / "tools"
+    tools.mkdir()
+    for name, text in scripts.items():
+        (tools / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tools / name).chmod(0o755)
+    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+# --- the container
+
+
+def test_the_container_copies_what_exists():
+    text = (FOLDER / "Containerfile").read_text()
+    assert (ROOT / "scripts/setup").exists() and "RUN scripts/setup" in text
+    words = [line.split()[0] for line in text.splitlines() if re.match(r"[A-Z]", line)]
+    assert words[0] == "FROM" and words[-1] == "ENTRYPOINT"
+    left_out = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv"} <= set(left_out), "a .venv made elsewhere would be built anew, and history is large"

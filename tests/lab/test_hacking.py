@@ -1,0 +1,125 @@
+"""The examples of docs/hacking.md work as they stand there."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from attention import choose as choose_backend
+from cache.pool.policies import choose as choose_eviction
+from engine.checkpoint import hf_config
+from engine.config.flags import parse
+from engine.front.placement_policy import placement_policy
+from net.transfer import engine as transfer
+from net.transfer.common.memory import Region
+from net.transfer.engine import Op, TransferEngine
+from sched.placement.view import View
+from tests.engine.front.test_placing import DEMAND, MeasuredLinks, node
+from tests.net.peers import channels
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/hacking.md").read_text()
+EXAMPLES = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE, re.DOTALL))
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """mine("kernel") -> the path of a file with that example."""
+
+    def write(name: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(EXAMPLES[name])
+        return path
+
+    return write
+
+
+def test_every_example_has_a_test():
+    assert set(EXAMPLES) == {"kernel", "placement", "eviction", "transport", "transfer", "model"}
+
+
+def test_a_kernel(mine):
+    backend = choose_backend(f"{mine('kernel')}:Loud", "cpu")
+    assert (backend.name, backend.plan(None), backend.steps) == ("loud", None, 1)
+
+
+def test_a_placement_policy(mine):
+    policy = placement_policy(parse(["--placement", f"{mine('placement')}:ShortestQueue"]), random.Random(0))
+    view = View(5.0, [node("a", 3.0), node("b", 1.0), node("c", 2.0)], MeasuredLinks(), 256)
+    assert policy.place(5.0, DEMAND, view, view.none).prefill == "b"
+
+
+def test_an_eviction_policy(mine):
+    policy = choose_eviction(f"{mine('eviction')}:Newest")
+    for item in "abc":
+        policy.added(item)
+    policy.pinned("c")
+    assert (policy.victim(), len(policy)) == ("b", 2)
+    policy.unpinned("c")
+    policy.removed("b")
+    assert (policy.victim(), len(policy)) == ("c", 2)
+
+
+async def test_a_transfer():
+    space: dict = {}
+    exec(EXAMPLES["transfer"], space)
+    assert await space["send"]() == [True, True, True]
+
+
+async def test_a_transport():
+    space: dict = {}
+    try:
+        exec(EXAMPLES["transport"], space)
+        async with channels("a", "b") as made:
+            engines = [TransferEngine(one, ["counted-tcp"]) for one in made]
+            with Region.shared("here", 4096) as here, Region.shared("there", 4096) as there:
+                engines[0].register(here)
+                engines[1].register(there)
+                here.memory[:4] = b"moon"
+                await engines[0].submit("b", Op.WRITE, "here", "there", [(0, 8, 4)])
+                assert bytes(there.memory[8:12]) == b"moon"
+                for engine in engines:
+                    await engine.close()
+    finally:
+        transfer.transports.pop("counted-tcp", None)
+    assert space["CountedTcp"].submitted == 4
+
+
+def test_a_model():
+    config = {
+        "architectures": ["BiasedLlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 99,
+    }
+    config |= {"intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "hidden_act": "silu"}
+    try:
+        exec(EXAMPLES["model"], {})
+        assert hf_config.from_hf(config).qkv_bias
+    finally:
+        hf_config.FAMILIES.pop("BiasedLlamaForCausalLM", None)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_every_file_the_pages_name_exists(page):
+    named = re.findall(r"`((?:attention|cache|engine|net|sched|scripts|tests|docs)/[\w./-]+)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_what_to_read_first_is_short():
+    rows = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for change, files, most in rows:
+        lines = sum(len((ROOT / file).read_text().splitlines()) for file in re.findall(r"`([^`]+)`", files))
+        assert 0 < lines <= int(most.replace(",", "")), f"{change}: {lines} lines"
+
+
+def test_a_request_passes_few_files_on_each_node():
+    page = (ROOT / "docs/request.md").read_text()
+    for role in ("acceptor", "prefill node", "decode node"):
+        section = page.partition(f"## On the {role}")[2].partition("\n## ")[0]
+        hops = re.findall(r"^\| \d\. .* \| `([^`]+)` \|$", section, re.MULTILINE)
+        assert 0 < len(hops) <= 8 and all((ROOT / hop).is_file() for hop in hops), (role, hops)

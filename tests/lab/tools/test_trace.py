@@ -1,0 +1,68 @@
+"""A timeline becomes a Chrome trace: every activity on its node and row, on one clock."""
+
+from __future__ import annotations
+
+import json
+
+from lab.bench.overlap import round_of
+from lab.tools.perfetto import ROWS, chrome_trace
+
+RECORD = {
+    "request_id": "r",
+    "clocks": {"p": {"offset_s": 100.0, "error_s": 0.001}, "d": {"offset_s": 0.0, "error_s": 0.0}},
+    "summary": {
+        "nodes": {"acceptor": "d", "prefill": "p", "decode": "d"},
+        "transfer_hidden_ms": 20.0,
+        "overlap_efficiency": 0.5,
+    },
+    "events": [
+        {"t": 1.00, "node": "d", "event": "accepted", "detail": {}},
+        {"t": 1.01, "node": "d", "event": "placed", "detail": {}},
+        {"t": 101.02, "node": "p", "event": "waiting", "detail": {}},
+        {"t": 101.03, "node": "p", "event": "running", "detail": {"computed": 0}},
+        {"t": 101.13, "node": "p", "event": "computed", "detail": {"intervals": [[0.10, 0.05, 64], [0.05, 0.0, 36]]}},
+        {"t": 101.03, "node": "p", "event": "prefix_fetched", "detail": {"seconds": 0.01, "bytes": 7, "sources": {}}},
+        {
+            "t": 101.15,
+            "node": "p",
+            "event": "kv_moved",
+            "detail": {"how": "push", "seconds": 0.04, "bytes": 90, "intervals": [[0.06, 0.02, 90]]},
+        },
+        {"t": 1.14, "node": "d", "event": "first_token", "detail": {}},
+        {"t": 1.20, "node": "d", "event": "computed", "detail": {"intervals": [[0.03, 0.0, 1]]}},
+        {"t": 1.21, "node": "d", "event": "answered", "detail": {}},
+    ],
+}
+
+
+def test_every_activity_is_on_its_node_and_row():
+    trace = json.loads(json.dumps(chrome_trace(RECORD)))
+    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["d", "p (clock +-1.00 ms)"]
+    seen = [
+        (names[e["pid"]][0], ROWS[e["tid"] - 1], e["name"], round(e["ts"] / 1000), round(e["dur"] / 1000))
+        for e in trace["traceEvents"]
+        if e["ph"] == "X"
+    ]
+    assert sorted(seen) == sorted(
+        [
+            ("d", "acceptor", "place", 0, 10),
+            ("d", "acceptor", "first token", 10, 130),
+            ("d", "acceptor", "stream", 140, 70),
+            ("p", "state", "waiting", 20, 10),
+            ("p", "prefix loads", "7 bytes", 20, 10),
+            ("p", "prefill compute", "64 tokens", 30, 50),
+            ("p", "prefill compute", "36 tokens", 80, 50),
+            ("p", "KV to the decode node", "push 90 bytes", 90, 40),
+            ("d", "decode", "1 tokens", 170, 30),
+        ]
+    )
+
+
+def test_a_round_is_read_off_the_timeline():
+    class Seen:
+        ttft_s, itl_s = 0.14, [0.03, 0.01]  # the first gap is to the second token: lab/bench/common/client.py
+
+    one = round_of("push, layer", RECORD, Seen())
+    assert (one.transfer_ms, one.hidden_ms, one.efficiency, one.nbytes) == (40.0, 20.0, 0.5, 90)
+    assert (round(one.ttft_ms), round(one.second_ms)) == (140, 30)

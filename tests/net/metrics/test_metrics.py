@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from net.metrics.events import Metrics
+from net.metrics.table import size_buckets
+from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers, of_traces
+
+LABELS = {"model_name": "tiny", "engine": "node-1"}
+
+
+def value(metrics: Metrics, sample: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(sample, LABELS | labels)
+
+
+@pytest.fixture
+def metrics():
+    return Metrics("tiny", "node-1", max_model_len=8192)
+
+
+def test_every_sample_parses_and_carries_the_node(metrics):
+    metrics.finish_request("stop", 1.5, 10, 5, 0.4)
+    metrics.set_members({"prefill": 1})
+    families = list(text_string_to_metric_families(metrics.text().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    assert samples
+    assert all(sample.labels["engine"] == "node-1" and sample.labels["model_name"] == "tiny" for sample in samples)
+    assert all(family.documentation for family in families)
+
+
+def test_unlabelled_metrics_start_at_zero(metrics):
+    for name in ("prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits"):
+        assert value(metrics, f"vllm:{name}_total") == 0
+    assert value(metrics, "vllm:num_requests_running") == 0
+
+
+def test_load(metrics):
+    metrics.set_load(3, 2, 0.25)
+    assert value(metrics, "vllm:num_requests_running") == 3
+    assert value(metrics, "vllm:num_requests_waiting") == 2
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
+
+
+def test_waiting_by_class(metrics):
+    metrics.set_waiting({"interactive": 1, "standard": 0, "batch": 7})
+    assert value(metrics, "mooncake:requests_waiting", service_class="batch") == 7
+
+
+def test_cache_config_is_replaced_not_doubled(metrics):
+    metrics.set_cache_config({"block_size": 16, "cache_dtype": "float32"})
+    metrics.set_cache_config({"block_size": 32, "cache_dtype": "float32"})
+    assert value(metrics, "vllm:cache_config_info", block_size="32", cache_dtype="float32") == 1
+    assert metrics.text().count(b"\nvllm:cache_config_info{") == 1
+
+
+def test_prefix_hits_are_tokens(metrics):
+    metrics.count_prefix_lookup(100, 64)
+    metrics.count_prefix_lookup(50, 0)
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 150
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 64
+
+
+def test_a_request_from_arrival_to_end(metrics):
+    metrics.count_prompt_tokens(10)
+    metrics.observe_queue(0.1)
+    metrics.observe_prefill(0.2)
+    metrics.observe_ttft(0.3, "batch")
+    for _ in range(4):
+        metrics.observe_itl(0.1, "standard")
+    metrics.count_generation_tokens(5)
+    metrics.observe_decode(0.4)
+    metrics.finish_request("length", 0.7, 10, 5, 0.4)
+    assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
+    assert value(metrics, "vllm:time_to_first_token_seconds_sum") == pytest.approx(0.3)
+    name = "mooncake:time_to_first_token_seconds_sum"
+    assert value(metrics, name, service_class="batch") == pytest.approx(0.3)
+    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 4
+    assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.1)
+    assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(0.7)
+    assert value(metrics, "vllm:request_prompt_tokens_sum") == 10
+    assert value(metrics, "vllm:request_generation_tokens_sum") == 5
+
+
+def test_one_token_has_no_time_per_output_token(metrics):
+    metrics.finish_request("stop", 0.3, 10, 1, 0.0)
+    assert value(metrics, "vllm:request_time_per_output_token_seconds_count") == 0
+
+
+def test_cluster_transfers_and_store(metrics):
+    metrics.set_members({"prefill": 2, "decode": 1})
+    metrics.count_transfer("write", "shm", 1000, 0.5)
+    metrics.count_transfer_failure("tcp")
+    metrics.count_prefix_load({"dram": 3, "ssd": 1}, 2)
+    metrics.count_store_put(4)
+    metrics.count_resumed()
+    metrics.count_rejected("overloaded")
+    metrics.observe_step(64)
+    metrics.count_preemption()
+    assert value(metrics, "mooncake:cluster_members", role="prefill") == 2
+    assert value(metrics, "mooncake:transfer_bytes_total", direction="write", transport="shm") == 1000
+    assert value(metrics, "mooncake:transfer_seconds_total", direction="write", transport="shm") == 0.5
+    assert value(metrics, "mooncake:transfer_failures_total", transport="tcp") == 1
+    assert value(metrics, "mooncake:store_hit_blocks_total", tier="ssd") == 1
+    assert value(metrics, "mooncake:store_missed_blocks_total") == 2
+    assert value(metrics, "mooncake:store_put_blocks_total") == 4
+    assert value(metrics, "mooncake:requests_resumed_total") == 1
+    assert value(metrics, "mooncake:requests_rejected_total", reason="overloaded") == 1
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 1
+    assert value(metrics, "vllm:num_preemptions_total") == 1
+
+
+def test_two_nodes_in_one_process():
+    one, two = Metrics("tiny", "a"), Metrics("tiny", "b")
+    one.count_resumed()
+    assert two.registry.get_sample_value("mooncake:requests_resumed_total", {"model_name": "tiny", "engine": "b"}) == 0
+
+
+def test_size_buckets():
+    assert size_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert size_buckets(30) == (1, 2, 5, 10, 20)
+
+
+def test_load_words_tell_which_way_they_went(metrics):
+    counters = {"read_one_sided": 3, "claimed_message": 2, "torn": 1}
+    metrics.watch(of_load_words(counters))
+    counters["read_one_sided"] += 1
+    metrics.read()
+
+    def told(operation, way):
+        return value(metrics, "mooncake:load_words_total", operation=operation, way=way)
+
+    assert (told("read", "one_sided"), told("claimed", "message"), told("torn", "one_sided")) == (4, 2, 1)
+
+
+def test_what_others_count_is_as_of_the_last_read(metrics):
+    traffic, lost, counters = {"sent": (2, 100)}, Counter({"dead": 1}), {"refutations": 3, "local_health": 1}
+    tier = {"blocks": 2, "bytes": 20, "capacity": 10, "hits": 7, "corrupt": 1}
+    metrics.watch(of_gossip(traffic, lambda: counters, lost, lambda: 0.5))
+    metrics.watch(of_tiers(lambda: {"ssd": tier}, 10))
+    metrics.watch(of_store(lambda: {"corrupt": 4, "home_failures": 5}))
+    metrics.watch(of_traces(lambda: 6, lambda: 7))
+    assert value(metrics, "mooncake:gossip_packets_total", direction="sent") is None
+    metrics.read()
+    lost["dead"] += 1
+    assert value(metrics, "mooncake:gossip_packets_total", direction="sent") == 2
+    assert value(metrics, "mooncake:gossip_bytes_total", direction="sent") == 100
+    assert value(metrics, "mooncake:gossip_events_total", event="refutations") == 3
+    assert value(metrics, "mooncake:gossip_events_total", event="local_health") is None
+    assert value(metrics, "mooncake:gossip_local_health") == 1
+    assert value(metrics, "mooncake:gossip_oldest_record_seconds") == 0.5
+    assert value(metrics, "mooncake:members_lost_total", reason="dead") == 1
+    assert value(metrics, "mooncake:store_used_bytes", tier="ssd") == 20
+    assert value(metrics, "mooncake:store_capacity_bytes", tier="ssd") == 100
+    assert value(metrics, "mooncake:store_tier_events_total", tier="ssd", event="hits") == 7
+    assert value(metrics, "mooncake:store_faults_total", fault="damaged") == 4
+    assert value(metrics, "mooncake:otlp_lost_traces_total") == 6
+    assert value(metrics, "mooncake:otlp_spans_total") == 7
+
+
+OF_VLLM = {  # what vLLM's own dashboard asks for (examples/observability/prometheus_grafana, of 2026), without labels
+    *("e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total"),
+    *("inter_token_latency_seconds_bucket", "num_requests_running", "num_requests_waiting"),
+    *("time_to_first_token_seconds_bucket", "kv_cache_usage_perc", "request_prompt_tokens_bucket"),
+    *("request_generation_tokens_bucket", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
+    *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
+}
+OF_ITS_ROUTER = {  # production stack, src/vllm_router/stats/engine_stats.py
+    *("num_requests_running", "num_requests_waiting", "gpu_cache_usage_perc"),
+    *("gpu_prefix_cache_hits_total", "gpu_prefix_cache_queries_total"),
+}
+
+
+def test_what_stock_dashboards_and_routers_read(metrics):
+    metrics.set_load(1, 2, 0.75)
+    metrics.count_prefix_lookup(100, 64)
+    metrics.observe_itl(0.2, "interactive")
+    families = text_string_to_metric_families(metrics.text().decode())
+    shown = {sample.name.removeprefix("vllm:"): sample.value for family in families for sample in family.samples}
+    assert set(shown) >= OF_VLLM | OF_ITS_ROUTER
+    assert (shown["gpu_cache_usage_perc"], shown["gpu_prefix_cache_hits_total"]) == (0.75, 64)
+    assert shown["time_per_output_token_seconds_sum"] == pytest.approx(0.2)
