@@ -26,7 +26,7 @@ from attention.cpu.choice import Heads, fastest_of
 from attention.interface import AttentionBackend, RaggedBatch, reads_codes
 from attention.reference import ReferenceBackend
 from attention.torch_backend import TorchBackend
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.user_file import is_file, load
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def cpu_backend(level: str = "auto") -> CpuBackend:
 
     try:
         return CpuBackend(level)
-    except Unavailable as error:
+    except NotCompiled as error:
         raise ValueError(
             f"attention backend 'cpu' is not available: {error}; choose --attention-backend torch"
         ) from error

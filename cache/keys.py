@@ -14,9 +14,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from net import compiled
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
-__all__ = ["Unavailable", "chain", "prepare"]
+__all__ = ["NotCompiled", "chain", "prepare"]
 
 SOURCE = Path(__file__).with_name("keys.c")
 KEY_BYTES = 16
@@ -25,7 +25,7 @@ _library: ctypes.CDLL | None = None
 
 
 def prepare() -> None:
-    """Use the C code from now on; compiles it if need be, half a second. Raises Unavailable."""
+    """Use the C code from now on; compiles it if need be, half a second. Raises NotCompiled."""
     global _library
     library = compiled.library(SOURCE)
     library.key_chain.restype = None
@@ -33,7 +33,7 @@ def prepare() -> None:
         *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p)
     ]
     if not library.key_chain_order():
-        raise Unavailable("this machine is not little-endian")
+        raise NotCompiled("this machine is not little-endian")
     _library = library
 
 

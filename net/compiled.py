@@ -21,7 +21,7 @@ C_FLAGS = ("-O3", "-shared", "-fPIC")
 TAIL_LINES = 15  # of a failing compiler's output, in the error
 
 
-class Unavailable(RuntimeError):
+class NotCompiled(RuntimeError):
     """The code cannot be had on this machine; the message says why: no compiler, its error, a missing CPU feature."""
 
 
@@ -32,7 +32,7 @@ def folder(kind: str) -> Path:
 
 def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], None], suffix: str = ".so") -> Path:
     """The file that `make` writes to the path it gets, made now if the cache does not hold it. `parts`: everything that
-    decides what it holds. Raises Unavailable."""
+    decides what it holds. Raises NotCompiled."""
     key = hashlib.sha256()
     for part in parts:
         key.update(len(part).to_bytes(8, "little") + part)
@@ -47,7 +47,7 @@ def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], No
                     make(Path(scratch) / path.name)
                     (Path(scratch) / path.name).replace(path)
     except OSError as error:
-        raise Unavailable(f"cannot write {path.parent} ({error}); set XDG_CACHE_HOME") from error
+        raise NotCompiled(f"cannot write {path.parent} ({error}); set XDG_CACHE_HOME") from error
     return path
 
 
@@ -63,25 +63,25 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def c_compiler(packages: str = "gcc") -> str:
-    """The path of the C compiler. Raises Unavailable naming the Debian packages to install."""
+    """The path of the C compiler. Raises NotCompiled naming the Debian packages to install."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise Unavailable(f"no C compiler on PATH (Debian: apt install {packages})")
+        raise NotCompiled(f"no C compiler on PATH (Debian: apt install {packages})")
     return compiler
 
 
 def run(*commands: Sequence[str]) -> None:
-    """Several at the same time. Raises Unavailable with the end of the output of the first one that fails."""
+    """Several at the same time. Raises NotCompiled with the end of the output of the first one that fails."""
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
     outputs = [process.communicate()[0] for process in running]
     for command, process, output in zip(commands, running, outputs, strict=True):
         if process.returncode:
             tail = "\n".join(output.splitlines()[-TAIL_LINES:])
-            raise Unavailable(f"compiling failed ({' '.join(command)}):\n{tail}")
+            raise NotCompiled(f"compiling failed ({' '.join(command)}):\n{tail}")
 
 
 def library(source: Path) -> ctypes.CDLL:
-    """The C code of `source`; compiling it takes half a second. Raises Unavailable."""
+    """The C code of `source`; compiling it takes half a second. Raises NotCompiled."""
 
     def make(path: Path) -> None:
         run([c_compiler(), *C_FLAGS, str(source), "-o", str(path)])
@@ -91,8 +91,8 @@ def library(source: Path) -> ctypes.CDLL:
 
 
 def opened(path: Path) -> ctypes.CDLL:
-    """Raises Unavailable."""
+    """Raises NotCompiled."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise Unavailable(f"cannot load the compiled code: {error}") from error
+        raise NotCompiled(f"cannot load the compiled code: {error}") from error

@@ -26,7 +26,7 @@ AGEING = 10
 """A request older than so many first-token objectives of its class is overdue (srpt)."""
 
 
-class Job(Protocol):
+class Prompt(Protocol):
     """What an order looks at."""
 
     @property
@@ -41,7 +41,7 @@ class Job(Protocol):
         """Tokens left to prefill; cached ones do not count."""
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Prompt)
 
 
 class QueueOrder(Protocol):
@@ -50,7 +50,7 @@ class QueueOrder(Protocol):
     def order(self, now: float, jobs: Sequence[J]) -> list[J]:
         """Next job first. Changes nothing."""
 
-    def served(self, job: Job, tokens: int) -> None:
+    def served(self, job: Prompt, tokens: int) -> None:
         """`tokens` of `job` are in the step that was made from the last `order`."""
 
 
@@ -61,34 +61,34 @@ class ByRank:
         """`classes`: the objectives in force."""
         self.classes = classes
 
-    def rank(self, now: float, job: Job) -> float:
+    def rank(self, now: float, job: Prompt) -> float:
         raise NotImplementedError
 
     def order(self, now: float, jobs: Sequence[J]) -> list[J]:
         return sorted(jobs, key=lambda job: (self.rank(now, job), job.arrival))
 
-    def served(self, job: Job, tokens: int) -> None:
+    def served(self, job: Prompt, tokens: int) -> None:
         """Nothing to remember."""
 
 
 class FCFS(ByRank):
     """First come, first served."""
 
-    def rank(self, now: float, job: Job) -> float:
+    def rank(self, now: float, job: Prompt) -> float:
         return job.arrival
 
 
 class EDF(ByRank):
     """Earliest deadline first."""
 
-    def rank(self, now: float, job: Job) -> float:
+    def rank(self, now: float, job: Prompt) -> float:
         return job.arrival + self.classes[job.service_class].ttft_s
 
 
 class SRPT(ByRank):
     """Shortest remaining prefill first, with ageing: youth is 1 at arrival and 0 when overdue."""
 
-    def rank(self, now: float, job: Job) -> float:
+    def rank(self, now: float, job: Prompt) -> float:
         youth = 1.0 - (now - job.arrival) / (AGEING * self.classes[job.service_class].ttft_s)
         return job.num_uncomputed * max(0.0, youth)
 
@@ -120,7 +120,7 @@ class WeightedFair:
                 del tags[name]
         return ordered
 
-    def served(self, job: Job, tokens: int) -> None:
+    def served(self, job: Prompt, tokens: int) -> None:
         name = job.service_class
         self._virtual = self._start(name)
         self._finish[name] = self._virtual + tokens / self.classes[name].weight

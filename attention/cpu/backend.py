@@ -51,7 +51,7 @@ class CpuBackend:
     reads_codes = True
 
     def __init__(self, level: str = "auto") -> None:
-        """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises Unavailable."""
+        """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises NotCompiled."""
         self.level = best(library, level)
         self.library = library(self.level)
 

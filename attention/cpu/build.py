@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from net.compiled import Unavailable, folder, kept, opened, run
+from net.compiled import NotCompiled, folder, kept, opened, run
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +76,15 @@ def cpu_features() -> frozenset[str]:
 
 
 def require(features: Sequence[str]) -> None:
-    """Raises Unavailable naming the features that this CPU lacks."""
+    """Raises NotCompiled naming the features that this CPU lacks."""
     missing = [name for name in features if name not in cpu_features()]
     if missing:
-        raise Unavailable(f"this CPU lacks {', '.join(missing)}")
+        raise NotCompiled(f"this CPU lacks {', '.join(missing)}")
 
 
 @functools.cache
 def compiler() -> Compiler:
-    """The first C++ compiler on PATH that runs. Raises Unavailable."""
+    """The first C++ compiler on PATH that runs. Raises NotCompiled."""
     for name in COMPILERS:
         path = shutil.which(name)
         if path is None:
@@ -92,7 +92,7 @@ def compiler() -> Compiler:
         done = subprocess.run([path, "--version"], capture_output=True, text=True)
         if done.returncode == 0:
             return Compiler(path, done.stdout)
-    raise Unavailable(f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++")
+    raise NotCompiled(f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++")
 
 
 def openmp_runtime(clang: bool) -> Path | None:
@@ -114,7 +114,7 @@ def load(
 
     name: how its file in the cache begins. features: what the code uses, as /proc/cpuinfo spells it; those with a
     machine flag are switched on. flags: more for the compiler. headers: other folders than the sources' to find headers
-    in. Raises Unavailable.
+    in. Raises NotCompiled.
     """
     require(features)
     machine = [MACHINE_FLAGS[feature] for feature in features if feature in MACHINE_FLAGS]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attention.cpu.build import AMX_BF16, AVX512, AVX512_BF16, cpu_features, require
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
@@ -33,20 +33,20 @@ def levels_here() -> list[str]:
 
 def best(offers: Callable[[str], object], level: str = "auto") -> str:
     """`level`, or for auto the first one for which `offers` (that compiles and loads kernels) does not raise.
-    Raises Unavailable: for a level by name, what keeps it from running; for auto, what keeps the last one."""
+    Raises NotCompiled: for a level by name, what keeps it from running; for auto, what keeps the last one."""
     if level != "auto":
         try:
             require(LEVELS[level])
             offers(level)
-        except Unavailable as reason:
+        except NotCompiled as reason:
             here = ", ".join(levels_here()) or "none"
-            raise Unavailable(f"--cpu-level {level}: {reason}; this CPU has: {here}") from reason
+            raise NotCompiled(f"--cpu-level {level}: {reason}; this CPU has: {here}") from reason
         return level
-    last = Unavailable("this CPU is not aarch64 and lacks AVX2 with FMA and F16C")
+    last = NotCompiled("this CPU is not aarch64 and lacks AVX2 with FMA and F16C")
     for each in levels_here():
         try:
             offers(each)
-        except Unavailable as reason:
+        except NotCompiled as reason:
             last = reason
         else:
             return each

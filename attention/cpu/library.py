@@ -14,7 +14,7 @@ import torch
 
 from attention.cpu.build import load, require
 from attention.cpu.level import LEVELS
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 POOL_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4}
@@ -54,11 +54,11 @@ class Write(ctypes.Structure):
 
 @functools.cache
 def library(level: str) -> ctypes.CDLL:
-    """The kernels of a level. Raises Unavailable: features, compiler, or tile registers refused by the kernel."""
+    """The kernels of a level. Raises NotCompiled: features, compiler, or tile registers refused by the kernel."""
     require(LEVELS[level])
     compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS)
     for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):
         function.argtypes, function.restype = [ctypes.c_void_p], None  # the address of an Attend or a Write
     if level == "amx" and compiled.mooncake_request_amx() != 0:
-        raise Unavailable("the operating system does not grant the AMX tile registers")
+        raise NotCompiled("the operating system does not grant the AMX tile registers")
     return compiled

@@ -18,7 +18,7 @@ from cache.block import BlockKey
 from cache.copy_threads import CopyThreads
 from cache.index.shared_index import IndexView
 from net import compiled
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
 
 SOURCE = Path(__file__).with_name("block_read.c")
@@ -27,12 +27,12 @@ TURNS_BYTES = 2 << 20  # in turns: a hop to a thread and back costs 0.1 to 0.2 m
 
 
 class BlockRead:
-    """The code. Making it may compile, which takes half a second. Raises Unavailable."""
+    """The code. Making it may compile, which takes half a second. Raises NotCompiled."""
 
     def __init__(self) -> None:
         library = compiled.library(SOURCE)
         if not library.usable():
-            raise Unavailable("this machine has no AVX2")
+            raise NotCompiled("this machine has no AVX2")
         word, pointer = ctypes.c_uint64, ctypes.c_void_p
         self._read = library.read_blocks
         self._read.restype = None

@@ -16,7 +16,7 @@ from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from cache.protocol import GET, PRESENT, PUT, integers, owner_in, split_keys
-from cache.server.server import Share
+from cache.server.server import StoreServer
 from cache.tiers.local_store import LocalStore, Pin
 from net.channel.wire import nowhere
 from net.errors import RemoteError
@@ -27,7 +27,7 @@ from net.transfer.tcp.bulk_calls import BulkCalls
 class BulkShare:
     """Answers for `local`, by the books of `share`."""
 
-    def __init__(self, bulk: BulkCalls, local: LocalStore, share: Share) -> None:
+    def __init__(self, bulk: BulkCalls, local: LocalStore, share: StoreServer) -> None:
         self._local = local
         self._share = share
         bulk.answer(GET, self._get)
@@ -92,7 +92,7 @@ class Arriving:
     def __init__(
         self,
         local: LocalStore,
-        share: Share,
+        share: StoreServer,
         keys: list[BlockKey],
         lengths: list[int],
         slots: list[int],
@@ -117,7 +117,9 @@ class Arriving:
             self.drop()
             raise RemoteError(f"not one checksum for each of {len(self._keys)} blocks", "bad_request")
         rows = list(zip(self._keys, self._slots, checksums, self._lengths, strict=False))
-        for key, slot, block_checksum, length in reversed(rows):  # as in Share: of equals, the last block goes first
+        for key, slot, block_checksum, length in reversed(
+            rows
+        ):  # as in StoreServer: of equals, the last block goes first
             if slot >= 0:
                 self._share.stored(key, slot, block_checksum, length, self._owner, self._repair)
         return Answer(self._share.answers([min(0, slot) for slot in self._slots], len(self._keys)))

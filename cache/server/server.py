@@ -1,4 +1,4 @@
-"""Share: the serving half of the pooled store. Peers pin, read, reserve and write blocks of this node's LocalStore.
+"""StoreServer: the serving half of the pooled store. Peers read and write blocks of this node's LocalStore.
 
 The bytes of all but small blocks never pass through here: a reply names the arena and the slots, and the peer's
 transfer engine reads or writes them. What a peer may touch is a lease, numbered by the peer:
@@ -50,7 +50,7 @@ PASSED_ON_MAX = 1 << 16  # keys
 PASSED_ON_S = 600.0
 
 
-class Share:
+class StoreServer:
     """Answers store.* messages on `channel` for `local`, which it does not own."""
 
     def __init__(

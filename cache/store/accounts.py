@@ -7,7 +7,7 @@ from collections import Counter
 
 from cache.results import GetResult
 from cache.store.calls import Shunned
-from cache.store.job import Job
+from cache.store.job import StoreCall
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Accounts:
     def __init__(self) -> None:
         self.counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "removed", "home_failures"), 0))
 
-    def got(self, job: Job) -> GetResult:
+    def got(self, job: StoreCall) -> GetResult:
         """A get is over: the leading run of what arrived."""
         count = len(job.keys)
         run = count
@@ -40,7 +40,7 @@ class Accounts:
                 counts[name] = counts.get(name, 0) + blocks
         return result
 
-    def put(self, job: Job) -> Job:
+    def put(self, job: StoreCall) -> StoreCall:
         """A put is over. What was there counts as there, wherever a copy of it is new."""
         job.stored -= job.present
         nbytes = job.nbytes(list(job.stored))

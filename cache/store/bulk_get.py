@@ -15,7 +15,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from cache.arena import UNCHECKED
 from cache.protocol import GET, join_keys
-from cache.store.job import Job
+from cache.store.job import StoreCall
 from net.errors import RemoteError
 from net.transfer.common.spans import Cursor
 from net.transfer.tcp.bulk_call import BulkCall
@@ -26,7 +26,7 @@ HASH_PIECE_BYTES = 256 << 10  # bytes of a larger block that are hashed as soon 
 class BulkGet(BulkCall):
     """Of the blocks at `positions` of a job; `checks`: whether checksums are compared."""
 
-    def __init__(self, job: Job, positions: Sequence[int], leading: bool, checks: bool) -> None:
+    def __init__(self, job: StoreCall, positions: Sequence[int], leading: bool, checks: bool) -> None:
         body: dict[str, Any] = {"keys": join_keys([job.keys[position] for position in positions]).hex()}
         if leading:
             body["leading"] = True

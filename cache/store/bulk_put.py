@@ -11,7 +11,7 @@ from typing import Any
 
 from cache.arena import UNCHECKED
 from cache.protocol import PUT, join_keys
-from cache.store.job import Job
+from cache.store.job import StoreCall
 from net.transfer.tcp.bulk_call import BulkCall, Views, joined
 
 
@@ -19,7 +19,7 @@ class BulkPut(BulkCall):
     """Of the blocks at `positions` of a job; `options` are those of store.reserve. Without `checks` no checksum is
     taken."""
 
-    def __init__(self, job: Job, positions: Sequence[int], options: dict[str, Any], checks: bool) -> None:
+    def __init__(self, job: StoreCall, positions: Sequence[int], options: dict[str, Any], checks: bool) -> None:
         lengths = [job.length(position) for position in positions]
         body = {"keys": join_keys([job.keys[position] for position in positions]).hex()} | options
         if job.lengths:

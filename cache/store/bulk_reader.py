@@ -12,7 +12,7 @@ from cache.homes.routing import ReadWalk, Router
 from cache.protocol import ELSEWHERE
 from cache.store.bulk_get import BulkGet
 from cache.store.calls import Calls
-from cache.store.job import Job, in_pieces
+from cache.store.job import StoreCall, in_pieces
 
 
 class BulkReader:
@@ -33,7 +33,7 @@ class BulkReader:
         self._damaged = damaged
         self._checksums = checksums
 
-    async def take(self, job: Job, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> None:
+    async def take(self, job: StoreCall, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> None:
         """What the home has of `positions`, into the job. Raises HOME_ERRORS, TooSlow."""
         over = False  # with `leading`: a block is missing, and none behind it matters
         crowded: list[int] = []  # what the home has on SSD, but no room for beside other pieces
@@ -55,7 +55,7 @@ class BulkReader:
         await in_pieces(len(positions), job.block_bytes, lambda part: fetch(positions[part], alone=False))
         await fetch(sorted(crowded), alone=True)
 
-    async def _ask(self, job: Job, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> BulkGet:
+    async def _ask(self, job: StoreCall, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> BulkGet:
         """One question. What its answer has is in the job, and the walk knows what it says of the rest."""
         paces = self._router.paces
         call = BulkGet(job, positions, leading, self._checksums)

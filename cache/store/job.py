@@ -1,4 +1,4 @@
-"""Job: one get or put as its parts see it, and what both directions share: spans, pieces, checksums off the loop."""
+"""StoreCall: one get or put as its parts see it, and what both directions share: spans, pieces, checksums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Peer = TypeVar("Peer")
 
 
 @dataclass(slots=True)
-class Job:
+class StoreCall:
     """Block i is keys[i], at offsets[i] of `region`; `lengths`: its bytes, block_bytes where it is not named. Of a put
     they are given; a get fills them in as blocks arrive."""
 

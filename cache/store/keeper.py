@@ -17,9 +17,9 @@ from cache.homes.rendezvous import Members, ranking
 from cache.homes.repair import owed
 from cache.homes.routing import Router
 from cache.protocol import GONE, OTHER, WRITING
-from cache.server.server import Share
+from cache.server.server import StoreServer
 from cache.store.calls import HOME_ERRORS
-from cache.store.job import Job
+from cache.store.job import StoreCall
 from cache.store.writer import Writer
 from cache.tiers.local_store import LocalStore
 from cache.tiers.slots import Pin
@@ -42,7 +42,7 @@ class Keeper:
         self,
         me: str,
         local: LocalStore,
-        share: Share,
+        share: StoreServer,
         writer: Writer,
         router: Router,
         members: Callable[[], Members],
@@ -176,7 +176,7 @@ class Keeper:
         if arena is None or not held:
             return True
         try:
-            job = Job([key for key, _ in held], arena.region, [], arena.slot_bytes, repair=True)
+            job = StoreCall([key for key, _ in held], arena.region, [], arena.slot_bytes, repair=True)
             job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
             for position, (_, pin) in enumerate(held):
                 job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes

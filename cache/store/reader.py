@@ -21,7 +21,7 @@ from cache.results import LeadingRun
 from cache.ssd_reads import SsdPrice
 from cache.store.bulk_reader import BulkReader
 from cache.store.calls import HOME_ERRORS, Calls, Ticket, TooSlow
-from cache.store.job import MESSAGE_BYTES, Job, at_each, in_pieces
+from cache.store.job import MESSAGE_BYTES, StoreCall, at_each, in_pieces
 from cache.store.same_host import SameHost
 from net.transfer.engine import Completion, Op, TransferEngine
 
@@ -116,7 +116,7 @@ class Reader:
         found = self._same_host.have(view, [keys[position] for position in positions])
         return {position for position, here in zip(positions, found, strict=True) if here}
 
-    async def fetch(self, job: Job, window: int, *, leading: bool) -> None:
+    async def fetch(self, job: StoreCall, window: int, *, leading: bool) -> None:
         """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned at once at one home."""
         walk = self._router.read(_now(), job.keys, job.block_bytes)
 
@@ -146,7 +146,7 @@ class Reader:
             walk.too_slow(position, home)
 
     async def _take(
-        self, job: Job, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
+        self, job: StoreCall, walk: ReadWalk, home: str, positions: list[int], window: int, leading: bool
     ) -> None:
         positions = await self._take_here(job, walk, home, positions)
         if positions and self._transfer.bulk.reaches(home):
@@ -177,7 +177,7 @@ class Reader:
                 return
             positions = positions[len(answers) :]
 
-    async def _take_here(self, job: Job, walk: ReadWalk, home: str, positions: list[int]) -> list[int]:
+    async def _take_here(self, job: StoreCall, walk: ReadWalk, home: str, positions: list[int]) -> list[int]:
         """What a home of this host has in its DRAM, without asking it; returns the positions that are left. Without
         checksums nothing would prove what was copied."""
         view = self._same_host.view(home) if self._checksums else None
@@ -199,7 +199,7 @@ class Reader:
 
     async def _ask(
         self,
-        job: Job,
+        job: StoreCall,
         walk: ReadWalk,
         home: str,
         batch: list[int],
@@ -218,7 +218,7 @@ class Reader:
             return reply, answered, await self._read(job, walk, home, positions, reply, ticket, patience_s)
 
     def _unpack(
-        self, job: Job, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
+        self, job: StoreCall, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
     ) -> bool:
         """Small blocks, as they lie behind the reply; False when one is damaged."""
         found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
@@ -257,7 +257,7 @@ class Reader:
 
     async def _read(
         self,
-        job: Job,
+        job: StoreCall,
         walk: ReadWalk,
         home: str,
         positions: list[int],

@@ -19,8 +19,8 @@ from cache.copy_threads import CopyThreads
 from cache.index.block_read import BlockRead
 from cache.index.shared_index import INDEX_REGION, IndexView, Row
 from cache.store.calls import HOME_ERRORS, Calls
-from cache.store.job import Job
-from net.compiled import Unavailable
+from cache.store.job import StoreCall
+from net.compiled import NotCompiled
 from net.loop.tasks import spawn
 from net.transfer.common.memory import Region
 from net.transfer.common.path import Path
@@ -100,7 +100,7 @@ class SameHost:
         self._code_tried = True
         try:
             self._code = await asyncio.to_thread(BlockRead)
-        except Unavailable as error:
+        except NotCompiled as error:
             log.info("copies from homes on this host take 20 %% longer: %s", error)
 
     def have(self, view: View, keys: Sequence[BlockKey]) -> list[bool]:
@@ -108,7 +108,7 @@ class SameHost:
         assert view.blocks is not None
         return [view.blocks.find(key) is not None for key in keys]
 
-    async def read(self, view: View, home: str, job: Job, positions: Sequence[int]) -> list[int]:
+    async def read(self, view: View, home: str, job: StoreCall, positions: Sequence[int]) -> list[int]:
         """Get what can be got; returns the positions that are here now, whole."""
         index, arena, size = view.blocks, view.arena, job.block_bytes
         if index is None or arena is None or index.slot_bytes != size:
@@ -131,7 +131,7 @@ class SameHost:
         return list(arrived)
 
     async def _read_at_once(
-        self, index: IndexView, arena: Region, job: Job, positions: Sequence[int]
+        self, index: IndexView, arena: Region, job: StoreCall, positions: Sequence[int]
     ) -> dict[int, int]:
         """Lengths of those that the C code has brought here."""
         if self._code is None:
@@ -142,7 +142,7 @@ class SameHost:
         return {position: length for position, length in zip(positions, lengths, strict=True) if length}
 
     async def _read_in_steps(
-        self, index: IndexView, arena: Region, job: Job, positions: Sequence[int]
+        self, index: IndexView, arena: Region, job: StoreCall, positions: Sequence[int]
     ) -> dict[int, int]:
         """The same for those that are found one by one, copied and then hashed."""
         rows: list[tuple[int, Row]] = []
@@ -183,7 +183,7 @@ class SameHost:
         self._views.clear()
 
 
-def _copy(job: Job, position: int, row: Row, arena: Region) -> Copy:
+def _copy(job: StoreCall, position: int, row: Row, arena: Region) -> Copy:
     offset = job.offsets[position]
     memory = job.region.memory[offset : offset + row.length]
     return Copy(arena.address + row.slot * job.block_bytes, job.region.address + offset, memory)

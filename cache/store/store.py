@@ -28,10 +28,10 @@ from cache.pool.policy import Facts
 from cache.protocol import Deadlines
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
-from cache.server.server import Share
+from cache.server.server import StoreServer
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
-from cache.store.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, Job
+from cache.store.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, StoreCall
 from cache.store.keeper import Keeper
 from cache.store.layered import PinnedBlocks, pinned
 from cache.store.reader import Reader
@@ -86,7 +86,7 @@ class Store:
         self._regions: dict[str, Region] = {}
         self._accounts = accounts = Accounts()
         self._window = max(1, WINDOW_BYTES // block_bytes)
-        self._share = None if local is None else Share(node_id, channel, transfer, local, self._deadlines)
+        self._share = None if local is None else StoreServer(node_id, channel, transfer, local, self._deadlines)
         self._calls = calls = Calls(channel, transfer.bulk, self._deadlines)
         self.router = Router(node_id, replicas)
         self._same_host = SameHost(transfer, calls)
@@ -276,17 +276,17 @@ class Store:
 
     # --- both
 
-    async def _get(self, job: Job, *, leading: bool = False) -> GetResult:
+    async def _get(self, job: StoreCall, *, leading: bool = False) -> GetResult:
         await self._reader.fetch(job, self._window, leading=leading)
         return self._accounts.got(job)
 
-    async def _put(self, job: Job) -> Job:
+    async def _put(self, job: StoreCall) -> StoreCall:
         if job.agree and not self.router.single():
             job.present |= (await self._reader.which(job.keys, leading=False)).have
         await self._writer.publish(job, self._window)
         return self._accounts.put(job)
 
-    def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> Job:
+    def _job(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> StoreCall:
         if region not in self._regions:
             raise ValueError(f"region {region!r} is unknown: attach it first")
         if len(keys) != len(offsets):
@@ -295,7 +295,7 @@ class Store:
         if outside := [offset for offset in offsets if not 0 <= offset <= last]:
             raise ValueError(f"offsets outside region {region!r}: {outside[:5]}")
         self._route()
-        job = Job(keys, self._regions[region], offsets, self.block_bytes)
+        job = StoreCall(keys, self._regions[region], offsets, self.block_bytes)
         job.in_messages = len(keys) <= self._message_blocks
         job.near_ask = len(keys) * self.block_bytes <= NEAR_ASK_BYTES
         job.near_in_messages = len(keys) <= self._near_message_blocks

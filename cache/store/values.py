@@ -8,7 +8,7 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.pool.policy import OBJECTS
 from cache.results import NoRoom, NotDurable, Unreachable
-from cache.store.job import Job
+from cache.store.job import StoreCall
 from cache.store.staging import Staging
 from net.transfer.common.memory import Region
 
@@ -20,9 +20,9 @@ class Values:
         self,
         block_bytes: int,
         attach: Callable[[Region], None],
-        job: Callable[[Sequence[BlockKey], str, Sequence[int]], Job],
-        fetch: Callable[[Job], Awaitable[object]],
-        put: Callable[[Job], Awaitable[object]],
+        job: Callable[[Sequence[BlockKey], str, Sequence[int]], StoreCall],
+        fetch: Callable[[StoreCall], Awaitable[object]],
+        put: Callable[[StoreCall], Awaitable[object]],
     ) -> None:
         self._block_bytes = block_bytes
         self._attach = attach
@@ -88,12 +88,12 @@ class Values:
         self._staging.close()
 
 
-def _value(job: Job, position: int) -> bytes:
+def _value(job: StoreCall, position: int) -> bytes:
     start = job.offsets[position]
     return bytes(job.region.memory[start : start + job.length(position)])
 
 
-def all_taken(job: Job) -> None:
+def all_taken(job: StoreCall) -> None:
     """Raises NoRoom, Unreachable unless every block of a put is in the pool."""
     lost = set(range(len(job.keys))) - job.stored - job.present
     if not lost:
@@ -104,7 +104,7 @@ def all_taken(job: Job) -> None:
     raise Unreachable(f"no home answered for {len(lost)} of {len(job.keys)} values")
 
 
-def all_lasting(job: Job) -> None:
+def all_lasting(job: StoreCall) -> None:
     """Raises NoRoom, NotDurable unless the blocks of a put that are in the pool are pinned, and on disk, where that was
     asked for."""
     there = job.stored | job.present
@@ -114,5 +114,5 @@ def all_lasting(job: Job) -> None:
         raise NotDurable(f"{len(unsafe)} of {len(job.keys)} values are not safe on SSD: {_why(job) or 'try again'}")
 
 
-def _why(job: Job) -> str:
+def _why(job: StoreCall) -> str:
     return "; ".join(sorted(job.trouble))

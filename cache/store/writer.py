@@ -18,7 +18,7 @@ from cache.homes.routing import Router, Target, WriteWalk
 from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Deadlines
 from cache.store.bulk_put import BulkPut
 from cache.store.calls import HOME_ERRORS, Calls, Ticket
-from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, Job, at_each, in_pieces
+from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
 from net.transfer.engine import BULK, Op, TransferEngine
 
 BUSY_S, BUSY_MOST_S = 0.005, 0.1  # before a home is asked again that could not say yet
@@ -43,7 +43,7 @@ class Writer:
         self._failed = failed
         self._checksums = checksums
 
-    async def publish(self, job: Job, window: int) -> None:
+    async def publish(self, job: StoreCall, window: int) -> None:
         """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused, and
         what the job asked for beyond that: on_disk, pinned. Where the homes have to agree (`job.agree`) what is
         `present` already is left alone."""
@@ -59,7 +59,7 @@ class Writer:
         if job.keep or job.durable:
             await self._last_there(job)
 
-    async def _last_there(self, job: Job) -> None:
+    async def _last_there(self, job: StoreCall) -> None:
         """Of what homes had already: wherever it is."""
         groups: dict[str, list[int]] = {}
         for position in sorted(job.present):
@@ -75,14 +75,14 @@ class Writer:
 
         await at_each(groups, last)
 
-    async def _last(self, job: Job, home: str, positions: list[int]) -> None:
+    async def _last(self, job: StoreCall, home: str, positions: list[int]) -> None:
         """What the job asks for beyond a copy in memory."""
         if job.keep and positions:
             await self._keep(job, home, positions)
         if job.durable and positions:
             await self._make_durable(job, home, positions)
 
-    async def _go(self, job: Job, window: int, walk: WriteWalk | DecidingWalk) -> None:
+    async def _go(self, job: StoreCall, window: int, walk: WriteWalk | DecidingWalk) -> None:
         patient_until, pause_s, busy = _now() + self._deadlines.control_s, BUSY_S, False
 
         async def place(target: Target, positions: list[int]) -> None:
@@ -124,7 +124,7 @@ class Writer:
         look = await self._calls.has(home, keys, leading=False, contents=list(contents.values()))
         return {key for key, answer in zip(keys, look.have, strict=True) if answer == 0}
 
-    async def offer(self, job: Job, home: str, window: int) -> dict[int, int]:
+    async def offer(self, job: StoreCall, home: str, window: int) -> dict[int, int]:
         """Copies of blocks for one home that should have them; its answers by position, none where it has no room.
         Raises HOME_ERRORS."""
         ends: dict[int, int] = {}
@@ -133,7 +133,9 @@ class Writer:
         job.stored.update(position for position, answer in ends.items() if answer == STORED)
         return ends
 
-    async def _place(self, job: Job, target: Target, positions: list[int], window: int, ends: dict[int, int]) -> None:
+    async def _place(
+        self, job: StoreCall, target: Target, positions: list[int], window: int, ends: dict[int, int]
+    ) -> None:
         """`ends` gets the target's answers: STORED, or why not."""
         bulk = self._transfer.bulk
         if bulk.reaches(target.home) or (job.near_ask and bulk.beside(target.home)):
@@ -159,7 +161,7 @@ class Writer:
                 return
             positions = positions[len(answers) if target.wait else len(batch) :]
 
-    async def _ask(self, job: Job, target: Target, positions: list[int], ends: dict[int, int]) -> list[int]:
+    async def _ask(self, job: StoreCall, target: Target, positions: list[int], ends: dict[int, int]) -> list[int]:
         """Over data connections, piece by piece; `ends` as above; returns those for which there is no room. What is
         more than the first piece, or large, is not sent before the home has said that it does not have it."""
         left: list[int] = []
@@ -189,7 +191,7 @@ class Writer:
         await at_each({sure: some for sure, some in groups.items() if some}, part)
         return left
 
-    async def _send(self, job: Job, target: Target, positions: list[int], ends: dict[int, int]) -> None:
+    async def _send(self, job: StoreCall, target: Target, positions: list[int], ends: dict[int, int]) -> None:
         """Small blocks in messages; `ends` as above."""
         window, memory = max(1, MESSAGE_BYTES // job.block_bytes), job.region.memory
         while positions:
@@ -210,7 +212,7 @@ class Writer:
 
     async def _write(
         self,
-        job: Job,
+        job: StoreCall,
         target: Target,
         positions: Sequence[int],
         slots: Sequence[int],
@@ -238,19 +240,19 @@ class Writer:
         lengths = [job.length(position) for position in positions] if job.lengths else None
         await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
 
-    async def _keep(self, job: Job, home: str, positions: list[int]) -> None:
+    async def _keep(self, job: StoreCall, home: str, positions: list[int]) -> None:
         answers = await self._calls.keep(home, [job.keys[position] for position in positions])
         job.pinned |= {position for position, answer in zip(positions, answers, strict=True) if answer == KEPT}
         if PINS_FULL in answers:
             job.trouble.add(f"{home} keeps as many pinned values as it may: raise its --pin-share, or unpin some")
 
-    async def _make_durable(self, job: Job, home: str, positions: list[int]) -> None:
+    async def _make_durable(self, job: StoreCall, home: str, positions: list[int]) -> None:
         durable, why = await self._calls.durable(home, [job.keys[position] for position in positions])
         job.on_disk |= {position for position, good in zip(positions, durable, strict=True) if good}
         if why:
             job.trouble.add(f"{home}: {why}")
 
-    async def _sum(self, job: Job, positions: Sequence[int]) -> None:
+    async def _sum(self, job: StoreCall, positions: Sequence[int]) -> None:
         """Once per block, however many homes it has."""
         missing = [position for position in positions if position not in job.sums]
         if not self._checksums and not (job.agree and self._router.replicas > 1):  # replicas are told apart by them
@@ -259,7 +261,7 @@ class Writer:
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
 
 
-def _options(job: Job, target: Target, positions: Sequence[int]) -> dict[str, Any]:
+def _options(job: StoreCall, target: Target, positions: Sequence[int]) -> dict[str, Any]:
     """The data that the target gets in addition to the keys."""
     options: dict[str, Any] = {
         "divert": not target.wait,
@@ -271,14 +273,14 @@ def _options(job: Job, target: Target, positions: Sequence[int]) -> dict[str, An
     return {name: value for name, value in options.items() if value} | about(job, positions)
 
 
-def _contents(job: Job, target: Target, positions: Sequence[int]) -> list[Content]:
+def _contents(job: StoreCall, target: Target, positions: Sequence[int]) -> list[Content]:
     """Of copies: of blocks whose keys say it nobody needs to know."""
     if not (job.repair or target.copy):
         return []
     return [(job.sums[position], job.length(position)) for position in positions]
 
 
-def _note(job: Job, position: int, answer: int, target: Target) -> None:
+def _note(job: StoreCall, position: int, answer: int, target: Target) -> None:
     """One home's answer into the job. Of values the home that decides says whether they are new, unless another one has
     a value that stays instead."""
     if answer != STORED:
@@ -288,7 +290,7 @@ def _note(job: Job, position: int, answer: int, target: Target) -> None:
         job.stored.add(position)
 
 
-def about(job: Job, positions: Sequence[int]) -> dict[str, Any]:
+def about(job: StoreCall, positions: Sequence[int]) -> dict[str, Any]:
     """What homes are told of blocks: facts, one row where it is the same for all, and which are kept."""
     if not job.facts:
         return {}
@@ -301,7 +303,7 @@ def about(job: Job, positions: Sequence[int]) -> dict[str, Any]:
     return options
 
 
-def note_trouble(job: Job, reply: Mapping[str, Any]) -> None:
+def note_trouble(job: StoreCall, reply: Mapping[str, Any]) -> None:
     if trouble := reply.get("trouble"):
         job.trouble.add(trouble)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from cache.pool.admission import admissions
 from cache.pool.policies import policies
 from engine.config.field import flag
-from engine.config.model import ModelConfig
+from engine.config.model import ModelFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig(ModelConfig):
+class CacheFields(ModelFields):
     block_size: int = flag(
         16,
         "cache",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config.cache import CacheConfig
+from engine.config.cache import CacheFields
 from engine.config.field import flag
 from engine.config.model import EMBEDDED_MODEL
 from net.transfer.engine import transports
@@ -26,8 +26,8 @@ ROLES = ("prefill", "decode", "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(CacheConfig):
-    """Everything a node is told at start: the node and its model (ModelConfig), where KV is kept (CacheConfig), and the
+class Config(CacheFields):
+    """Everything a node is told at start: the node and its model (ModelFields), where KV is kept (CacheFields), and the
     cluster. Raises nothing: `engine.config.flags` and `engine.config.resolve` validate."""
 
     # --- scheduling

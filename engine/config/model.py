@@ -12,7 +12,7 @@ EMBEDDED_MODEL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelFields:
     """Fields of Config that come first: --help and the README keep their order."""
 
     # --- node

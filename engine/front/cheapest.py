@@ -27,7 +27,7 @@ _out = ctypes.addressof(_chosen)
 
 
 def prepare() -> None:
-    """Use the C code from now on; compiles it if need be, half a second. Raises net.compiled.Unavailable."""
+    """Use the C code from now on; compiles it if need be, half a second. Raises net.compiled.NotCompiled."""
     global _library
     library = compiled.library(SOURCE)
     real, whole, pointer = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p

@@ -35,7 +35,7 @@ from engine.model.ops_choice import choose_ops
 from engine.model.parallel import Ranks, Shard
 from engine.speculation.draft import DraftModel
 from engine.step.runner import Runner
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
 
@@ -208,7 +208,7 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
 def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype) -> Ops:
     try:
         return choose_ops(backend.name, config.device, dtype, config.cpu_level)
-    except Unavailable as error:  # a level by name
+    except NotCompiled as error:  # a level by name
         raise UsageError(str(error)) from error
 
 

@@ -15,7 +15,7 @@ import torch
 
 from engine.model.ops import Ops, TorchOps
 from engine.model.ops_cpu import ELEMENTS, CpuOps
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
 
     TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
     measurement; `cpu_level` is a level of attention/cpu/level.py or auto. Else TorchOps. The log says which and why.
-    Raises Unavailable for a level by name that this CPU lacks.
+    Raises NotCompiled for a level by name that this CPU lacks.
     """
     if backend == "triton":
         from engine.model.ops_triton import TritonOps  # triton, which a node without a GPU does not load
@@ -38,7 +38,7 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
     if backend == "cpu" and device == "cpu" and dtype in ELEMENTS:
         try:
             return faster_ops(CpuOps(cpu_level, dtype), dtype)
-        except Unavailable as reason:
+        except NotCompiled as reason:
             if cpu_level != "auto":
                 raise
             log.warning("torch computes the matrix products, which is slower than our kernels: %s", reason)

@@ -93,12 +93,12 @@ SIGNATURES: dict[str, list[type]] = {
 
 @functools.cache
 def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Raises Unavailable: features, compiler,
+    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Raises NotCompiled: features, compiler,
     or tile registers refused by Linux."""
     if level == "amx" and dtype == torch.bfloat16:
         kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
         if kernels.amx_request() != 0:
-            raise compiled.Unavailable("Linux refuses this process the AMX tiles")
+            raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
     else:
         element = ELEMENTS[dtype]
         flags = (*FLAGS, "-ffp-contract=fast", f"-DELEMENT={element}")
@@ -220,7 +220,7 @@ class CpuTail:
 
 class CpuOps(TorchOps):
     """For a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu/level.py; auto is the best
-    one. Raises Unavailable where the CPU, the compiler or Linux does not offer what they need."""
+    one. Raises NotCompiled where the CPU, the compiler or Linux does not offer what they need."""
 
     def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16) -> None:
         self.level, self.dtype = best(lambda each: library(each, dtype), level), dtype

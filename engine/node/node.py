@@ -44,7 +44,7 @@ from engine.node.role_changes import RoleChanges
 from engine.node.scrape import watch
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.gossip.driver import Gossip, JoinRefused
 from net.gossip.load_words import LoadWords
 from net.loop.stalls import StallMonitor
@@ -150,11 +150,11 @@ class Node:
         self._gossiping = True
         try:
             await asyncio.to_thread(key_chain.prepare)
-        except key_chain.Unavailable as error:
+        except key_chain.NotCompiled as error:
             log.info("block keys by hashlib, four times slower: %s", error)
         try:
             await asyncio.to_thread(cheapest.prepare)
-        except Unavailable as error:
+        except NotCompiled as error:
             log.info("shortlists of large clusters by numpy, three times slower: %s", error)
         self.measures.phase("network")
         await self.door.open(self._http_socket, self._draft)

@@ -30,7 +30,7 @@ import aiohttp
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.faults.checks import GOAL_S, differences, form, pause_rows, settle
 from lab.faults.client import Load, Stream, random_bodies, stream
-from lab.faults.namespaces import Namespaces, Unavailable, Way
+from lab.faults.namespaces import Namespaces, NoNamespaces, Way
 from lab.faults.tiny import tiny_model
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with Namespaces([name for name, _ in parse_nodes(args.nodes)]) as network:
             rows, wrong = measure(args, network)
-    except Unavailable as reason:
+    except NoNamespaces as reason:
         print(f"cut_nodes: {reason}", file=sys.stderr)
         return UNAVAILABLE
     config = {name: getattr(args, name) for name in ("nodes", "streams", "tokens", "prompt_tokens", "cut_s", "net")}

@@ -28,7 +28,7 @@ Way = Literal["both", "in", "out"]
 """What a cut loses, seen from the node."""
 
 
-class Unavailable(Exception):
+class NoNamespaces(Exception):
     """This machine does not let us have network namespaces; the text says why."""
 
 
@@ -45,10 +45,10 @@ class Namespaces:
         """Raises Unavailable."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
-            raise Unavailable(f"{', '.join(missing)} not found: install iproute2 and util-linux")
+            raise NoNamespaces(f"{', '.join(missing)} not found: install iproute2 and util-linux")
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(CLONE_NEWNET) != 0:
-            raise Unavailable(f"no new network namespace: {os.strerror(ctypes.get_errno())}")
+            raise NoNamespaces(f"no new network namespace: {os.strerror(ctypes.get_errno())}")
         try:
             _do("ip", "link", "set", "lo", "up")
             _do("ip", "link", "add", "name", "hub", "type", "bridge")
@@ -109,7 +109,7 @@ class Namespaces:
         deadline = time.monotonic() + 5.0
         while Path(f"/proc/{holder.pid}/ns/net").readlink() == ours:
             if holder.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable(f"no network namespace for {name}")
+                raise NoNamespaces(f"no network namespace for {name}")
             time.sleep(0.01)
         port, inside = self._port(name), self.prefix(name)
         _do("ip", "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
@@ -133,4 +133,4 @@ class Namespaces:
 def _do(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unavailable(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise NoNamespaces(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -28,7 +28,7 @@ from pathlib import Path
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.faults.checks import form
 from lab.faults.histories import Operation, linearizable
-from lab.faults.namespaces import Namespaces, Unavailable
+from lab.faults.namespaces import Namespaces, NoNamespaces
 from lab.faults.put_client import Row as Seen
 from lab.launch.cluster import LocalCluster
 
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             LocalCluster(NODES, FLAGS, run_dir=Path(scratch), network=network, api_key=API_KEY) as cluster,
         ):
             rows, wrong = measure(args, cluster, network)
-    except Unavailable as reason:
+    except NoNamespaces as reason:
         print(f"put_histories: {reason}", file=sys.stderr)
         return UNAVAILABLE
     report({"nodes": NODES, "keys": args.keys, "seed": args.seed, "wrong": len(wrong)}, rows, args.json)

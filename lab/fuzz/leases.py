@@ -10,7 +10,7 @@ import orjson
 
 from cache.arena import Arena
 from cache.protocol import Deadlines
-from cache.server.server import Share
+from cache.server.server import StoreServer
 from cache.tiers.local_store import LocalStore
 from net.channel.channel import Channel, Handler
 from net.transfer.common.memory import Region
@@ -76,7 +76,7 @@ async def _play(messages: list[Any]) -> None:
     transfer = TransferEngine(channel, ["tcp"])
     with Region.private("arena", SLOTS * SLOT_BYTES) as region:
         local = LocalStore(Arena(region, SLOT_BYTES), None)
-        share = Share("n", channel, transfer, local, DEADLINES)
+        share = StoreServer("n", channel, transfer, local, DEADLINES)
         running: list[asyncio.Task[Any]] = []
         for message in messages:
             running += _begun(channel, message)
@@ -116,7 +116,7 @@ async def _passes(seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-def _check(share: Share, local: LocalStore) -> None:
+def _check(share: StoreServer, local: LocalStore) -> None:
     local.check_integrity()
     leases, dram = share.stats()["leases"], local.stats()["dram"]
     if leases or dram["held"] != dram["pinned"] or dram["reserved"]:

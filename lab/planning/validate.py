@@ -31,7 +31,7 @@ from engine.config.flags import UsageError
 from lab.ablations.live.calibrate import Calibrated, calibrate, recorded
 from lab.ablations.live.loads import Shape, requests, scaled, specs
 from lab.ablations.live.play import doors, figures, pinned, play
-from lab.ablations.live.shares import Shares, Watch
+from lab.ablations.live.shares import CpuShares, Watch
 from lab.ablations.live.twin import base_model, simulate, twin
 from lab.bench.common.client import Unreachable
 from lab.bench.common.machine import machine
@@ -86,8 +86,8 @@ class Measured:
     live: dict[str, Any]
     config: dict[str, Any]  # of a node, resolved
     kv_tokens: int
-    idle: Shares
-    loaded: Shares
+    idle: CpuShares
+    loaded: CpuShares
 
 
 def parser() -> ArgumentParser:

@@ -23,7 +23,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from lab.rdma_vm import image, packages, vm
-from lab.rdma_vm.errors import LabError, Unavailable
+from lab.rdma_vm.errors import LabError, NoVm
 from net import compiled
 from net.transfer.rdma import build
 
@@ -56,10 +56,10 @@ def main() -> int:
         machine = vm.Machine(options.memory, options.cores)
         with tempfile.TemporaryDirectory() as out:
             return _run(options, with_tests(arguments), boot_image, machine, Path(out))
-    except Unavailable as reason:
+    except NoVm as reason:
         packages.say(f"skipped: {reason}")
         return UNAVAILABLE
-    except (LabError, compiled.Unavailable) as error:
+    except (LabError, compiled.NotCompiled) as error:
         packages.say(f"failed: {error}")
         return 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Unavailable(Exception):
+class NoVm(Exception):
     """Something the lab needs cannot be had on this machine; the text says what."""
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.rdma_vm.errors import LabError, Unavailable
+from lab.rdma_vm.errors import LabError, NoVm
 
 TOOLS = {
     "qemu-system-x86": "the emulator",
@@ -34,15 +34,15 @@ def say(text: str) -> None:
 def install_tools() -> None:
     """Install what is missing. Raises Unavailable where that cannot be done."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise Unavailable(f"the lab boots an x86-64 Debian kernel; this is {sys.platform} on {platform.machine()}")
+        raise NoVm(f"the lab boots an x86-64 Debian kernel; this is {sys.platform} on {platform.machine()}")
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
-        raise Unavailable("the lab takes its kernel and QEMU from Debian packages; there is no apt-get here")
+        raise NoVm("the lab takes its kernel and QEMU from Debian packages; there is no apt-get here")
     missing = [name for name in TOOLS if not _installed(name)]
     if not missing:
         return
     wanted = " ".join(missing)
     if os.geteuid() != 0:
-        raise Unavailable(f"packages are missing and only root may install them: apt-get install {wanted}")
+        raise NoVm(f"packages are missing and only root may install them: apt-get install {wanted}")
     say(f"installing {wanted} ...")
     _apt("update", "-qq")
     _apt("install", "-y", "-qq", *NO_RECOMMENDS, *missing)
@@ -55,7 +55,7 @@ def kernel_package() -> str:
         kind, _, name = line.strip().partition(": ")
         if kind == "Depends" and name.startswith("linux-image-"):
             return name
-    raise Unavailable(f"apt-cache knows no {KERNEL_META}: run apt-get update, or use a Debian system")
+    raise NoVm(f"apt-cache knows no {KERNEL_META}: run apt-get update, or use a Debian system")
 
 
 def download(package: str, into: Path) -> Path:
@@ -80,4 +80,4 @@ def _apt(*arguments: str) -> None:
 def _run(command: Sequence[str], what: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unavailable(f"{what} failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+        raise NoVm(f"{what} failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")

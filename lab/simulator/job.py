@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Times are seconds of the run; NaN = it did not get there. Satisfies sched.queueing.Job."""
+    """Times are seconds of the run; NaN = it did not get there. Satisfies sched.queueing.Prompt."""
 
     index: int
     arrival: float

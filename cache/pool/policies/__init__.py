@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from cache.pool.policies.fifo import FIFO
 from cache.pool.policies.ranked import LFU, CostAware, LengthAware
 from cache.pool.policies.s3fifo import S3FIFO
-from cache.pool.policies.shares import Shares
+from cache.pool.policies.shares import ClassShares
 from cache.pool.policy import LRU, EvictionPolicy
 from net.user_file import is_file, load
 
@@ -42,4 +42,4 @@ def choose(name: str, shares: Mapping[str, float] | None = None) -> EvictionPoli
         maker = policies[name]
     else:
         raise ValueError(f"no eviction policy {name!r}; choose {', '.join(policies)} or FILE.py:NAME")
-    return Shares(maker, shares) if shares else maker()
+    return ClassShares(maker, shares) if shares else maker()

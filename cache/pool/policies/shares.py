@@ -1,4 +1,4 @@
-"""Shares: every service class has a part of the cache that others may borrow but not keep. Pure, O(classes).
+"""ClassShares: every service class has a part of the cache that others may borrow but not keep. Pure, O(classes).
 
 A class may take what nobody else uses. Who has to give is the class that is furthest above its share, so a flood of one
 class, once the cache is full, evicts its own blocks and not those of a class that is within its share.
@@ -35,7 +35,7 @@ def check(shares: Mapping[str, float]) -> None:
         raise ValueError(f"cache shares must be in (0, 1] and add up to 1 at most: {dict(shares)}")
 
 
-class Shares:
+class ClassShares:
     """Wraps one policy per class. An item belongs to the class of the request that brought it."""
 
     def __init__(self, policy: Callable[[], EvictionPolicy], shares: Mapping[str, float]) -> None:

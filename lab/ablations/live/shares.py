@@ -12,7 +12,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class CpuShares:
     """Cores, on average: 0.1 is a tenth of one. A node's loop is its first thread (HTTP, control, gossip); what its
     others have is the model's, mostly."""
 
@@ -31,12 +31,12 @@ class Watch:
         self._pids = dict(pids)
         self._begun = time.monotonic(), time.process_time(), self._nodes(), busy_seconds()
 
-    def end(self) -> Shares:
+    def end(self) -> CpuShares:
         began, client, nodes, busy = self._begun
         wall = time.monotonic() - began
         now, mine, all_ = self._nodes(), (time.process_time() - client) / wall, (busy_seconds() - busy) / wall
         first, rest = ({name: (now[name][i] - nodes[name][i]) / wall for name in nodes} for i in (0, 1))
-        return Shares(wall, mine, first, rest, max(0.0, all_ - mine - sum(first.values()) - sum(rest.values())))
+        return CpuShares(wall, mine, first, rest, max(0.0, all_ - mine - sum(first.values()) - sum(rest.values())))
 
     def _nodes(self) -> dict[str, tuple[float, float]]:
         return {name: cpu_seconds(pid) for name, pid in self._pids.items()}

@@ -23,7 +23,7 @@ from engine.front import cheapest
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.sched import accept, decision
 from lab.bench.sched.decision import Cluster, quantile, timed, times
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
 GOAL_NODES = 1024
 GOALS = {"p50": 25.0, "p99": 100.0}
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = hashing(50 if args.quick else 300)
     try:
         cheapest.prepare()
-    except Unavailable as error:
+    except NotCompiled as error:
         print(f"shortlists by numpy: {error}")
     for size in sizes:
         cluster = Cluster(size, args.seed)
@@ -64,7 +64,7 @@ def hashing(repeats: int) -> list[Row]:
     """Keys of a prompt of blocks of 16: packing the list of ids, and the chain itself."""
     try:
         key_chain.prepare()
-    except key_chain.Unavailable as error:
+    except key_chain.NotCompiled as error:
         print(f"keys by hashlib: {error}")
     rows = []
     for tokens in (12_000, 128_000):

@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-from net.compiled import Unavailable, c_compiler, kept, run
+from net.compiled import NotCompiled, c_compiler, kept, run
 
 MODULE = "_mooncake_verbs"
 SHIM = Path(__file__).with_name("shim.c")
@@ -85,22 +85,22 @@ int kv_nonblocking(int fd);
 
 
 def module() -> ModuleType:
-    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises Unavailable."""
+    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises NotCompiled."""
     decides = (DECLARATIONS.encode(), SHIM.read_bytes(), sys.version.encode())
     path = kept("verbs", MODULE, decides, compile_to, str(sysconfig.get_config_var("EXT_SUFFIX")))
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        raise Unavailable(f"{path} is not an extension module; delete it")
+        raise NotCompiled(f"{path} is not an extension module; delete it")
     loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)
     except ImportError as error:  # built here, but libibverbs has gone since
-        raise Unavailable(f"{error} (Debian: apt install libibverbs1)") from None
+        raise NotCompiled(f"{error} (Debian: apt install libibverbs1)") from None
     return loaded
 
 
 def compile_to(path: Path) -> None:
-    """Takes about a second. Raises Unavailable."""
+    """Takes about a second. Raises NotCompiled."""
     compiler = c_compiler("gcc libibverbs-dev")
     from cffi import FFI
 
@@ -112,6 +112,6 @@ def compile_to(path: Path) -> None:
     include = f"-I{sysconfig.get_path('include')}"
     try:
         run([compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(path), "-libverbs"])
-    except Unavailable as error:
+    except NotCompiled as error:
         first = next((line.strip() for line in str(error).splitlines()[1:] if "error" in line), str(error)[-200:])
-        raise Unavailable(f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {first}") from None
+        raise NotCompiled(f"cannot compile the verbs module (Debian: apt install libibverbs-dev): {first}") from None

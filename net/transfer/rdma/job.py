@@ -38,7 +38,7 @@ class RemoteRegion:
 class Slice:
     """One request of a job. `make(rail, slice)` writes it for the rail it goes by."""
 
-    job: Job
+    job: Submission
     make: Callable[[int, Slice], Request]
     local: int = 0  # offsets in the two regions, bytes
     remote: int = 0
@@ -47,7 +47,7 @@ class Slice:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Submission:
     """One submission. `once`: it may not be done twice, so it fails with the rail it was on."""
 
     op: Op

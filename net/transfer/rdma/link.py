@@ -31,7 +31,7 @@ from net.transfer.common.topology import Topology, pairs
 from net.transfer.common.transport import BULK, Op, Unusable
 from net.transfer.rdma.device import Device, registered
 from net.transfer.rdma.endpoint import Endpoint
-from net.transfer.rdma.job import Job, RemoteRegion, Slice
+from net.transfer.rdma.job import RemoteRegion, Slice, Submission
 from net.transfer.rdma.places import far_rails
 from net.transfer.rdma.pump import Pump
 from net.transfer.rdma.questions import REGION_S, Questions
@@ -135,7 +135,7 @@ class Link:
             here, there, key = ours[index], region.address + piece.remote, region.keys[index]
             return Request(opcode, here.address + piece.local, here.lkey, there, key, piece.length, piece)
 
-        job = Job(op, priority=priority, distances=self._distances(local, region), landed=landed)
+        job = Submission(op, priority=priority, distances=self._distances(local, region), landed=landed)
         job.add(spans, make)
         try:
             await self._pump.run(job)
@@ -167,7 +167,7 @@ class Link:
             return Request(opcode, here.address, here.lkey, there, key, WORD_BYTES, piece, add=add % 2**64)
 
         async with self._word_free:
-            job = Job(Op.READ, once=True)
+            job = Submission(Op.READ, once=True)
             job.waiting.append(Slice(job, make))
             await self._pump.run(job)
             self._check()

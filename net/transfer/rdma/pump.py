@@ -16,7 +16,7 @@ from net.errors import PeerLost, TransferError
 from net.transfer.common import rails
 from net.transfer.common.rails import Rail
 from net.transfer.common.transport import BULK
-from net.transfer.rdma.job import Job, Slice
+from net.transfer.rdma.job import Slice, Submission
 from net.transfer.rdma.queue_pair import QueuePair
 
 CANCEL_S = 5.0  # for what a cancelled transfer has in the queues
@@ -30,11 +30,11 @@ class Pump:
     def __init__(self, rails: Sequence[Rail], on_broken: Callable[[int], None]) -> None:
         self.rails = rails
         self.pairs: list[QueuePair] = []
-        self.jobs: dict[Job, None] = {}  # oldest first
+        self.jobs: dict[Submission, None] = {}  # oldest first
         self._on_broken = on_broken
         self._lost: PeerLost | None = None
 
-    async def run(self, job: Job) -> None:
+    async def run(self, job: Submission) -> None:
         """Returns or raises, also when cancelled, once nothing of the job moves any more. Raises TransferError,
         PeerLost."""
         if self._lost is not None:
@@ -50,7 +50,7 @@ class Pump:
         finally:
             self.jobs.pop(job, None)
 
-    async def _settle(self, job: Job) -> None:
+    async def _settle(self, job: Submission) -> None:
         """A job was cancelled: return when it has ended, however often this wait is cancelled too. Queues that take
         too long are broken off; then the peer confirms that, or is lost (net/transfer/rdma/revival.py)."""
         patience: float | None = CANCEL_S

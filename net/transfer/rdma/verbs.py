@@ -10,7 +10,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.transfer.common.transport import Unusable
 from net.transfer.rdma.build import module
 
@@ -35,7 +35,7 @@ class Verbs:
         self.ffi: Any = loaded.ffi
         self.lib: Any = loaded.lib
         if (OP.size, COMPLETION.size) != (self.lib.kv_sizeof_op(), self.lib.kv_sizeof_completion()):
-            raise Unavailable("the verbs module and its records have different sizes")
+            raise NotCompiled("the verbs module and its records have different sizes")
 
     def pointer(self, pointer: Any, what: str) -> Any:
         """`pointer`, or VerbsError when it is NULL."""
@@ -61,7 +61,7 @@ def verbs() -> Verbs:
         raise Unusable("this machine has no RDMA device (nothing in /sys/class/infiniband)")
     try:
         return Verbs()
-    except Unavailable as error:
+    except NotCompiled as error:
         raise Unusable(str(error)) from None
 
 

@@ -24,7 +24,7 @@ from attention.rotary import rotate
 from engine.config.config import Config
 from lab.bench.attention.grid import Point
 from lab.bench.attention.quantized import find_quantized_fault
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
@@ -258,7 +258,7 @@ def test_a_level_that_this_cpu_lacks_is_refused(name, level):
     lacks = rf"--cpu-level {level}: this CPU lacks .*; this CPU has: {', '.join(HERE)}"
     with pytest.raises(ValueError, match=lacks):
         choose(name, "cpu", cpu_level=level)
-    with pytest.raises(Unavailable, match=lacks):
+    with pytest.raises(NotCompiled, match=lacks):
         CpuBackend(level)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from attention.cpu import build as cpu_build
 from attention.cpu.build import cache_dir, load
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
 THREADS = """
 #include <omp.h>
@@ -76,25 +76,25 @@ def test_of_processes_at_once_one_compiles(source, tmp_path, monkeypatch):
 
 def test_a_failing_compile_shows_the_end_of_the_output(source):
     source.write_text("int broken( { return missing_name; }")
-    with pytest.raises(Unavailable, match=r"(?s)compiling failed.*threads\.cpp.*error"):
+    with pytest.raises(NotCompiled, match=r"(?s)compiling failed.*threads\.cpp.*error"):
         load("t", [source], ())
     assert list(cache_dir().iterdir()) == []
 
 
 def test_a_library_with_unknown_symbols_is_unavailable(source):
     source.write_text('extern "C" int nowhere(); extern "C" int call() { return nowhere(); }')
-    with pytest.raises(Unavailable, match=r"cannot load .*nowhere"):
+    with pytest.raises(NotCompiled, match=r"cannot load .*nowhere"):
         load("t", [source], ())
 
 
 def test_missing_features_and_compilers_are_named(source, monkeypatch):
     monkeypatch.setattr(cpu_build, "cpu_features", lambda: frozenset({"avx2"}))
-    with pytest.raises(Unavailable, match="lacks avx512f, amx_tile"):
+    with pytest.raises(NotCompiled, match="lacks avx512f, amx_tile"):
         load("t", [source], ("avx2", "avx512f", "amx_tile"))
     monkeypatch.setenv("PATH", "")
     cpu_build.compiler.cache_clear()
     try:
-        with pytest.raises(Unavailable, match=r"no C\+\+ compiler on PATH"):
+        with pytest.raises(NotCompiled, match=r"no C\+\+ compiler on PATH"):
             load("t", [source], ("avx2",))
     finally:
         cpu_build.compiler.cache_clear()
@@ -103,5 +103,5 @@ def test_missing_features_and_compilers_are_named(source, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_named(source, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(Unavailable, match="set XDG_CACHE_HOME"):
+    with pytest.raises(NotCompiled, match="set XDG_CACHE_HOME"):
         load("t", [source], ())

@@ -12,7 +12,7 @@ from cache.arena import checksum
 from cache.copy_threads import CopyThreads
 from cache.index.block_read import TURNS_BYTES, BlockRead
 from cache.index.shared_index import BUCKET, HEADER_BYTES, ROW, IndexView, SharedIndex, index_bytes
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
 
 SHORT = 240
@@ -124,5 +124,5 @@ async def test_nothing_is_written_after_a_cancelled_read(code):
 def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="apt install gcc"):
+    with pytest.raises(NotCompiled, match="apt install gcc"):
         BlockRead()

@@ -15,7 +15,7 @@ from cache.pool.policies import METHODS, choose, policies
 from cache.pool.policies.fifo import FIFO
 from cache.pool.policies.ranked import LFU
 from cache.pool.policies.s3fifo import S3FIFO
-from cache.pool.policies.shares import Shares
+from cache.pool.policies.shares import ClassShares
 from cache.pool.policy import LRU, Facts
 from tests.cache import naive_policies as naive
 
@@ -195,7 +195,7 @@ def test_s3fifo_remembers_names_of_what_it_evicted_and_takes_them_into_the_main_
 
 
 def test_a_class_borrows_what_is_idle_and_gives_it_back_first():
-    policy = Shares(LRU, {"interactive": 0.6, "batch": 0.4})
+    policy = ClassShares(LRU, {"interactive": 0.6, "batch": 0.4})
     for item in range(10):
         policy.added(("batch", item), Facts(service_class="batch"))
     for item in range(6):  # the cache is full: batch is above its share
@@ -209,7 +209,7 @@ def test_a_class_borrows_what_is_idle_and_gives_it_back_first():
 
 
 def test_a_class_with_nothing_evictable_gives_nothing():
-    policy = Shares(LRU, {"batch": 0.1})
+    policy = ClassShares(LRU, {"batch": 0.1})
     policy.added("job", Facts(service_class="batch"))
     policy.added("chat", Facts(service_class="interactive"))
     policy.pinned("job")
@@ -222,7 +222,7 @@ def test_a_class_with_nothing_evictable_gives_nothing():
 @pytest.mark.parametrize("shares", [{"batch": 0.0}, {"batch": 1.2}, {"batch": 0.7, "interactive": 0.5}])
 def test_shares_that_cannot_be(shares):
     with pytest.raises(ValueError, match="add up to 1"):
-        Shares(LRU, shares)
+        ClassShares(LRU, shares)
 
 
 # --- names
@@ -259,7 +259,7 @@ def test_a_wrong_name_is_explained(tmp_path, name, reason):
 
 def test_who_is_above_the_share_takes_nothing_from_who_is_within():
     """`took` counts blocks that are in use, too: here six of batch that nobody may evict yet."""
-    policy = Shares(LRU, {"interactive": 0.4, "batch": 0.3})
+    policy = ClassShares(LRU, {"interactive": 0.4, "batch": 0.3})
     for item in range(4):
         policy.took("interactive")
         policy.added(("chat", item), Facts(service_class="interactive"))

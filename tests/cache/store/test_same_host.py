@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache.store import same_host
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from tests.cache.pooled import until
 from tests.cache.store.test_store_net import BLOCKS, KEYS, OFFSETS, SLOT, Node, fill
 
@@ -43,7 +43,7 @@ async def pair(tmp_path, monkeypatch, request):
 
 
 def no_compiler():
-    raise Unavailable("none here")
+    raise NotCompiled("none here")
 
 
 async def get(client, part=SOME):

@@ -19,7 +19,7 @@ from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, TorchOps
 from engine.model.ops_choice import choose_ops
 from engine.model.ops_cpu import ELEMENTS, CpuOps
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 
 HERE = levels_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")
@@ -286,7 +286,7 @@ def test_a_cpu_without_kernels_is_told_so(monkeypatch, caplog):
     monkeypatch.setattr("attention.cpu.build.cpu_features", lambda: frozenset({"sse2"}))
     assert type(choose_ops("cpu", "cpu", torch.bfloat16)) is TorchOps
     assert "lacks AVX2" in caplog.text
-    with pytest.raises(Unavailable, match="--cpu-level avx2: this CPU lacks avx2"):
+    with pytest.raises(NotCompiled, match="--cpu-level avx2: this CPU lacks avx2"):
         choose_ops("cpu", "cpu", torch.bfloat16, "avx2")
 
 

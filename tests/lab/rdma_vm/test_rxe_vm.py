@@ -12,7 +12,7 @@ from lab.rdma_vm import (
     image,
     packages,
 )
-from lab.rdma_vm.errors import LabError, Unavailable
+from lab.rdma_vm.errors import LabError, NoVm
 
 
 def test_the_archive_is_one_that_cpio_tools_would_read():
@@ -69,7 +69,7 @@ def test_only_the_tests_for_the_lab_run_in_it():
 
 def test_a_machine_of_another_kind_is_told_so(monkeypatch):
     monkeypatch.setattr(packages.platform, "machine", lambda: "aarch64")
-    with pytest.raises(Unavailable, match="x86-64"):
+    with pytest.raises(NoVm, match="x86-64"):
         packages.install_tools()
 
 

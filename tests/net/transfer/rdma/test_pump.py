@@ -9,7 +9,7 @@ from net.errors import PeerLost, TransferError
 from net.transfer.common.rails import Rail
 from net.transfer.common.transport import BULK, URGENT, Op
 from net.transfer.rdma import pump
-from net.transfer.rdma.job import SLICE_ATTEMPTS, SLICE_BYTES, Job
+from net.transfer.rdma.job import SLICE_ATTEMPTS, SLICE_BYTES, Submission
 from net.transfer.rdma.pump import BULK_WINDOW, Pump
 from tests.net.peers import until
 
@@ -57,7 +57,7 @@ class Net:
         self.distances = distances
 
     def start(self, nbytes, op=Op.WRITE, priority=BULK, once=False):
-        job = Job(op, once=once, priority=priority, distances=self.distances)
+        job = Submission(op, once=once, priority=priority, distances=self.distances)
         job.add([(0, 0, nbytes)], lambda index, piece: piece)
         self.pieces += job.waiting
         return job, asyncio.create_task(self.pump.run(job))

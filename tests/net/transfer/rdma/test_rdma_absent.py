@@ -6,7 +6,7 @@ import pytest
 
 from net import compiled
 from net.channel.channel import Channel
-from net.compiled import Unavailable
+from net.compiled import NotCompiled
 from net.errors import PeerRefused
 from net.transfer.common.memory import Region
 from net.transfer.common.topology import Nic, Topology
@@ -54,7 +54,7 @@ async def test_asking_for_nothing_else_is_a_clear_error(no_device):
 
 def test_no_compiler_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    with pytest.raises(Unavailable, match="apt install gcc libibverbs-dev"):
+    with pytest.raises(NotCompiled, match="apt install gcc libibverbs-dev"):
         build.compile_to(tmp_path / "module.so")
 
 
@@ -64,7 +64,7 @@ def test_a_failing_compile_names_its_first_error(monkeypatch, tmp_path):
     compiler.chmod(0o755)
     monkeypatch.setattr(compiled.shutil, "which", lambda name: str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(Unavailable, match=r"libibverbs-dev\): .*verbs.h"):
+    with pytest.raises(NotCompiled, match=r"libibverbs-dev\): .*verbs.h"):
         build.module()
     assert list(compiled.folder("verbs").iterdir()) == []
 
