@@ -4,5 +4,5 @@ Files:
     bulk_answers  BulkShare: peers' questions over data connections for blocks of this node's share
     lasting       Answers peers who want more than a place in memory for blocks of this node's share
     leases        Which slots of this node's share which peer may read or write now
-    server        Share: the serving half of the pooled store
+    server        StoreServer: the serving half of the pooled store
 """

@@ -7,7 +7,7 @@ Files:
     bulk_reader  The way of a get to homes that are reached over TCP: one question per piece
     calls        The asking half of the pooled store's messages
     client       The pooled store for programs without an event loop
-    job          One get or put as its parts see it, and what both directions share: spans, pieces
+    job          StoreCall: one get or put as its parts see it, and what both directions share: spans, pieces
     keeper       Brings blocks to where they belong while the store serves: after joins and losses
     layered      A get in two halves: everything is pinned at its homes first, then it is read part by part
     objects      Named bytes of any size in the pooled store: weights, adapters, anything

@@ -5,7 +5,7 @@ Files:
     fifo    Oldest content first, however often it was used
     ranked  Policies that evict the smallest rank: LFU, length-aware, cost-aware
     s3fifo  S3-FIFO (Yang et al., SOSP 2023): three queues
-    shares  Every service class has a part of the cache that others may borrow but not keep
+    shares  ClassShares: every service class has a part of the cache that others may borrow but not keep
 """
 
 from __future__ import annotations
