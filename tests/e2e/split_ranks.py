@@ -49,7 +49,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> list[SplitDevice]:
     """Nodes of several ranks that are started in this process keep KV apart from now on -> their devices."""
     patch.setattr(SplitDevice, "made", [])
     patch.setattr(multiprocessing.current_process(), "authkey", KEY)
-    patch.setattr(engine.loading, "splits_arena", lambda config: True)
+    patch.setattr(engine.loading.load_model, "splits_arena", lambda config: True)
     patch.setattr(rank_arenas, "own_part", own_part)
     patch.setattr(rank_arenas, "SplitMemory", SplitDevice)
     patch.setattr(rank_processes, "WORKER", __name__)

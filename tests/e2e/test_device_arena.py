@@ -127,8 +127,8 @@ def test_tokens_are_those_of_a_plain_node(tiny_model, monkeypatch, transfer: str
     expected = asyncio.run(plain_answers([*flags, "--kv-cache-bytes", "4M"]))
     block_bytes = 3 * 2 * 2 * 16 * 16 * 4  # layers, K and V, heads, tokens, head size, float32
     devices = Devices()
-    monkeypatch.setattr(engine.loading, "arena", devices.arena)
-    monkeypatch.setattr(engine.loading, "record_graphs", devices.record)
+    monkeypatch.setattr(engine.loading.load_model, "arena", devices.arena)
+    monkeypatch.setattr(engine.loading.load_model, "record_graphs", devices.record)
     small = ["--kv-cache-bytes", str(KV_BLOCKS * block_bytes)]
     answers = asyncio.run(device_answers([*flags, "--kv-cache-bytes", "4M"], small, transfer))
     devices.close()

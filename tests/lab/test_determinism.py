@@ -10,7 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import sys
-from scripts import ablate, capacity, check_plan, plan, simulate
+from lab.ablations import command as ablate
+from lab.planning import capacity, check as check_plan, command as plan
+from lab.simulator import command as simulate
 small = ["--generate", "chats", "--requests", "150", "--prefill", "3", "--decode", "2"]
 small += ["--pool-blocks", "200", "--ssd-blocks", "2000"]
 busy = ["--placement", "mooncake,power-of-two", "--gossip-loss", "0.1", "--crash-every-s", "20", "--seed", "7"]

@@ -26,7 +26,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[3]
 
-TABLE = ROOT / "attention" / "tiles.py"
+TABLE = ROOT / "attention" / "triton" / "tiles.py"
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:

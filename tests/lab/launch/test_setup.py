@@ -177,8 +177,9 @@ def test_a_python_without_venv_names_the_debian_package(checkout):
 
 
 def test_help_of_the_launcher_installs_nothing(checkout):
-    for name in ("up", "up.py"):
-        shutil.copy(ROOT / "scripts" / name, checkout / "scripts")
+    shutil.copy(ROOT / "scripts/up", checkout / "scripts")
+    (checkout / "lab/launch").mkdir(parents=True)
+    shutil.copy(ROOT / "lab/launch/up.py", checkout / "lab/launch")
     done = subprocess.run([checkout / "scripts/up", "--help"], capture_output=True, text=True, timeout=60, check=True)
     assert 'scripts/up --ask "' in done.stdout and "import" not in done.stdout
     assert not (checkout / ".venv").exists()

@@ -32,7 +32,7 @@ from lab.loads.trace import TraceRow
 from lab.planning import capacity
 
 ESTIMATE = Estimated(1.0, 0.1)
-FAKE = str(Path(__file__).with_name("fake_openai.py"))
+FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
 NODE = {
     "kv_cache_bytes": 23040 * 6400, "max_num_batched_tokens": 1024, "max_num_seqs": 64, "placement": "mooncake",
     "queue_order": "edf", "eviction": "lru", "batching_policy": "dynamic", "prefill_chunk_tokens": 256,

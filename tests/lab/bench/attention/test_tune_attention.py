@@ -46,7 +46,7 @@ def test_candidates_that_do_not_fit_are_named(tile, problem):
 
 
 def test_the_row_is_replaced_and_no_other():
-    source = (ROOT / "attention" / "tiles.py").read_text()
+    source = (ROOT / "attention" / "triton" / "tiles.py").read_text()
     assert with_row(source, TARGET, row_of(TARGET, TARGET.current)) == source, "row_of writes as the file is written"
     plain = Target(256, torch.float32, 86)
     assert with_row(source, plain, row_of(plain, plain.current)) == source

@@ -25,7 +25,7 @@ from lab.bench.engine.run import Fleet, needed
 from lab.bench.engine.servers import Process, Program
 from lab.bench.engine.verdict import Line, lines, table
 
-FAKE = str(Path(__file__).with_name("fake_openai.py"))
+FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
 CEILINGS = Ceilings(20e9, 2e12, 2)
 
 
