@@ -96,9 +96,9 @@ class BlockGeometry:
         return self.encoded_bytes if self.encoded else self.block_bytes
 
     @property
-    def token_bytes(self) -> int:
-        """KV bytes per token, all layers."""
-        return self.block_bytes // self.block_size
+    def wire_bytes(self) -> int:
+        """Bytes of one block on the way from a prefill node to a decode node."""
+        return self.encoded_bytes if self.wire_encoded else self.block_bytes
 
 
 def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:

@@ -11,6 +11,7 @@ Files:
     clocks            Estimates the clock offsets of other nodes from calls and their answers
     cluster           What a node reaches the others by
     declined          A decision against a request: what its client is told, and what led there
+    demands           What a request needs of its nodes, for placement
     flight            One accepted request: its state so far, and its output as text
     flight_log        What is noted of requests on their way: their timelines, kept for a while after they end
     known             The nodes that this acceptor knows, as a view for placement

@@ -20,6 +20,7 @@ from engine.front.claims import Claims
 from engine.front.clocks import Clocks
 from engine.front.cluster import Cluster
 from engine.front.declined import no_placement, turned_away
+from engine.front.demands import Demands
 from engine.front.known import Known, Neighbours
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
@@ -28,8 +29,7 @@ from sched.gossip.intents import WORTH_S, Coming
 from sched.membership.member import Rng, Status
 from sched.placement.burst import Choice
 from sched.placement.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
-from sched.placement.costs import horizon_s, least_prefill_s
-from sched.placement.demand import Demand
+from sched.placement.costs import horizon_s
 from sched.placement.links import Vector
 from sched.placement.measured_links import MeasuredLinks
 from sched.placement.view import View
@@ -61,6 +61,7 @@ class Placer:
         self._words = cluster.words
         self._claims = Claims(cluster.words)
         self._geometry = geometry
+        self._demands = Demands(geometry)
         self._prefix_caching = rules.prefix_caching
         self._rejection, self._slo_scale = rules.rejection, rules.slo_scale
         self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng)
@@ -81,7 +82,7 @@ class Placer:
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
         known = self._neighbours.known(begun)
-        demand = self._demand(request, LeadingRun(0), 0, known.view)
+        demand = self._demands.of(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
         asked = self._policy.shortlist(begun, demand, known.view, matched)
         members = [known.members[i] for i in asked] + known.strangers
@@ -94,7 +95,7 @@ class Placer:
         if asked or not known.members:
             matched = _told(view, answers, told)
             held = max(held, int(matched.max(initial=0.0)))
-        choice = Choice(self._policy, now, self._demand(request, pooled, held, view), view, matched, avoid)
+        choice = Choice(self._policy, now, self._demands.of(request, pooled, held, view), view, matched, avoid)
         decision = choice.decide()
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
@@ -180,28 +181,6 @@ class Placer:
         """Withdraw the claim: the work will not arrive."""
         if placed.claim is not None:
             await self._words.release(placed.claim)
-
-    def _demand(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
-        """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
-        on SSD of the pool counts unless computing it from there on is quicker than reading it."""
-        pool_tokens, ssd_s, ssd_blocks = pooled.blocks * self.block_size, pooled.ssd_s, pooled.ssd_blocks
-        if ssd_blocks:
-            in_front = pooled.dram_blocks * self.block_size
-            if ssd_s >= least_prefill_s(view, pool_tokens - in_front, in_front):
-                pool_tokens, ssd_s, ssd_blocks = in_front, 0.0, 0
-        if by_arena := held_tokens > pool_tokens:
-            pool_tokens, ssd_s, ssd_blocks = held_tokens, 0.0, 0
-        return Demand(
-            num_tokens=request.num_tokens,
-            max_tokens=request.sampling.max_tokens - request.num_output_tokens,
-            pool_tokens=pool_tokens,
-            block_size=self._geometry.block_size,
-            token_bytes=self._geometry.token_bytes,
-            service_class=request.service_class,
-            fetch_from="arena" if by_arena else "pool",
-            ssd_s=ssd_s,
-            ssd_tokens=ssd_blocks * self.block_size,
-        )
 
     def _keys(self, request: Request) -> list[BlockKey]:
         """Keys of the reusable prefix. The last token is always computed; a request that scores its prompt computes

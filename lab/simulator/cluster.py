@@ -29,6 +29,7 @@ from lab.simulator.refusals import Refusals
 from lab.simulator.roles import Roles
 from sched.placement.choice import LearningPolicy, Placement, Rejected
 from sched.placement.demand import Demand
+from sched.placement.pooled import PooledPrefix
 
 
 class Cluster:
@@ -119,14 +120,28 @@ class Cluster:
         self._send(job, decision)
 
     def _demand(self, job: Job) -> Demand:
-        pooled = self.pool.run(job.blocks) * self.config.block_tokens if self.pool.capacity else 0
+        pooled = self._pooled(job).worth_fetching(self.live)
         return Demand(
             num_tokens=job.input_tokens,
             max_tokens=job.output_tokens,
-            pool_tokens=pooled,
+            pool_tokens=pooled.tokens,
             block_size=self.config.block_tokens,
-            token_bytes=round(self._wire_bytes),
+            handover_token_bytes=self._wire_bytes,
+            fetch_token_bytes=self._wire_bytes,
             service_class=job.service_class,
+            ssd_s=pooled.ssd_s,
+            ssd_tokens=pooled.ssd_tokens,
+        )
+
+    def _pooled(self, job: Job) -> PooledPrefix:
+        """Of the job's prompt, now."""
+        size, blocks = self.config.block_tokens, job.blocks[: self.pool.run(job.blocks)]
+        cold = self.pool.cold(blocks)
+        return PooledPrefix(
+            tokens=len(blocks) * size,
+            dram_tokens=(self.pool.dram.run(blocks) if cold else len(blocks)) * size,
+            ssd_tokens=cold.total() * size,
+            ssd_s=self.pool.read_s(cold),
         )
 
     def _refuse(self, job: Job, reason: str) -> None:
@@ -145,18 +160,23 @@ class Cluster:
         decode.promise(job)
         prefill.expect(job)
         nbytes = (fetched - own) * self._wire_bytes
-        begun, attempt = job.placed, job.retries
+        begun, attempt, size = job.placed, job.retries, self.config.block_tokens
+        blocks, cold = job.blocks[own // size : fetched // size], False
+
+        def read() -> None:
+            nonlocal cold
+            cold = bool(self.pool.cold(blocks))
+            self.pool.read(blocks, partial(self.network.send, self._home(job), prefill.name, nbytes, ready))
 
         def ready() -> None:
             if job.retries == attempt:
                 job.fetched = self.loop.now - begun if nbytes else 0.0
-                self.links.fetched(prefill.name, nbytes, job.fetched)
+                if not cold:  # a disk is none of the way
+                    self.links.fetched(prefill.name, nbytes, job.fetched)
                 prefill.ready(job)
 
         if nbytes:
-            size = self.config.block_tokens
-            send = partial(self.network.send, self._home(job), prefill.name, nbytes, ready)
-            self.loop.at(begun, self.pool.read, job.blocks[own // size : fetched // size], send)
+            self.loop.at(begun, read)
         else:
             self.loop.at(begun, ready)
 

@@ -27,6 +27,7 @@ Files:
     measured_links  Transfer times between nodes, learned from the transfers that requests report and from the rail
                     rates of nodes
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
+    pooled          How much of the pool's prefix is worth a fetch
     rivals          The alternatives to Algorithm 1: baselines of the paper and of other systems
     table           Placement policies by their names on the command line
     two_stages      The common part of all policies: choose a prefill node, then a decode node for it

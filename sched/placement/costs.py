@@ -103,7 +103,7 @@ def prefill_costs(
     if rest_s is None:
         ttft_s += own_s
     else:
-        latency_s, per_token_s = view.fetch(demand.token_bytes)
+        latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
         transfer_s = (pooled - matched) * per_token_s
         transfer_s += latency_s
         transfer_s += demand.ssd_s
@@ -127,7 +127,7 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch *= matched
         rank -= scratch
     if fetch and demand.pool_tokens and (pooled := float(demand.pooled_tokens)):
-        latency_s, per_token_s = view.fetch(demand.token_bytes)
+        latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
         far = pooled - matched
         # Tokens of the pool beyond the node's own prefix: compare the fetch with a1 + a2 (pooled + own) s per token.
         np.add(matched, pooled, out=scratch)
@@ -204,7 +204,7 @@ def decode_costs(demand: Demand, view: View, prefill: PrefillCosts, source: int)
     a node will have when the prompt arrives. With the present step time, all prompts of a busy minute would choose the
     node that is emptiest now."""
     latency_s, per_byte_s = view.handover(view.ids[source])
-    handover_s = latency_s + per_byte_s * float(demand.kv_bytes)
+    handover_s = latency_s + per_byte_s * demand.handover_bytes
     handover_s[source] = 0.0
     token_s = np.maximum(view.step_s, view.step_soon_s)
     decode_s = handover_s + token_s * float(demand.output_tokens)

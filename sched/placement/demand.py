@@ -16,7 +16,8 @@ class Demand:
     max_tokens: int  # of the output
     pool_tokens: int  # leading tokens that can be fetched: from the pooled store, or as `fetch_from` says
     block_size: int  # tokens
-    token_bytes: int  # KV bytes per token
+    handover_token_bytes: float  # that move per token from the prefill node to the decode node
+    fetch_token_bytes: float  # that move per token from where `fetch_from` says
     service_class: str = "standard"
     fetch_from: str = "pool"  # "arena": of another node
     ssd_s: float = 0.0  # until what of it lies on SSD is in the DRAM of its homes
@@ -42,6 +43,6 @@ class Demand:
         return min(self.max_tokens, MAX_OUTPUT_TOKENS)
 
     @property
-    def kv_bytes(self) -> int:
+    def handover_bytes(self) -> float:
         """Bytes that a hand-over moves."""
-        return self.num_tokens * self.token_bytes
+        return self.num_tokens * self.handover_token_bytes

@@ -80,7 +80,7 @@ def place_few(
     n, pooled = float(tokens), float(demand.pooled_tokens) if fetches else 0.0
     nn, left, left_squared = n * n, n - pooled, n * n - pooled * pooled
     most_local = max(pooled / threshold, 1.0) if pooled else 0.0
-    token_bytes = demand.token_bytes
+    token_bytes = demand.fetch_token_bytes
     fetched = view.fetch_each() if pooled else []
 
     best, able, decodable = inf, [], False
@@ -113,7 +113,7 @@ def place_few(
 
     ids = view.ids
     handed_over = view.handover_each(ids[source])
-    kv_bytes, output, need = float(tokens * token_bytes), float(demand.output_tokens), demand.num_blocks
+    kv_bytes, output, need = demand.handover_bytes, float(demand.output_tokens), demand.num_blocks
     best, able, roomiest, room = inf, [], 0, -inf
     for i, shut in enumerate(closed):
         if shut or total[i] * block_size <= tokens:

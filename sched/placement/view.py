@@ -167,7 +167,7 @@ class View:
         self.open_at[:] = np.where(prefills & ~full, self.work_until, np.inf)
         self.closed_decode[:] = np.where(decodes & ~full, 0.0, np.inf)
         self._handover: dict[str, Lines] = {}
-        self._fetch: dict[int, Lines] = {}
+        self._fetch: dict[float, Lines] = {}
 
     def _attach(self, table: Table) -> None:
         self.table, self.prefill = table, table[:3]
@@ -182,8 +182,8 @@ class View:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def fetch(self, token_bytes: int) -> Lines:
-        """(latency_s, seconds per token) of loading from the pool into each node."""
+    def fetch(self, token_bytes: float) -> Lines:
+        """(latency_s, seconds per token) of loading tokens of so many bytes from the pool into each node."""
         if token_bytes not in self._fetch:
             latency_s, per_byte_s = self._links.fetch(self.ids)
             self._fetch[token_bytes] = latency_s, per_byte_s * token_bytes

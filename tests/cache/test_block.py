@@ -1,5 +1,7 @@
 """Block geometry and keys: content decides identity."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,17 @@ def test_geometry_of_the_embedded_model():
     assert GEOMETRY.shape == (30, 2, 3, 16, 64)
     assert GEOMETRY.layer_bytes == 2 * 3 * 16 * 64 * 4
     assert GEOMETRY.block_bytes == 30 * GEOMETRY.layer_bytes
-    assert GEOMETRY.token_bytes * GEOMETRY.block_size == GEOMETRY.block_bytes
+    assert GEOMETRY.pool_bytes == GEOMETRY.wire_bytes == GEOMETRY.block_bytes
+
+
+def test_what_is_encoded_moves_fewer_bytes():
+    """One byte per element, and a float32 scale for K and V of each head and layer."""
+    encoded = 30 * 2 * 3 * (16 * 64 + 4)
+    wire, pool = replace(GEOMETRY, wire_dtype="int8"), replace(GEOMETRY, pool_dtype="fp8")
+    assert (wire.wire_bytes, wire.pool_bytes) == (encoded, GEOMETRY.block_bytes)
+    assert (pool.wire_bytes, pool.pool_bytes) == (GEOMETRY.block_bytes, encoded)
+    quantized = replace(GEOMETRY, dtype="int8", wire_dtype="int8", pool_dtype="int8")
+    assert quantized.wire_bytes == quantized.pool_bytes == quantized.block_bytes, "blocks move as they are"
 
 
 def test_geometry_of_an_unknown_type():

@@ -84,7 +84,8 @@ class Cluster:
             max_tokens=256,
             pool_tokens=pool_tokens,
             block_size=BLOCK_SIZE,
-            token_bytes=TOKEN_BYTES,
+            handover_token_bytes=TOKEN_BYTES,
+            fetch_token_bytes=TOKEN_BYTES,
         )
 
 

@@ -27,8 +27,18 @@ class Disk:
     def move(self, blocks: int, nbytes: float, done: Callable[[], None]) -> None:
         """Read or write so many blocks of nbytes together; `done` is called at the end."""
         self._age()
-        self._under_way.append(Transfer(nbytes / self._bytes_s + blocks / self._iops, done))
+        self._under_way.append(Transfer(self._alone(blocks, nbytes), done))
         self._next()
+
+    def seconds(self, blocks: int, nbytes: float) -> float:
+        """How long `move` would take now, if nothing else came: each move under way has its share of the device until
+        the shorter of the two ends."""
+        self._age()
+        alone = self._alone(blocks, nbytes)
+        return alone + sum(min(transfer.left, alone) for transfer in self._under_way)
+
+    def _alone(self, blocks: int, nbytes: float) -> float:
+        return nbytes / self._bytes_s + blocks / self._iops
 
     def _age(self) -> None:
         passed = self._loop.now - self._since

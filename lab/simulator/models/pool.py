@@ -42,9 +42,20 @@ class Pool:
                 return count
         return len(blocks)
 
+    def cold(self, blocks: Sequence[int]) -> Counter[int]:
+        """How many of these each node has to read from its SSD, by node."""
+        if not self.ssd.capacity:
+            return Counter()
+        return Counter(b % len(self._disks) for b in blocks if b not in self.dram.blocks and self._on_ssd(b))
+
+    def read_s(self, cold: Counter[int]) -> float:
+        """How long the slowest of the nodes would read that, from now on; 0 for nothing to read."""
+        each = (self._disks[node].seconds(count, count * self._nbytes) for node, count in cold.items())
+        return max(each, default=0.0)
+
     def read(self, blocks: Sequence[int], done: Callable[[], None]) -> None:
         """`done` is called when all of these are in DRAM."""
-        cold = Counter(b % len(self._disks) for b in blocks if b not in self.dram.blocks and self._on_ssd(b))
+        cold = self.cold(blocks)
         if not cold:
             done()
             return

@@ -29,7 +29,14 @@ def prepared():
 
 
 def demand(num_tokens: int) -> Demand:
-    return Demand(num_tokens=num_tokens, max_tokens=64, pool_tokens=0, block_size=16, token_bytes=1024)
+    return Demand(
+        num_tokens=num_tokens,
+        max_tokens=64,
+        pool_tokens=0,
+        block_size=16,
+        handover_token_bytes=1024,
+        fetch_token_bytes=1024,
+    )
 
 
 def view_of(count: int, number: int, distinct: int) -> View:

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cache.block import BlockGeometry, root_key
-from cache.results import LeadingRun
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
 from engine.front.claims import Claims
@@ -21,8 +19,6 @@ from engine.front.placement_policy import placement_policy
 from engine.front.placing import Placer
 from engine.handoff.messages import Promise
 from engine.handoff.own_load import OwnLoad
-from engine.sampling.params import SamplingParams
-from engine.step.request import Request
 from net.channel.channel import RemoteError
 from net.gossip.load_words import Claim
 from net.http.common.frontend import Overloaded, Unavailable
@@ -37,7 +33,9 @@ from sched.placement.view import Candidate, View
 from sched.rejection import Estimate, Rejection, rejections
 
 MIXED = ("prefill", "decode", "store")
-DEMAND = Demand(num_tokens=1000, max_tokens=10, pool_tokens=0, block_size=16, token_bytes=1000)
+DEMAND = Demand(
+    num_tokens=1000, max_tokens=10, pool_tokens=0, block_size=16, handover_token_bytes=1000, fetch_token_bytes=1000
+)
 
 
 def node(name: str, wait_s: float = 0.0) -> Candidate:
@@ -266,18 +264,3 @@ def test_a_load_from_ssd_tells_nothing_about_the_way():
     links.learn(load(arena=4), "d")
     ((latency, per_byte),) = links.fetch_each(["a"])
     assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
-
-
-def test_the_longer_of_pool_and_arenas_is_what_can_be_fetched():
-    geometry = BlockGeometry(2, 1, 4, 16, "float32")
-    placer = SimpleNamespace(_geometry=geometry, block_size=16)
-    request = Request("r", [1] * 1000, 1000, SamplingParams(max_tokens=4), 0.0, root_key("toy", geometry))
-    view = View(5.0, [node("a")], MeasuredLinks(), 256)  # a token takes 1 ms
-    pooled = LeadingRun(20, 10, 10, 0.1)
-    chosen = Placer._demand(placer, request, pooled, 320, view)
-    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (320, "pool", 0.1, 160)
-    chosen = Placer._demand(placer, request, pooled, 336, view)
-    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (336, "arena", 0.0, 0)
-    slow = LeadingRun(20, 10, 10, 0.25)
-    chosen = Placer._demand(placer, request, slow, 0, view)
-    assert (chosen.pool_tokens, chosen.fetch_from, chosen.ssd_s, chosen.ssd_tokens) == (160, "pool", 0.0, 0)

@@ -84,7 +84,8 @@ def cases(draw: Any) -> tuple[list[tuple[Candidate, int]], Demand, Limits, float
         max_tokens=draw(st.integers(1, 400)),
         pool_tokens=draw(st.sampled_from((0, 16, 700, 1024, 4096))),
         block_size=16,
-        token_bytes=1024,
+        handover_token_bytes=draw(st.sampled_from((1024, 258.5))),
+        fetch_token_bytes=draw(st.sampled_from((1024, 258.5))),
         fetch_from=draw(st.sampled_from(("pool", "arena"))),
         ssd_s=draw(st.sampled_from((0.0, 1 / 64, 2.0))),
         ssd_tokens=draw(st.sampled_from((0, 16, 800))),
@@ -124,7 +125,14 @@ def view_of(count: int, links: Any = None) -> View:
     return View(NOW, nodes, links or DrawnLinks(0), 256)
 
 
-WANTED = Demand(num_tokens=1000, max_tokens=100, pool_tokens=512, block_size=16, token_bytes=1024)
+WANTED = Demand(
+    num_tokens=1000,
+    max_tokens=100,
+    pool_tokens=512,
+    block_size=16,
+    handover_token_bytes=1024,
+    fetch_token_bytes=1024,
+)
 
 
 def test_few_nodes_are_chosen_among_in_floats_and_many_in_columns():

@@ -72,7 +72,12 @@ def decide(
 
 def demand(num_tokens: int = 1601, pool_tokens: int = 0, max_tokens: int = 100) -> Demand:
     return Demand(
-        num_tokens=num_tokens, max_tokens=max_tokens, pool_tokens=pool_tokens, block_size=16, token_bytes=1000
+        num_tokens=num_tokens,
+        max_tokens=max_tokens,
+        pool_tokens=pool_tokens,
+        block_size=16,
+        handover_token_bytes=1000,
+        fetch_token_bytes=1000,
     )
 
 
