@@ -16,7 +16,7 @@ Files:
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
     overload/      The parts of scripts/bench.py overload
-    quantization/  The model behind prefixes that went through the pool in another type
+    quantization/  The model behind prefixes that went through the pool or to another node in another type
     sched/         The parts of scripts/bench.py sched, one question each
     transfer/      Parts of scripts/bench.py transfer
 """

@@ -1,4 +1,4 @@
-"""The model behind prefixes that went through the pool in another type.
+"""The model behind prefixes that went through the pool or to another node in another type.
 
 Files:
     command   What quantized KV costs in quality and saves in bytes, on the real model

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What quantized KV costs in quality and saves in bytes, on the real model.
 
-  scripts/bench.py quantization --json quantization.json        # two minutes on two cores
+  scripts/bench.py quantization --json quantization.json        # about three minutes on two cores
   scripts/bench.py quantization --model DIRECTORY --windows 32
 
 A window of text is cut in two and its first half computed: the prefix.
 
   pool TYPE    its KV is sent through a type of --pool-dtype and back, block by block, as a prefix that is found in the
-               pool; the last block is computed anew, as the engine does
+               pool; the last block is computed again, as the engine does
+  wire TYPE    all of its KV is sent through a type of --wire-dtype, as from a prefill node to a decode node; the first
+               token comes from the prefill node, so it is that of 16 bit
   arena TYPE   everything is computed over an arena of that --kv-cache-dtype, from the first token on
 
 Then
@@ -28,6 +30,7 @@ import statistics
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -38,7 +41,7 @@ from engine.model.decoder import Model
 from engine.text.tokenizer import Tokenizer
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.quantization.decodes import Decodes
-from lab.bench.quantization.prefixes import BLOCK, POOL_DTYPES, Prefixes, load_model
+from lab.bench.quantization.prefixes import BLOCK, ENCODINGS, Prefixes, load_model
 from lab.bench.quantization.quality import Answer, judged
 
 AS_IS = "bfloat16"
@@ -65,21 +68,22 @@ def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
     windows = [tokens[i * args.window_tokens :][: args.window_tokens] for i in range(args.windows)]
     model = load_model(source)
     most = args.window_tokens + args.new_tokens
-    arenas = {name: Prefixes(model, most, name) for name in (AS_IS, *POOL_DTYPES)}
+    arenas = {name: Prefixes(model, most, name) for name in (AS_IS, *ENCODINGS)}
     exact: list[Answer] = []
-    others: dict[str, list[Answer]] = {f"{what} {name}": [] for what in ("pool", "arena") for name in POOL_DTYPES}
+    others: dict[str, list[Answer]] = {f"{what} {name}": [] for what in ("pool", "wire", "arena") for name in ENCODINGS}
     for number, window in enumerate(windows, 1):
         for arena in arenas.values():
             arena.compute(window[: args.window_tokens // 2])
         exact.append(arenas[AS_IS].answer(window, args.new_tokens))
-        for name in POOL_DTYPES:
+        for name in ENCODINGS:
             others[f"pool {name}"].append(arenas[AS_IS].answer(window, args.new_tokens, name))
+            others[f"wire {name}"].append(arenas[AS_IS].answer_elsewhere(window, args.new_tokens, name, exact[-1]))
             others[f"arena {name}"].append(arenas[name].answer(window, args.new_tokens))
         print(f"window {number} of {len(windows)}", file=sys.stderr)
     rows = [row for name, answers in others.items() for row in quality_rows(name, answers, exact)]
-    for name in POOL_DTYPES:
+    for name in ENCODINGS:
         rows += pool_rows(arenas[AS_IS], name)
-    rows += arena_rows({name: arena.geometry() for name, arena in arenas.items()})
+    rows += size_rows({name: arena.geometry() for name, arena in arenas.items()})
     rows += step_rows(model, windows[0][: args.window_tokens // 2], args.requests)
     config = {
         "model": args.model,
@@ -118,20 +122,21 @@ def pool_rows(prefixes: Prefixes, name: str) -> list[Row]:
     ]
 
 
-def arena_rows(shapes: Mapping[str, BlockGeometry]) -> list[Row]:
-    wide = shapes[AS_IS].block_bytes
-    return [
-        Row(f"arena {name}", "bytes per block", "B", shapes[name].block_bytes, {AS_IS: wide}) for name in POOL_DTYPES
-    ]
+def size_rows(shapes: Mapping[str, BlockGeometry]) -> list[Row]:
+    """Of a block on its way to a decode node, and in an arena of each type."""
+    wide = shapes[AS_IS]
+    sizes = {f"wire {name}": replace(wide, wire_dtype=name).wire_bytes for name in ENCODINGS}
+    sizes |= {f"arena {name}": shapes[name].block_bytes for name in ENCODINGS}
+    return [Row(case, "bytes per block", "B", size, {AS_IS: wide.block_bytes}) for case, size in sizes.items()]
 
 
 def step_rows(model: Model, prefix: Sequence[int], requests: int) -> list[Row]:
     """Of `requests` decodes."""
-    each = {name: Decodes(model, name, prefix, requests) for name in (AS_IS, *POOL_DTYPES)}
+    each = {name: Decodes(model, name, prefix, requests) for name in (AS_IS, *ENCODINGS)}
     times = [{name: decodes.step_seconds() for name, decodes in each.items()} for _ in range(ROUNDS)]
     median = {name: 1000 * statistics.median(time[name] for time in times) for name in each}
     what = f"decode step, {requests} requests of {len(prefix)} tokens"
-    return [Row(f"arena {name}", what, "ms", median[name], {AS_IS: median[AS_IS]}) for name in POOL_DTYPES]
+    return [Row(f"arena {name}", what, "ms", median[name], {AS_IS: median[AS_IS]}) for name in ENCODINGS]
 
 
 def parser() -> ArgumentParser:

@@ -1,5 +1,5 @@
 """A model in bfloat16, one prefix of it, and what it says behind that prefix: over an arena of 16 bit or quantized, and
-behind blocks that went through a quantized pool."""
+behind blocks that went through a quantized pool or, quantized, to another node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.step.runner import Runner
 from lab.bench.quantization.quality import Answer
 
 BLOCK = 16
-POOL_DTYPES = encodings
+ENCODINGS = encodings
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
@@ -54,7 +54,7 @@ class Prefixes:
         return replace(self._shape, pool_dtype=pool_dtype)
 
     def compute(self, tokens: Sequence[int]) -> None:
-        """The prefix of the answers that follow."""
+        """The prefix of the answers that follow: whole blocks."""
         self._prefix = list(tokens)
         self._runner.step([Row(self._prefix, 0, range(self._blocks))])
 
@@ -65,28 +65,41 @@ class Prefixes:
         blocks = range(self._blocks, 2 * self._blocks)
         for source, target in zip(range(found), blocks, strict=False):
             if pool_dtype:
-                self._through_pool(self._kv[source], pool_dtype, self._kv[target])
+                self._converted(self._kv[source], pool_dtype, self._kv[target])
             else:
                 self._bytes[target] = self._bytes[source]
         losses, best = self._score(window, found * BLOCK, blocks)
-        return Answer(losses, best, self._generate(found * BLOCK, blocks, new_tokens))
+        return Answer(losses, best, self._generate([], found * BLOCK, blocks, new_tokens))
 
-    def _through_pool(self, block: Tensor, pool_dtype: str, out: Tensor) -> None:
-        encoded = torch.empty(self.geometry(pool_dtype).pool_bytes, dtype=torch.uint8)
-        encode_block(block, DTYPES[pool_dtype], encoded)
-        decode_block(encoded, DTYPES[pool_dtype], out)
+    def answer_elsewhere(self, window: Sequence[int], new_tokens: int, wire_dtype: str, exact: Answer) -> Answer:
+        """The same on a decode node that all blocks of the prefix came to in `wire_dtype`. The first token is that of
+        `exact`: the prefill node makes it before it encodes anything."""
+        start, blocks = len(self._prefix), range(self._blocks, 2 * self._blocks)
+        for source, target in zip(range(start // BLOCK), blocks, strict=False):
+            self._converted(self._kv[source], wire_dtype, self._kv[target])
+        losses, best = self._score(window, start, blocks)
+        generated = self._generate(exact.generated[:1], start, blocks, new_tokens)
+        return Answer(exact.losses[:1] + losses, exact.best[:1] + best, generated)
+
+    def _converted(self, block: Tensor, dtype: str, out: Tensor) -> None:
+        encoded = torch.empty(self._shape.encoded_bytes, dtype=torch.uint8)
+        encode_block(block, DTYPES[dtype], encoded)
+        decode_block(encoded, DTYPES[dtype], out)
 
     def _score(self, window: Sequence[int], start: int, blocks: Sequence[int]) -> tuple[list[float], list[int]]:
-        """Losses and best tokens for window[len(prefix):], one step over what follows `start`."""
+        """Losses and best tokens for what of window[len(prefix):] the KV in front of `start` does not tell yet, one
+        step over what follows `start`."""
         inputs = InputBuilder(BLOCK, torch.device("cpu")).build([Row(window[start:-1], start, blocks)])
-        places = torch.arange(len(self._prefix) - 1 - start, len(window) - 1 - start)
+        first = max(start, len(self._prefix) - 1)
+        places = torch.arange(first - start, len(window) - 1 - start)
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._kv, places)
-        wanted = torch.tensor(window[len(self._prefix) :])
+        wanted = torch.tensor(window[first + 1 :])
         losses = torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="none")
         return losses.tolist(), logits.argmax(-1).tolist()
 
-    def _generate(self, start: int, blocks: Sequence[int], count: int) -> list[int]:
-        tokens = list(self._prefix)
+    def _generate(self, said: Sequence[int], start: int, blocks: Sequence[int], count: int) -> list[int]:
+        """`count` tokens behind the prefix, of which `said` are the first; `start`: where computing begins."""
+        tokens = [*self._prefix, *said]
         while len(tokens) < len(self._prefix) + count:
             row = Row(tokens[start:], start, blocks, SamplingRow(GREEDY, tokens, len(self._prefix)))
             ((chosen,),) = self._runner.step([row])

@@ -4,8 +4,13 @@ import math
 
 import orjson
 import pytest
+import torch
 
-from lab.bench.quantization.command import main
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
+from engine.text.tokenizer import Tokenizer
+from lab.bench.quantization.command import main, text_tokens
+from lab.bench.quantization.prefixes import Prefixes, load_model
 from lab.bench.quantization.quality import Answer, judged, leading
 
 
@@ -29,17 +34,34 @@ def test_leading():
 
 
 def test_the_embedded_model_hardly_notices(tmp_path):
-    """A small run: close where it is converted, in the pool or everywhere, and about half of the bytes."""
+    """A small run: close where it is converted, in the pool, on the wire or everywhere, and about half of the bytes."""
     out = tmp_path / "out.json"
     flags = ["--windows", "1", "--window-tokens", "128", "--new-tokens", "2", "--requests", "1", "--json", str(out)]
     assert main(flags) == 0
     rows = {(row["case"], row["metric"]): row for row in orjson.loads(out.read_bytes())["rows"]}
-    for name in ("pool fp8", "pool int8", "arena fp8", "arena int8"):
+    for name in (f"{what} {dtype}" for what in ("pool", "wire", "arena") for dtype in ("fp8", "int8")):
         perplexity = rows[name, "perplexity"]
         assert perplexity["ours"] == pytest.approx(perplexity["peers"]["bfloat16"], rel=0.05)
         assert perplexity["ours"] != perplexity["peers"]["bfloat16"]
         size = rows[name, "bytes per block"]
-        assert 0.5 < size["ours"] / size["peers"]["bfloat16"] < (0.51 if "pool" in name else 0.54)
+        assert 0.5 < size["ours"] / size["peers"]["bfloat16"] < (0.54 if "arena" in name else 0.51)
+
+
+def test_a_hand_over_leaves_the_first_token_as_it_was():
+    """And every later one attends to the encoded prefix. Its last block is encoded too, other than in the pool."""
+    source = describe(EMBEDDED_MODEL)
+    window = text_tokens(Tokenizer.load(source, "auto"), 128)
+    with torch.no_grad():
+        prefixes = Prefixes(load_model(source), 128 + 4)
+        prefixes.compute(window[:64])
+        exact, pooled = (prefixes.answer(window, 4, name) for name in ("", "int8"))
+        moved = prefixes.answer_elsewhere(window, 4, "int8", exact)
+    assert len(moved.losses) == len(moved.best) == len(exact.losses) == 64
+    assert (moved.losses[0], moved.generated[0]) == (exact.losses[0], exact.generated[0])
+    assert pooled.losses[0] != exact.losses[0]
+    differences = [abs(one - other) for one, other in zip(moved.losses[1:], exact.losses[1:], strict=True)]
+    assert 0 < sum(differences) / 63 < 0.1
+    assert len(moved.generated) == len(exact.generated) == 4
 
 
 def test_a_wrong_size_is_refused(capsys):
