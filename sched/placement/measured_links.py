@@ -1,4 +1,5 @@
 """Transfer times between nodes, learned from the transfers that requests report and from the rail rates of nodes.
+Bytes are those that moved: encoded ones, where KV is encoded on its way.
 
 The estimate of a path is as fast as its past transfers, but no faster than its rails are now: the regressions forget
 after dozens of transfers, while rails measure every MiB (net/transfer/common/rails.py). An unused path is as fast as

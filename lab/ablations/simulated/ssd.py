@@ -33,7 +33,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         f"Mean TTFT against DRAM only: {gains}, all in DRAM {ratio(values, 'mean TTFT, s', ALL, NONE):.2f}x; hits "
         f"{best[1]:.3f} without and {best[0]:.3f} with SSDs. A prefix is read from all nodes' SSDs at once. Placement "
-        "does not know what is on an SSD: it fetches where the network alone would pay."
+        "knows how long that takes now, and has computed instead what is quicker to compute."
     )
 
 
