@@ -1,11 +1,13 @@
 """Prefill and decode nodes whose KV travels by RDMA, pushed and then pulled, forked from one process so that torch is
-imported once.
+imported once. So the same process also moves encoded KV between two codecs, without a model.
 
-Prints one JSON line: what the two clusters answered, and what one engine without any network computes.
+Prints one JSON line: what the two clusters answered, what one engine without any network computes, and how much encoded
+KV moved by which transport.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -29,6 +31,7 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.step.inputs import Row
 from engine.step.runner import Runner
+from tests.rdma.nodes import SIDES
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,6 +48,7 @@ CONFIG = {
 }
 PROMPTS = [[7, 11, 13] * 20, list(range(1, 100))]
 MAX_TOKENS = 12
+ENCODED = {"push": "int8", "pull": "fp8"}  # --wire-dtype
 
 
 def free_port() -> int:
@@ -126,7 +130,17 @@ def main(folder: Path) -> None:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     served = {how: serve(folder, how) for how in ("push", "pull")}
-    print(json.dumps({"expected": [expected(folder, prompt) for prompt in PROMPTS], **served}))
+    encoded = {how: asyncio.run(move_encoded(how, wire_dtype)) for how, wire_dtype in ENCODED.items()}
+    print(json.dumps({"expected": [expected(folder, prompt) for prompt in PROMPTS], "encoded": encoded, **served}))
+
+
+async def move_encoded(how: str, wire_dtype: str) -> dict:
+    """Fails unless the decode side has exactly the blocks that it is to have, and no others."""
+    from tests.engine.handoff.test_wire import geometry_of, hand_over
+
+    options = tuple({"rdma": {"devices": devices}} for devices in SIDES.values())
+    report = await hand_over(("rdma",), geometry_of(wire_dtype), True, how, "layer", options)
+    return {"transport": report.transport, "bytes": report.nbytes, "saved": report.saved}
 
 
 def serve(folder: Path, how: str) -> dict:

@@ -17,7 +17,7 @@ from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from cache.pool.policies import policies
 from engine.core.kv_ready import KvReady, KvTarget, Piece
-from engine.core.kv_transfer import KvTransfer
+from engine.core.kv_transfer import KvReport, KvTransfer
 from engine.handoff import messages
 from engine.handoff.pull import KvPull, PullOffer
 from engine.handoff.push import EncodedPush, Push
@@ -40,9 +40,12 @@ def geometry_of(wire_dtype: str = "int8", dtype: str = "bfloat16") -> BlockGeome
 class Side:
     """A node's arena, full of NaN, and what encodes for it."""
 
-    def __init__(self, channel: Any, order: tuple[str, ...], geometry: BlockGeometry, staging_blocks: int) -> None:
+    def __init__(
+        self, channel: Any, order: tuple[str, ...], geometry: BlockGeometry, staging_blocks: int, options: dict
+    ) -> None:
+        """options: of the transports."""
         self.channel, self.geometry = channel, geometry
-        self.transfer = TransferEngine(channel, order)
+        self.transfer = TransferEngine(channel, order, options)
         self.region = Region.shared("kv", BLOCKS * geometry.block_bytes)
         self.kv = torch.frombuffer(self.region.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
         self.kv.fill_(torch.nan)
@@ -58,11 +61,14 @@ class Side:
 
 
 @asynccontextmanager
-async def pair(order=("tcp",), geometry=None, staging_blocks: int = 16):
-    """(prefill side, decode side, its KvPull for THERE)"""
+async def pair(order=("tcp",), geometry=None, staging_blocks: int = 16, options=({}, {})):
+    """(prefill side, decode side, its KvPull for THERE); options: of the transports of each side."""
     geometry = geometry or geometry_of()
     async with channels("p", "d") as (p_channel, d_channel):
-        p, d = (Side(channel, order, geometry, staging_blocks) for channel in (p_channel, d_channel))
+        p, d = (
+            Side(channel, order, geometry, staging_blocks, each)
+            for channel, each in zip((p_channel, d_channel), options, strict=True)
+        )
         writes = KvPull(d.transfer, "kv", geometry.block_bytes, "p", THERE, d.codec)
 
         async def pull(peer, body, data):
@@ -122,10 +128,15 @@ def encoded_and_back(block: torch.Tensor, tokens: int, geometry: BlockGeometry) 
     ],
 )
 async def test_the_decode_node_has_what_the_encoding_leaves(order, wire_dtype, dtype, pause, how, overlap):
+    await hand_over(order, geometry_of(wire_dtype, dtype), pause, how, overlap)
+
+
+async def hand_over(
+    order: tuple[str, ...], geometry: BlockGeometry, pause: bool, how: str, overlap: str, options=({}, {})
+) -> KvReport:
     """In three chunks that end inside blocks; NaN lies behind what is computed. Without a pause all that is ready
     gathers in one batch: a half-filled block is then in it twice, and the second time has to land second."""
-    geometry = geometry_of(wire_dtype, dtype)
-    async with pair(order, geometry, staging_blocks=4) as (p, d, _):
+    async with pair(order, geometry, staging_blocks=4, options=options) as (p, d, _):
         pool, kv = BlockPool(BLOCKS, policies["lru"]()), prompt_kv(geometry)
         here, target = pool.allocate(len(THERE)), target_of(d, first_missing=1)
         ready = KvReady(geometry, target, TOKENS, overlap)
@@ -156,6 +167,7 @@ async def test_the_decode_node_has_what_the_encoding_leaves(order, wire_dtype, d
         pool.release(here)
         assert pool.usage()["held"] == 0
         assert len(p.codec._staging._free) == p.codec._staging.num_slots
+        return report
 
 
 def pieces_of(block_ids: list[int], geometry: BlockGeometry) -> list[Piece]:
