@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         path = Path(folder) / "result.json"
         for command, other_command in zip(args.commands, args.other_command, strict=True):
-            ours, others = [], []
+            ours: list[Figures] = []
+            others: list[Figures] = []
             for number in range(args.rounds):
                 for found, checkout, words in ((ours, HERE, command), (others, args.other, other_command)):
                     print(f"compare: round {number + 1} of {args.rounds}: {words} in {checkout.name}", file=sys.stderr)
