@@ -11,11 +11,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
 from cache.homes.routing import ReadWalk, Router
+from cache.messages import BlocksRead, Pinned
 from cache.protocol import ELSEWHERE, Deadlines
 from cache.results import LeadingRun
 from cache.ssd_reads import SsdPrice
@@ -166,14 +166,14 @@ class Reader:
             except BaseException:
                 paces.failed(home, nbytes)
                 raise
-            answers = reply["slots"]
+            answers = reply.slots
             paces.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
             for position, answer in zip(batch, answers, strict=False):
                 if answer == ELSEWHERE:
                     walk.elsewhere(position)
-            for position, replicas in reply.get("hot", ()):
+            for position, replicas in reply.hot:
                 self._router.heated(_now(), job.keys[batch[position]], replicas)
-            if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply["more"]):
+            if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply.more):
                 return
             positions = positions[len(answers) :]
 
@@ -206,26 +206,26 @@ class Reader:
         leading: bool,
         patience_s: float | None,
         by_message: bool,
-    ) -> tuple[dict[str, Any], float, bool]:
+    ) -> tuple[Pinned | BlocksRead, float, bool]:
         """The home's reply, when it came, and whether all that it had has arrived whole."""
         keys = [job.keys[position] for position in batch]
         if by_message:
-            reply, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
-            return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
+            read, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
+            return read, _now(), self._unpack(job, walk, home, batch, read, data)
         with self._calls.ticket(home) as ticket:
             reply = await self._calls.pin(home, keys, ticket, leading=leading, patience_s=patience_s)
-            answered, positions = _now(), batch[: len(reply["slots"])]
+            answered, positions = _now(), batch[: len(reply.slots)]
             return reply, answered, await self._read(job, walk, home, positions, reply, ticket, patience_s)
 
     def _unpack(
-        self, job: StoreCall, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
+        self, job: StoreCall, walk: ReadWalk, home: str, batch: list[int], reply: BlocksRead, data: memoryview
     ) -> bool:
         """Small blocks, as they lie behind the reply; False when one is damaged."""
-        found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
-        rows = zip(found, reply["lengths"], reply["checksums"], reply["tiers"], strict=True)
+        found = [position for position, slot in zip(batch, reply.slots, strict=False) if slot >= 0]
+        rows = zip(found, reply.lengths, reply.checksums, reply.tiers, strict=True)
         transport = "local" if home == self._router.me else "message"
         memory, offsets, size, start, bad = job.region.memory, job.offsets, job.block_bytes, 0, []
-        origins = {tier: (home, transport, tier) for tier in set(reply["tiers"])}
+        origins = {tier: (home, transport, tier) for tier in set(reply.tiers)}
         whole: list[int] = []
         for position, length, block_checksum, tier in rows:
             block = data[start : start + length]
@@ -261,26 +261,26 @@ class Reader:
         walk: ReadWalk,
         home: str,
         positions: list[int],
-        reply: dict[str, Any],
+        reply: Pinned,
         ticket: Ticket,
         patience_s: float | None,
     ) -> bool:
         """Transfer what was pinned of `positions` and check it; False when a block was damaged."""
-        slots = [slot for slot in reply["slots"] if slot >= 0]
-        found = [position for position, slot in zip(positions, reply["slots"], strict=True) if slot >= 0]
-        job.lengths.update(zip(found, reply.get("lengths", ()), strict=False))
+        slots = [slot for slot in reply.slots if slot >= 0]
+        found = [position for position, slot in zip(positions, reply.slots, strict=True) if slot >= 0]
+        job.lengths.update(zip(found, reply.lengths, strict=False))
 
         async def move(part: slice) -> None:
             spans = [
-                job.span(position, slot, reply["slot_bytes"])
+                job.span(position, slot, reply.place.slot_bytes)
                 for position, slot in zip(found[part], slots[part], strict=True)
             ]
-            done = await self._move(home, job.region.name, reply["region"], spans, patience_s)
-            wanted = reply["checksums"][part]
+            done = await self._move(home, job.region.name, reply.place.region, spans, patience_s)
+            wanted = reply.checksums[part]
             sums = await job.checksums(found[part]) if any(map(self._checks, wanted)) else wanted
             for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
                 if block_checksum == wanted[at - part.start] or not self._checks(wanted[at - part.start]):
-                    job.arrived[found[at]] = (home, done.transport, reply["tiers"][at])
+                    job.arrived[found[at]] = (home, done.transport, reply.tiers[at])
                     walk.found(found[at])
                 else:
                     ticket.bad.append(at)

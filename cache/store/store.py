@@ -24,6 +24,7 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.homes.rendezvous import Members, by_home
 from cache.homes.routing import Router
+from cache.messages import STATS, StoreStats
 from cache.pool.policy import Facts
 from cache.protocol import Deadlines
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
@@ -40,6 +41,7 @@ from cache.store.streaming import Windows, stream
 from cache.store.values import Values, all_lasting, all_taken
 from cache.store.writer import Writer
 from cache.tiers.local_store import LocalStore
+from net.bodies import Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 from net.transfer.common.memory import Region
@@ -97,7 +99,7 @@ class Store:
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
         if self._share is not None and local is not None:
-            channel.handle("store.stats", self._stats)
+            channel.handle(STATS, typed(Nothing, self._stats))
             BulkShare(transfer.bulk, local, self._share)
         if local is not None and self._share is not None and local.arena is not None:
             self.attach(local.arena.region)
@@ -327,8 +329,8 @@ class Store:
             own["repair"] = self._keeper.stats()
         return own
 
-    async def _stats(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        return self.stats()
+    async def _stats(self, peer: str, body: Nothing, data: memoryview) -> StoreStats:
+        return StoreStats(self.stats())
 
     async def close(self) -> None:
         """Give leases back, then close the local store. Close transfer engine and channel first."""
