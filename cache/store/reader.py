@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cache.arena import UNCHECKED, checksum
@@ -19,6 +19,7 @@ from cache.messages import BlocksRead, Pinned
 from cache.protocol import ELSEWHERE, Deadlines
 from cache.results import LeadingRun
 from cache.ssd_reads import SsdPrice
+from cache.store.accounts import Accounts
 from cache.store.bulk_reader import BulkReader
 from cache.store.calls import HOME_ERRORS, Calls, Ticket, TooSlow
 from cache.store.job import MESSAGE_BYTES, StoreCall, at_each, in_pieces
@@ -46,8 +47,8 @@ class Seen:
 
 
 class Reader:
-    """`failed(home, error)` is told of every home that does not do what was asked. `counts` gets 'corrupt' and
-    'given_up', homes that were too slow."""
+    """`accounts` is told of every home that does not do what was asked, and counts 'corrupt' and 'given_up', homes that
+    were too slow."""
 
     def __init__(
         self,
@@ -56,8 +57,7 @@ class Reader:
         same_host: SameHost,
         router: Router,
         deadlines: Deadlines,
-        counts: Counter[str],
-        failed: Callable[[str, Exception], None],
+        accounts: Accounts,
         checksums: bool = True,
     ) -> None:
         self._calls = calls
@@ -65,8 +65,7 @@ class Reader:
         self._same_host = same_host
         self._router = router
         self._deadlines = deadlines
-        self._counts = counts
-        self._failed = failed
+        self._accounts = accounts
         self._checksums = checksums
         self._bulk = BulkReader(calls, router, self._patience, self._damaged, checksums)
 
@@ -90,7 +89,7 @@ class Reader:
                 self._give_up(walk, home, positions, error)
                 return
             except HOME_ERRORS as error:
-                self._failed(home, error)
+                self._accounts.failed(home, error)
                 for position in positions:
                     walk.elsewhere(position)
                 return
@@ -127,7 +126,7 @@ class Reader:
             except TooSlow as error:
                 self._give_up(walk, home, [p for p in positions if p not in job.arrived], error)
             except HOME_ERRORS as error:
-                self._failed(home, error)
+                self._accounts.failed(home, error)
                 for position in positions:
                     if position not in job.arrived:
                         walk.elsewhere(position)
@@ -140,7 +139,7 @@ class Reader:
 
     def _give_up(self, walk: ReadWalk, home: str, positions: Sequence[int], error: TooSlow) -> None:
         self._router.paces.given_up(_now(), home, error.waited_s)
-        self._counts["given_up"] += 1
+        self._accounts.counts["given_up"] += 1
         log.info("%s: asking another replica", error)
         for position in positions:
             walk.too_slow(position, home)
@@ -250,8 +249,9 @@ class Reader:
         return self._checksums and wanted != UNCHECKED
 
     def _damaged(self, home: str, count: int) -> None:
-        before, now = self._counts["corrupt"], self._counts["corrupt"] + count
-        self._counts["corrupt"] = now
+        counts = self._accounts.counts
+        before, now = counts["corrupt"], counts["corrupt"] + count
+        counts["corrupt"] = now
         if before.bit_length() < now.bit_length():  # at powers of two, so that a damaged disk does not fill the log
             log.warning("%d blocks from %s did not match their checksums: dropped (%d so far)", count, home, now)
 

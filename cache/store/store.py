@@ -92,9 +92,7 @@ class Store:
         self._calls = calls = Calls(channel, transfer.bulk, self._deadlines)
         self.router = Router(node_id, replicas)
         self._same_host = SameHost(transfer, calls)
-        self._reader = Reader(
-            calls, transfer, self._same_host, self.router, self._deadlines, accounts.counts, accounts.failed, checksums
-        )
+        self._reader = Reader(calls, transfer, self._same_host, self.router, self._deadlines, accounts, checksums)
         self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, checksums)
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
