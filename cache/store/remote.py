@@ -16,6 +16,7 @@ from typing import Self
 
 from cache.messages import MEMBERS, PoolMembers
 from cache.protocol import Deadlines
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from net.bodies import Nothing, answered, encode
 from net.channel.channel import Channel
@@ -71,9 +72,7 @@ class Remote:
             transfer,
             None,
             lambda: remote._members,
-            block_bytes=first.block_bytes,
-            deadlines=deadlines,
-            replicas=first.replicas,
+            StoreOptions(block_bytes=first.block_bytes, deadlines=deadlines or Deadlines(), replicas=first.replicas),
         )
         remote._refreshing = keep(remote._keep_fresh, "asking for the members of the pool")
         return remote

@@ -21,6 +21,7 @@ from cache.messages import MEMBERS, PoolMembers
 from cache.protocol import Deadlines
 from cache.store.job import MESSAGE_BYTES
 from cache.store.objects import Objects
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
@@ -109,12 +110,14 @@ class Node:
             self.transfer,
             self.share,
             self._homes,
-            block_bytes=self.geometry.pool_bytes,
-            deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
-            replicas=config.replicas,
-            repair_limit=config.repair_limit_bytes,
-            checksums=config.block_checksums,
-            message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
+            StoreOptions(
+                block_bytes=self.geometry.pool_bytes,
+                deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
+                replicas=config.replicas,
+                repair_limit=config.repair_limit_bytes,
+                checksums=config.block_checksums,
+                message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
+            ),
         )
         self.channel.handle(MEMBERS, typed(Nothing, self._pool_members))
         self._role_changes: RoleChanges | None = None

@@ -15,6 +15,7 @@ from cache.ssd import SsdTier
 from cache.store.bulk_get import BulkGet
 from cache.store.bulk_put import BulkPut
 from cache.store.job import StoreCall
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from net.bodies import encode
@@ -60,9 +61,7 @@ class Pool:
             transfer,
             local,
             lambda: equal_members(self.members),
-            block_bytes=self.size,
-            deadlines=self.deadlines,
-            **options,
+            StoreOptions(block_bytes=self.size, deadlines=self.deadlines, **options),
         )
         address = await channel.start("127.0.0.1")
         for other, theirs in self.channels.items():
