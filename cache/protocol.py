@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cache.block import KEY_BYTES, BlockKey
-from cache.ssd_reads import FREE, SsdPrice
 from net.errors import RemoteError
-
-GET, PUT = "store.get", "store.put"
-"""Kinds of the bulk calls for blocks (net/transfer/tcp/bulk_call.py)."""
 
 STORED, PRESENT = 0, -1
 """Instead of a slot to write. PRESENT: the block is here, or somebody is writing it, or admission refuses it."""
@@ -48,24 +43,6 @@ class Deadlines:
         return cls(lookup_s=min(usual.lookup_s, seconds), control_s=seconds, room_s=min(usual.room_s, seconds * 2 / 3))
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a home says of some keys."""
-
-    have: list[int]  # per key 0, ABSENT or ELSEWHERE; it may end at the first that is not 0
-    on_ssd: list[int] = field(default_factory=list)  # positions of those that have to be read from SSD
-    price: SsdPrice = FREE  # of that, now
-
-    def as_dict(self) -> dict[str, Any]:
-        """As it travels."""
-        return {"have": self.have} | ({"ssd": self.on_ssd, "price": list(self.price)} if self.on_ssd else {})
-
-    @classmethod
-    def of(cls, told: dict[str, Any]) -> Look:
-        """Inverse of `as_dict`."""
-        return cls(list(told["have"]), list(told.get("ssd", ())), SsdPrice(*told.get("price", FREE)))
-
-
 def join_keys(keys: Sequence[BlockKey]) -> bytes:
     """Keys as they travel: 16 bytes each, behind the header."""
     return b"".join(keys)
@@ -77,49 +54,3 @@ def split_keys(data: bytes | memoryview) -> list[BlockKey]:
     if len(raw) % KEY_BYTES:
         raise RemoteError(f"{len(raw)} bytes are not block keys", "bad_request")
     return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
-
-
-# --- bodies of the messages of cache/server/lasting.py; keys travel as data
-
-
-@dataclass(frozen=True, slots=True)
-class MakeDurable:
-    """store.durable"""
-
-    wait_s: float  # the asker's deadline
-
-
-@dataclass(frozen=True, slots=True)
-class MadeDurable:
-    """Its answer."""
-
-    durable: Sequence[bool]  # one per key
-    why: str = ""  # not all are
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """store.keep"""
-
-    keep: bool  # never evict them, or again as others
-
-
-@dataclass(frozen=True, slots=True)
-class KeptThere:
-    """Its answer."""
-
-    answers: Sequence[int] = ()  # to keep them: KEPT, PINS_FULL or ABSENT for each
-    given_up: int = 0  # how many had been kept
-
-
-def integers(values: Any, count: int) -> bool:
-    """Whether a peer sent a list of `count` integers that 64 bits hold."""
-    return isinstance(values, list) and len(values) == count and all(type(v) is int and -1 <= v < 2**64 for v in values)
-
-
-def owner_in(body: Mapping[str, Any]) -> str:
-    """The home that a writer names in the place of the one it writes to, empty for none. Raises RemoteError."""
-    owner = body.get("owner", "")
-    if not isinstance(owner, str):
-        raise RemoteError(f"an owner is a node's name, not {type(owner).__name__}", "bad_request")
-    return owner

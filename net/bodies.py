@@ -1,15 +1,19 @@
 """Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire. Pure.
 
-The fields of the dataclass are the form: int, float, str, bool, bytes (as hex), None beside one of them, lists, dicts,
-and other dataclasses. Reading is strict: no field may be missing or unknown, and nothing is converted but an integer
-where a float is wanted. What a type cannot say, `__post_init__` checks by raising ValueError.
+The fields of the dataclass are the form: int, float, str, bool, bytes (as hex), None beside one of them, lists, tuples
+of a fixed length, dicts, and other dataclasses. A field that has its default does not travel. Reading is strict: no
+field without a default may be missing, none may be unknown, and nothing is converted but an integer where a float is
+wanted. What a type cannot say, `__post_init__` checks by raising ValueError.
+
+A list of numbers, strings or booleans is checked without Python code per element, so a message about many things has
+one such list per property.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,12 +25,21 @@ Read = Callable[[Any], Any]
 Write = Callable[[Any], Any] | None
 """None: the value is its own JSON form."""
 
+Buffer = bytes | bytearray | memoryview
+
 SCALARS = (int, str, bool)
+NUMBERS = frozenset((int, float))
 SHOWN = 40  # characters of a wrong value in an error
+REQUIRED: Any = object()  # the default of a field that has none
 
 
 class BodyError(ValueError):
     """A body is not what its kind of message has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The body of a message whose kind and data say everything."""
 
 
 def decode(kind: type[T], body: object) -> T:
@@ -48,7 +61,7 @@ def answered(kind: type[T], body: object) -> T:
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """The JSON form of a dataclass; lists in it are not copied."""
+    """The JSON form of a dataclass without the fields that have their defaults; lists in it are not copied."""
     form: Any = type(value)
     write = _writer(form)
     assert write is not None, f"{form} is no dataclass"
@@ -59,11 +72,15 @@ def encode(value: Any) -> dict[str, Any]:
 def typed(
     kind: type[T], handler: Callable[[str, T, memoryview], Awaitable[Any]]
 ) -> Callable[[str, dict[str, Any], memoryview], Awaitable[Any]]:
-    """A handler for Channel.handle from one that takes `kind` and returns a dataclass or None. It raises BodyError for
-    a body that is not of this kind; the channel answers that with the code bad_request."""
+    """A handler for Channel.handle from one that takes `kind` and returns a dataclass, (dataclass, data) or None. It
+    raises BodyError for a body that is not of this kind; the channel answers that with the code bad_request."""
 
-    async def handle(peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any] | None:
+    async def handle(
+        peer: str, body: dict[str, Any], data: memoryview
+    ) -> dict[str, Any] | tuple[dict[str, Any], Sequence[Buffer]] | None:
         answer = await handler(peer, decode(kind, body), data)
+        if type(answer) is tuple:
+            return encode(answer[0]), answer[1]
         return None if answer is None else encode(answer)
 
     return handle
@@ -85,7 +102,15 @@ def _reader(kind: Any) -> Read:
         return _hex
     if origin in (Union, UnionType):
         return partial(_optional, _reader(_but_none(parts)))
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return partial(_row, tuple(map(_reader, parts)), tuple)
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
+        return partial(_row, tuple(map(_reader, get_type_hints(kind).values())), partial(_made, kind))
     if origin in (list, tuple, Sequence):
+        if parts[0] in SCALARS:
+            return partial(_scalars, parts[0], origin is tuple)
+        if parts[0] is float:
+            return partial(_numbers, origin is tuple)
         return partial(_items, _reader(parts[0]), origin is tuple)
     if origin in (dict, Mapping):
         return partial(_entries, int if parts[0] is int else str, _reader(parts[1]))
@@ -102,21 +127,21 @@ def _but_none(parts: Sequence[Any]) -> Any:
 def _record(kind: Any) -> Read:
     hints = get_type_hints(kind)
     readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
-    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+    needed = {one.name: one for one in fields(kind) if _default(one) is REQUIRED}.keys()
 
     def read(body: Any) -> Any:
         if type(body) is not dict:
             raise _wrong("an object", body)
-        if unknown := body.keys() - readers.keys():
-            raise BodyError(f"unknown field {sorted(unknown)[0]!r:.{SHOWN}}")
-        if missing := needed - body.keys():
-            raise BodyError(f"field {sorted(missing)[0]!r} is missing")
         values = {}
         for name, value in body.items():
+            if (one := readers.get(name)) is None:
+                raise BodyError(f"unknown field {name!r:.{SHOWN}}")
             try:
-                values[name] = readers[name](value)
+                values[name] = one(value)
             except BodyError as error:
                 raise BodyError(f"{name}: {error}") from None
+        if not needed <= values.keys():
+            raise BodyError(f"field {min(needed - values.keys())!r} is missing")
         try:
             return kind(**values)
         except ValueError as error:
@@ -152,10 +177,39 @@ def _optional(read: Read, value: Any) -> Any:
     return None if value is None else read(value)
 
 
-def _items(read: Read, as_tuple: bool, value: Any) -> Any:
+def _list(value: Any) -> Sequence[Any]:
     if type(value) is not list and type(value) is not tuple:
         raise _wrong("a list", value)
-    found = [read(one) for one in value]
+    found: Sequence[Any] = value
+    return found
+
+
+def _scalars(kind: type, as_tuple: bool, value: Any) -> Any:
+    if list(map(type, _list(value))).count(kind) != len(value):
+        raise _wrong(kind.__name__, next(one for one in value if type(one) is not kind))
+    return tuple(value) if as_tuple else value
+
+
+def _numbers(as_tuple: bool, value: Any) -> Any:
+    kinds = {*map(type, _list(value))}
+    if not kinds <= NUMBERS or not all(map(math.isfinite, value)):
+        raise _wrong("finite numbers", value)
+    found = value if int not in kinds else list(map(float, value))
+    return tuple(found) if as_tuple else found
+
+
+def _row(readers: Sequence[Read], make: Callable[[Sequence[Any]], Any], value: Any) -> Any:
+    if len(_list(value)) != len(readers):
+        raise _wrong(f"a list of {len(readers)}", value)
+    return make([read(one) for read, one in zip(readers, value, strict=True)])
+
+
+def _made(kind: Any, values: Sequence[Any]) -> Any:
+    return kind(*values)
+
+
+def _items(read: Read, as_tuple: bool, value: Any) -> Any:
+    found = [read(one) for one in _list(value)]
     return tuple(found) if as_tuple else found
 
 
@@ -185,6 +239,11 @@ def _writer(kind: Any) -> Write:
     if origin in (Union, UnionType):
         write = _writer(_but_none(parts))
         return None if write is None else partial(_optional, write)
+    if origin is tuple and parts[-1] is not Ellipsis:
+        assert not any(map(_writer, parts)), f"no JSON form is known for {kind}"
+        return None
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple, which orjson does not take for a list
+        return list
     if origin in (list, tuple, Sequence):
         write = _writer(parts[0])
         return None if write is None else partial(_written, write)
@@ -196,12 +255,22 @@ def _writer(kind: Any) -> Write:
 
 def _fields(kind: Any) -> Write:
     hints = get_type_hints(kind)
-    writers = [(field.name, _writer(hints[field.name])) for field in fields(kind)]
+    writers = [(field.name, _writer(hints[field.name]), _default(field)) for field in fields(kind)]
 
     def write(value: Any) -> dict[str, Any]:
-        return {name: getattr(value, name) if one is None else one(getattr(value, name)) for name, one in writers}
+        body = {}
+        for name, one, default in writers:
+            if (found := getattr(value, name)) is not default and (default is REQUIRED or found != default):
+                body[name] = found if one is None else one(found)
+        return body
 
     return write
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return REQUIRED if field.default_factory is MISSING else field.default_factory()
 
 
 def _written(write: Read, values: Sequence[Any]) -> list[Any]:

@@ -1,28 +1,17 @@
 """Lasting: answers peers who want more than a place in memory for blocks of this node's share.
 
-store.durable  keys -> which are on SSD and synced there; the answer waits for that
-store.keep     keys -> which are never evicted from now on, or may be again
-store.flush    what was committed here so far is on SSD, and synced, when the answer comes
+DURABLE  keys -> which are on SSD and synced there; the answer waits for that
+KEEP     keys -> which are never evicted from now on, or may be again
+FLUSH    what was committed here so far is on SSD, and synced, when the answer comes
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from cache.protocol import (
-    ABSENT,
-    KEPT,
-    PINS_FULL,
-    Deadlines,
-    Keep,
-    KeptThere,
-    MadeDurable,
-    MakeDurable,
-    split_keys,
-)
+from cache.messages import DURABLE, FLUSH, KEEP, Keep, KeptThere, MadeDurable, MakeDurable
+from cache.protocol import ABSENT, KEPT, PINS_FULL, Deadlines, split_keys
 from cache.ssd import SsdError
 from cache.tiers.local_store import LocalStore
-from net.bodies import typed
+from net.bodies import Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 
@@ -35,9 +24,9 @@ class Lasting:
     def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines) -> None:
         self._local = local
         self._deadlines = deadlines
-        channel.handle("store.durable", typed(MakeDurable, self._durable))
-        channel.handle("store.keep", typed(Keep, self._keep))
-        channel.handle("store.flush", self._flush)
+        channel.handle(DURABLE, typed(MakeDurable, self._durable))
+        channel.handle(KEEP, typed(Keep, self._keep))
+        channel.handle(FLUSH, typed(Nothing, self._flush))
 
     async def _durable(self, peer: str, body: MakeDurable, data: memoryview) -> MadeDurable:
         keys = split_keys(data)
@@ -59,7 +48,7 @@ class Lasting:
         answers = {True: KEPT, False: PINS_FULL, None: ABSENT}
         return KeptThere([answers[kept] for kept in self._local.keep(keys)])
 
-    async def _flush(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+    async def _flush(self, peer: str, body: Nothing, data: memoryview) -> None:
         try:
             await self._local.flush(ANSWER_SHARE * self._deadlines.flush_s)
         except SsdError as error:

@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from cache.block import BlockKey
+from cache.messages import NO_PLACE, Place
+from cache.offer import PLAIN_OFFER, Offer
 from cache.protocol import Deadlines
 from cache.tiers.local_store import LocalStore
 from net.channel.channel import Channel
@@ -33,8 +34,7 @@ class Lease:
     timer: asyncio.TimerHandle
     slots: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
-    owner: str = ""  # the home these blocks are kept for
-    repair: bool = False  # they are copies of what is elsewhere
+    offer: Offer = PLAIN_OFFER  # what the writer says of its blocks
 
 
 class Leases:
@@ -57,14 +57,14 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases) + len(self._fenced)
 
-    def open(self, peer: str, number: int, *, writes: bool, owner: str = "", repair: bool = False) -> None:
+    def open(self, peer: str, number: int, *, writes: bool, offer: Offer = PLAIN_OFFER) -> None:
         """The lease exists before its grant, so that the peer can end it while it waits."""
         if (peer, number) in self._leases:
             raise RemoteError(f"lease {number} is in use", "bad_request")
         timer = asyncio.get_running_loop().call_later(self._deadlines.lease_s, self._expire, peer, number)
-        self._leases[peer, number] = Lease(writes, timer, owner=owner, repair=repair)
+        self._leases[peer, number] = Lease(writes, timer, offer=offer)
 
-    def grant(self, peer: str, number: int, slots: list[int], keys: list[BlockKey], *, writes: bool) -> dict[str, Any]:
+    def grant(self, peer: str, number: int, slots: list[int], keys: list[BlockKey], *, writes: bool) -> Place:
         """Put the slots under the lease; returns how the peer reaches them. Without slots the lease is over."""
         lease = self._leases.get((peer, number))
         if lease is None:
@@ -74,9 +74,8 @@ class Leases:
         arena = self._local.arena
         if not slots or arena is None:
             self.take(peer, number)
-            return {"region": "", "slot_bytes": 0}
-        place: dict[str, Any] = {"region": arena.name, "slot_bytes": arena.slot_bytes}
-        return place | {"epoch": self._transfer.epoch_of(peer)} if writes else place
+            return NO_PLACE
+        return Place(arena.name, arena.slot_bytes, self._transfer.epoch_of(peer) if writes else "")
 
     def take(self, peer: str, number: int) -> Lease | None:
         """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""

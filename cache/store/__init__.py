@@ -11,6 +11,7 @@ Files:
     keeper       Brings blocks to where they belong while the store serves: after joins and losses
     layered      A get in two halves: everything is pinned at its homes first, then it is read part by part
     objects      Named bytes of any size in the pooled store: weights, adapters, anything
+    options      How a Store keeps blocks and moves them
     reader       The way of a lookup and of a get through the homes: pin, read, check
     remote       The pooled store for a process that is no node of the cluster: scripts, loaders, benchmarks
     same_host    Gets and lookups at homes on this host without a word to them

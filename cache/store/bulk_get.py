@@ -14,12 +14,15 @@ from typing import Any
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from cache.arena import UNCHECKED
-from cache.protocol import GET, join_keys
+from cache.bulk_messages import GET, Get, Got
+from cache.protocol import join_keys
 from cache.store.job import StoreCall
+from net.bodies import answered, encode
 from net.errors import RemoteError
 from net.transfer.common.spans import Cursor
 from net.transfer.tcp.bulk_call import BulkCall
 
+NOTHING_YET = Got([])
 HASH_PIECE_BYTES = 256 << 10  # bytes of a larger block that are hashed as soon as they are there
 
 
@@ -27,12 +30,11 @@ class BulkGet(BulkCall):
     """Of the blocks at `positions` of a job; `checks`: whether checksums are compared."""
 
     def __init__(self, job: StoreCall, positions: Sequence[int], leading: bool, checks: bool) -> None:
-        body: dict[str, Any] = {"keys": join_keys([job.keys[position] for position in positions]).hex()}
-        if leading:
-            body["leading"] = True
-        super().__init__(GET, body, len(positions) * job.block_bytes)
+        keys = join_keys([job.keys[position] for position in positions])
+        super().__init__(GET, encode(Get(keys, leading)), len(positions) * job.block_bytes)
         self.answered_at = 0.0  # on the loop's clock, when the answer began
         self.found: list[int] = []  # positions that the answer has
+        self.got = NOTHING_YET
         self.bad: set[int] = set()  # those of them that did not match their checksums
         self._job, self._positions, self._checks = job, positions, checks
 
@@ -40,19 +42,17 @@ class BulkGet(BulkCall):
         super().begin()
         self.answered_at = 0.0
         self.found, self.bad = [], set()
+        self.got = NOTHING_YET
 
     def place(self, body: dict[str, Any], nbytes: int) -> Cursor:
         job = self._job
         self.answered_at = asyncio.get_running_loop().time()
-        slots, sums = body.get("slots"), body["checksums"]
-        found = (
-            self._positions if slots is None else [p for p, s in zip(self._positions, slots, strict=False) if s >= 0]
-        )
-        lengths = body.get("lengths") or [job.block_bytes] * len(found)
-        if not len(found) == len(sums) == len(lengths) or sum(lengths) != nbytes:
-            raise RemoteError(
-                f"{nbytes} bytes do not match {len(found)} blocks with {len(sums)} checksums", "bad_answer"
-            )
+        self.got = got = self._told(body)
+        sums, asked = got.checksums, self._positions
+        found = asked if got.slots is None else [p for p, s in zip(asked, got.slots, strict=False) if s >= 0]
+        lengths = got.lengths or [job.block_bytes] * len(found)
+        if sum(lengths) != nbytes:
+            raise RemoteError(f"{nbytes} bytes are not {len(found)} blocks of these lengths", "bad_answer")
         if max(lengths) > job.block_bytes or min(lengths) < 1:
             raise RemoteError(f"the home has blocks of {max(lengths)} bytes, this node of {job.block_bytes}", "layout")
         self.found, self._lengths, self._sums = list(found), lengths, sums
@@ -61,6 +61,10 @@ class BulkGet(BulkCall):
         self._partial: Any = None
         self._partial_bytes = 0
         return Cursor(job.region.memory, [(job.offsets[p], length) for p, length in zip(found, lengths, strict=True)])
+
+    def _told(self, body: dict[str, Any]) -> Got:
+        """The answer. Raises RemoteError."""
+        return answered(Got, body).check(len(self._positions))
 
     def came(self, moved: int) -> None:
         super().came(moved)
@@ -114,15 +118,17 @@ class BulkGet(BulkCall):
         self._partial, self._partial_bytes = None, 0
 
     def settle(self, home: str) -> list[int]:
-        """Into the job; returns the positions that have arrived whole."""
-        job, tiers = self._job, self.answer.get("tiers")
+        """Into the job; returns the positions that have arrived whole. Raises RemoteError."""
+        if not self.found:  # there were no bytes to place
+            self.got = self._told(self.answer)
+        job, got = self._job, self.got
         whole = [position for position in self.found if position not in self.bad]
-        if tiers is None:
+        if not got.tiers:
             job.arrived.update(dict.fromkeys(whole, (home, "tcp", "dram")))
         else:
-            origin = {position: (home, "tcp", tier) for position, tier in zip(self.found, tiers, strict=True)}
+            origin = {position: (home, "tcp", tier) for position, tier in zip(self.found, got.tiers, strict=True)}
             job.arrived.update((position, origin[position]) for position in whole)
-        if "lengths" in self.answer:
+        if got.lengths and self.found:
             size, lengths = job.block_bytes, zip(self.found, self._lengths, strict=True)
             job.lengths.update((p, length) for p, length in lengths if length != size and p not in self.bad)
         return whole

@@ -10,21 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from cache.arena import UNCHECKED
-from cache.protocol import PUT, join_keys
+from cache.bulk_messages import PUT, Put, PutEnd
+from cache.messages import Taken
+from cache.offer import Offer
+from cache.protocol import join_keys
 from cache.store.job import StoreCall
+from net.bodies import answered, encode
 from net.transfer.tcp.bulk_call import BulkCall, Views, joined
 
 
 class BulkPut(BulkCall):
-    """Of the blocks at `positions` of a job; `options` are those of store.reserve. Without `checks` no checksum is
-    taken."""
+    """Of the blocks at `positions` of a job; Without `checks` no checksum is taken."""
 
-    def __init__(self, job: StoreCall, positions: Sequence[int], options: dict[str, Any], checks: bool) -> None:
+    def __init__(self, job: StoreCall, positions: Sequence[int], offer: Offer, checks: bool) -> None:
         lengths = [job.length(position) for position in positions]
-        body = {"keys": join_keys([job.keys[position] for position in positions]).hex()} | options
-        if job.lengths:
-            body["lengths"] = lengths
-        super().__init__(PUT, body, sum(lengths))
+        keys = join_keys([job.keys[position] for position in positions])
+        super().__init__(PUT, encode(Put(keys, lengths if job.lengths else (), offer)), sum(lengths))
         self.sends = self.expected
         self._job, self._positions, self._checks = job, positions, checks
         self._runs = [(job.offsets[position], length) for position, length in zip(positions, lengths, strict=True)]
@@ -37,4 +38,8 @@ class BulkPut(BulkCall):
         job = self._job
         missing = [position for position in self._positions if position not in job.sums]
         job.sums.update(zip(missing, job.sums_of(missing) if self._checks else [UNCHECKED] * len(missing), strict=True))
-        return {"checksums": [job.sums[position] for position in self._positions]}
+        return encode(PutEnd([job.sums[position] for position in self._positions]))
+
+    def taken(self) -> Taken:
+        """What the home has answered. Raises RemoteError."""
+        return answered(Taken, self.answer).check(len(self._positions))

@@ -42,9 +42,9 @@ class BulkReader:
             nonlocal over
             while rest and not over:
                 call = await self._ask(job, walk, home, rest, leading)
-                slots = call.answer.get("slots")
+                slots, more = call.got.slots, call.got.more
                 answered = len(rest) if slots is None else len(slots)
-                rest, more = rest[answered:], call.answer.get("more", False)
+                rest = rest[answered:]
                 over = over or (leading and bool(call.bad or (rest and not more)))
                 if not more:
                     return
@@ -63,17 +63,17 @@ class BulkReader:
         paces.started(home, call.expected)
         try:
             await self._calls.ask(home, call, self._patience(walk, home, positions))
+            whole = call.settle(home)
         except BaseException:
             paces.failed(home, call.expected)
             raise
-        whole = call.settle(home)
         answered = call.answered_at or _now()
         paces.ended(home, call.expected, answered - begin, _now() - answered if whole else 0.0)
         walk.found_all(whole)
-        for position, slot in zip(positions, call.answer.get("slots", ()), strict=False):
+        for position, slot in zip(positions, call.got.slots or (), strict=False):
             if slot == ELSEWHERE:
                 walk.elsewhere(position)
-        for at, replicas in call.answer.get("hot", ()):
+        for at, replicas in call.got.hot:
             self._router.heated(_now(), job.keys[positions[at]], replicas)
         if call.bad:
             self._damaged(home, len(call.bad))

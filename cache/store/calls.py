@@ -12,18 +12,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+from cache import messages
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.protocol import Deadlines, Keep, KeptThere, Look, MadeDurable, MakeDurable, join_keys
-from net.bodies import answered, encode
+from cache.messages import BlocksRead, Committed, KeptThere, Look, MadeDurable, Pinned, Removed, Reserved, Taken
+from cache.offer import Contents, Offer
+from cache.protocol import Deadlines, join_keys
+from net.bodies import Nothing, answered, encode
 from net.channel.channel import Channel
 from net.errors import RemoteError, TransferError
 from net.transfer.common.transport import BULK, URGENT
 from net.transfer.tcp.bulk_call import BulkCall
 from net.transfer.tcp.bulk_calls import BulkCalls
 from net.transfer.tcp.pushing import SMALL_FRAME_BYTES
+
+T = TypeVar("T")
 
 
 class Shunned(Exception):
@@ -38,6 +43,7 @@ class TooSlow(Exception):
         self.waited_s = waited_s
 
 
+NOTHING = Nothing()
 NEVER = (float("-inf"), 0.0)
 SHUN_MAX_S = 30.0
 SHUN_MEMORY = 2.0  # times what the last one cost: a home that hangs longer than that is asked ever more seldom
@@ -75,48 +81,44 @@ class Calls:
         *,
         leading: bool,
         patience_s: float | None = None,
-        contents: Sequence[tuple[int, int]] = (),
+        contents: Contents | None = None,
     ) -> Look:
         """What the home has of `keys`, with this content if `contents` are given; `leading`: up to the first that it
         has not. Raises TooSlow, too, as all that take `patience_s` do."""
-        body: dict[str, Any] = {"leading": leading}
-        if contents:
-            body["contents"] = contents
-        most = self._deadlines.lookup_s
-        reply, _ = await self._exchange(home, "store.has", body, [join_keys(keys)], most, patience_s)
-        return Look.of(reply)
+        body, data = messages.Has(leading, contents), [join_keys(keys)]
+        answer, _ = await self._exchange(home, messages.HAS, body, data, self._deadlines.lookup_s, patience_s)
+        return answered(Look, answer).check(len(keys), leading)
 
     async def remove(self, home: str, keys: Sequence[BlockKey]) -> int:
         """How many the home had."""
-        reply = await self._call(home, "store.remove", {}, join_keys(keys), self._deadlines.control_s)
-        return int(reply["removed"])
+        return (await self._call(Removed, home, messages.REMOVE, NOTHING, keys, self._deadlines.control_s)).removed
 
     async def durable(self, home: str, keys: Sequence[BlockKey]) -> tuple[list[bool], str]:
         """Which of `keys` are on the home's SSD and synced there, as soon as all are or the time is up; why not."""
         wait_s = self._deadlines.durable_s
-        reply = await self._call(home, "store.durable", encode(MakeDurable(wait_s)), join_keys(keys), wait_s)
-        made = answered(MadeDurable, reply)
-        return list(made.durable), made.why
+        made = await self._call(MadeDurable, home, messages.DURABLE, messages.MakeDurable(wait_s), keys, wait_s)
+        return list(made.check(len(keys)).durable), made.why
 
     async def keep(self, home: str, keys: Sequence[BlockKey]) -> list[int]:
         """Never evict these there: KEPT, PINS_FULL or ABSENT for each."""
-        return list((await self._keep(home, keys, True)).answers)
+        return list((await self._keep(home, keys, True)).check(len(keys)).answers)
 
     async def give_up(self, home: str, keys: Sequence[BlockKey]) -> int:
         """They may be evicted again; how many could not before."""
         return (await self._keep(home, keys, False)).given_up
 
     async def _keep(self, home: str, keys: Sequence[BlockKey], keep: bool) -> KeptThere:
-        reply = await self._call(home, "store.keep", encode(Keep(keep)), join_keys(keys), self._deadlines.control_s)
-        return answered(KeptThere, reply)
+        body, most_s = messages.Keep(keep), self._deadlines.control_s
+        return await self._call(KeptThere, home, messages.KEEP, body, keys, most_s)
 
     async def flush(self, home: str) -> None:
         """Until what the home has now is on its SSD, if it has one. RemoteError: the disk does not take it."""
-        await self._call(home, "store.flush", {}, b"", self._deadlines.flush_s)
+        await self._call(Nothing, home, messages.FLUSH, NOTHING, (), self._deadlines.flush_s)
 
     async def stats(self, home: str) -> dict[str, Any]:
         """What the home says of itself."""
-        return await self._call(home, "store.stats", {}, b"", self._deadlines.lookup_s)
+        body, most_s = NOTHING, self._deadlines.lookup_s
+        return (await self._call(messages.StoreStats, home, messages.STATS, body, (), most_s)).stats
 
     @contextmanager
     def ticket(self, home: str) -> Iterator[Ticket]:
@@ -131,7 +133,7 @@ class Calls:
         finally:
             if ticket.open:
                 with suppress(ConnectionError):
-                    self._channel.post(home, "store.unpin", {"lease": ticket.number, "bad": ticket.bad})
+                    self._channel.post(home, messages.UNPIN, encode(messages.Unpin(ticket.number, ticket.bad)))
 
     async def pin(
         self,
@@ -141,60 +143,56 @@ class Calls:
         *,
         leading: bool = True,
         patience_s: float | None = None,
-    ) -> dict[str, Any]:
-        """Ask to read `keys` (the leading run of them): slots, checksums, tiers, more, region, slot_bytes; lengths."""
-        return await self._lease(home, "store.pin", keys, ticket, {"leading": leading}, patience_s)
+    ) -> Pinned:
+        """Ask to read `keys` (the leading run of them)."""
+        body, data = messages.Pin(ticket.number, leading), [join_keys(keys)]
+        answer, _ = await self._exchange(home, messages.PIN, body, data, self._deadlines.control_s, patience_s)
+        pinned = answered(Pinned, answer).check(len(keys))
+        ticket.open = bool(pinned.place.region)
+        return pinned
 
-    async def reserve(
-        self,
-        home: str,
-        keys: Sequence[BlockKey],
-        ticket: Ticket,
-        options: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Ask to write `keys`: slots (or what is said instead) of a leading part, region, slot_bytes; trouble of the
-        home's disk, if there is any. `options`: those of Share."""
-        return await self._lease(home, "store.reserve", keys, ticket, options)
+    async def reserve(self, home: str, keys: Sequence[BlockKey], ticket: Ticket, offer: Offer) -> Reserved:
+        """Ask to write `keys`."""
+        body = messages.Reserve(ticket.number, offer)
+        reserved = await self._call(Reserved, home, messages.RESERVE, body, keys, self._deadlines.control_s)
+        ticket.open = bool(reserved.check(len(keys)).place.region)
+        return reserved
 
     async def read(
         self, home: str, keys: Sequence[BlockKey], *, leading: bool, patience_s: float | None = None
-    ) -> tuple[dict[str, Any], memoryview]:
-        """Small blocks in one message: slots, checksums, lengths, tiers, more, hot; and the blocks."""
-        body, most = {"leading": leading}, self._deadlines.control_s
-        return await self._exchange(home, "store.read", body, [join_keys(keys)], most, patience_s)
+    ) -> tuple[BlocksRead, memoryview]:
+        """Small blocks in one message, and what they are."""
+        body, most_s = messages.Read(leading), self._deadlines.control_s
+        answer, data = await self._exchange(home, messages.READ, body, [join_keys(keys)], most_s, patience_s)
+        return answered(BlocksRead, answer).check(len(keys), len(data)), data
 
     def uneven(self, home: str, keys: Sequence[BlockKey]) -> None:
         """Other homes lack a copy of what this one has."""
         with suppress(ConnectionError):
-            self._channel.post(home, "store.uneven", {}, [join_keys(keys)])
+            self._channel.post(home, messages.UNEVEN, {}, [join_keys(keys)])
 
     def used(self, home: str, keys: Sequence[BlockKey]) -> None:
         """They were read without asking (cache/store/same_host.py)."""
         with suppress(ConnectionError):
-            self._channel.post(home, "store.used", {}, [join_keys(keys)])
+            self._channel.post(home, messages.USED, {}, [join_keys(keys)])
 
     def report(self, home: str, keys: Sequence[BlockKey]) -> None:
         """What was read did not match its checksums."""
         with suppress(ConnectionError):
-            self._channel.post(home, "store.bad", {}, [join_keys(keys)])
+            self._channel.post(home, messages.BAD, {}, [join_keys(keys)])
 
-    async def write(
-        self, home: str, keys: Sequence[BlockKey], blocks: Sequence[Buffer], body: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Store small blocks in one message; `body` has their checksums and lengths, and the options of `reserve`.
-        Returns slots, which are STORED or what is said instead, for a leading part, and trouble as `reserve` does."""
+    async def write(self, home: str, keys: Sequence[BlockKey], blocks: Sequence[Buffer], body: messages.Write) -> Taken:
+        """Store small blocks in one message."""
         data = [join_keys(keys), *blocks]
-        reply, _ = await self._exchange(home, "store.write", body, data, self._deadlines.control_s)
-        return reply
+        answer, _ = await self._exchange(home, messages.WRITE, body, data, self._deadlines.control_s)
+        return answered(Taken, answer).check(len(keys))
 
-    async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: list[int] | None = None) -> int:
+    async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> int:
         """All that was reserved is written; returns how many blocks that are."""
-        body: dict[str, Any] = {"lease": ticket.number, "checksums": checksums}
-        if lengths is not None:
-            body["lengths"] = lengths
-        reply = await self._call(home, "store.commit", body, b"", self._deadlines.control_s)
+        body = messages.Commit(ticket.number, checksums, lengths)
+        committed = await self._call(Committed, home, messages.COMMIT, body, (), self._deadlines.control_s)
         ticket.open = False
-        return int(reply["stored"])
+        return committed.stored
 
     async def ask(self, home: str, call: BulkCall, patience_s: float | None = None) -> None:
         """A question whose blocks come with it or with its answer. The deadline is for the answer to begin, the time
@@ -212,26 +210,11 @@ class Calls:
             self._shun(home)
             raise
 
-    async def _lease(
-        self,
-        home: str,
-        kind: str,
-        keys: Sequence[BlockKey],
-        ticket: Ticket,
-        options: dict[str, Any],
-        patience_s: float | None = None,
-    ) -> dict[str, Any]:
-        body = {"lease": ticket.number} | {name: value for name, value in options.items() if value}
-        most = self._deadlines.control_s
-        reply, _ = await self._exchange(home, kind, body, [join_keys(keys)], most, patience_s)
-        ticket.open = bool(reply["region"])
-        return reply
-
     async def _exchange(
         self,
         home: str,
         kind: str,
-        body: dict[str, Any],
+        body: Any,
         data: Sequence[Buffer],
         timeout_s: float,
         patience_s: float | None = None,
@@ -239,7 +222,7 @@ class Calls:
         impatient = patience_s is not None and patience_s < timeout_s
         wait_s = patience_s if patience_s is not None and impatient else timeout_s
         try:
-            return await self._channel.call(home, kind, body, data, wait_s)
+            return await self._channel.call(home, kind, encode(body), data, wait_s)
         except TimeoutError:
             if impatient:
                 raise TooSlow(home, wait_s) from None
@@ -257,5 +240,8 @@ class Calls:
         length = max(length, self._deadlines.shun_s)
         self._shunned[home] = now + length, length
 
-    async def _call(self, home: str, kind: str, body: dict[str, Any], data: bytes, timeout_s: float) -> dict[str, Any]:
-        return (await self._exchange(home, kind, body, [data], timeout_s))[0]
+    async def _call(
+        self, answer: type[T], home: str, kind: str, body: Any, keys: Sequence[BlockKey], timeout_s: float
+    ) -> T:
+        """One about `keys`."""
+        return answered(answer, (await self._exchange(home, kind, body, [join_keys(keys)], timeout_s))[0])

@@ -20,6 +20,7 @@ from xxhash import xxh3_64
 
 from cache.arena import UNCHECKED
 from cache.block import BlockKey
+from cache.messages import Pinned
 from cache.protocol import Deadlines
 from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from net.loop.tasks import awaited
@@ -34,11 +35,11 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Blocks that one home keeps for us: keys[positions[i]] lies in its slot reply["slots"][i]."""
+    """Blocks that one home keeps for us: keys[positions[i]] lies in its slot pinned.slots[i]."""
 
     home: str
     positions: list[int]
-    reply: dict[str, Any]
+    pinned: Pinned
     ticket: Ticket
 
 
@@ -63,7 +64,7 @@ async def pinned(
                     batch = positions[first : first + window]
                     ticket = stack.enter_context(calls.ticket(home))
                     reply = await calls.pin(home, [keys[position] for position in batch], ticket)
-                    if len(reply["slots"]) < len(batch):
+                    if len(reply.slots) < len(batch):
                         break
                     leases.append(Lease(home, batch, reply, ticket))
             except HOME_ERRORS as error:  # not through the stack: it would take the other homes for lost, too
@@ -96,7 +97,7 @@ class PinnedBlocks:
     @property
     def tiers(self) -> dict[str, int]:
         """Blocks by tier of their home."""
-        return dict(Counter(tier for lease in self._leases for tier in lease.reply["tiers"]))
+        return dict(Counter(tier for lease in self._leases for tier in lease.pinned.tiers))
 
     async def read(
         self, region: Region, offsets: Sequence[int], parts: Sequence[Part], landed: Callable[[int], None]
@@ -166,11 +167,11 @@ class PinnedBlocks:
         return True
 
     async def _read(self, region: Region, places: Sequence[int], lease: Lease, part: Part) -> Completion:
-        size, (start, length) = lease.reply["slot_bytes"], part
-        pairs = zip(lease.positions, lease.reply["slots"], strict=True)
+        size, (start, length) = lease.pinned.place.slot_bytes, part
+        pairs = zip(lease.positions, lease.pinned.slots, strict=True)
         spans = [(places[position], slot * size + start, length) for position, slot in pairs]
         return await self._transfer.submit(
-            lease.home, Op.READ, region.name, lease.reply["region"], spans, timeout_s=self._deadlines.transfer_s
+            lease.home, Op.READ, region.name, lease.pinned.place.region, spans, timeout_s=self._deadlines.transfer_s
         )
 
 
@@ -198,10 +199,10 @@ class _Checksums:
     def differing(self) -> list[tuple[Lease, list[int]]]:
         """Positions in each lease whose bytes are not what was stored."""
         return [
-            (lease, [i for i, _, one in sums if one.intdigest() != lease.reply["checksums"][i]])
+            (lease, [i for i, _, one in sums if one.intdigest() != lease.pinned.checksums[i]])
             for lease, sums in zip(self._leases, self._sums, strict=True)
         ]
 
 
 def _checked(lease: Lease, position: int) -> bool:
-    return bool(lease.reply["checksums"][position] != UNCHECKED)
+    return lease.pinned.checksums[position] != UNCHECKED

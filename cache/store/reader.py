@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
 from cache.homes.routing import ReadWalk, Router
+from cache.messages import BlocksRead, Pinned
 from cache.protocol import ELSEWHERE, Deadlines
 from cache.results import LeadingRun
 from cache.ssd_reads import SsdPrice
+from cache.store.accounts import Accounts
 from cache.store.bulk_reader import BulkReader
 from cache.store.calls import HOME_ERRORS, Calls, Ticket, TooSlow
 from cache.store.job import MESSAGE_BYTES, StoreCall, at_each, in_pieces
@@ -46,8 +47,8 @@ class Seen:
 
 
 class Reader:
-    """`failed(home, error)` is told of every home that does not do what was asked. `counts` gets 'corrupt' and
-    'given_up', homes that were too slow."""
+    """`accounts` is told of every home that does not do what was asked, and counts 'corrupt' and 'given_up', homes that
+    were too slow."""
 
     def __init__(
         self,
@@ -56,8 +57,7 @@ class Reader:
         same_host: SameHost,
         router: Router,
         deadlines: Deadlines,
-        counts: Counter[str],
-        failed: Callable[[str, Exception], None],
+        accounts: Accounts,
         checksums: bool = True,
     ) -> None:
         self._calls = calls
@@ -65,8 +65,7 @@ class Reader:
         self._same_host = same_host
         self._router = router
         self._deadlines = deadlines
-        self._counts = counts
-        self._failed = failed
+        self._accounts = accounts
         self._checksums = checksums
         self._bulk = BulkReader(calls, router, self._patience, self._damaged, checksums)
 
@@ -90,7 +89,7 @@ class Reader:
                 self._give_up(walk, home, positions, error)
                 return
             except HOME_ERRORS as error:
-                self._failed(home, error)
+                self._accounts.failed(home, error)
                 for position in positions:
                     walk.elsewhere(position)
                 return
@@ -127,7 +126,7 @@ class Reader:
             except TooSlow as error:
                 self._give_up(walk, home, [p for p in positions if p not in job.arrived], error)
             except HOME_ERRORS as error:
-                self._failed(home, error)
+                self._accounts.failed(home, error)
                 for position in positions:
                     if position not in job.arrived:
                         walk.elsewhere(position)
@@ -140,7 +139,7 @@ class Reader:
 
     def _give_up(self, walk: ReadWalk, home: str, positions: Sequence[int], error: TooSlow) -> None:
         self._router.paces.given_up(_now(), home, error.waited_s)
-        self._counts["given_up"] += 1
+        self._accounts.counts["given_up"] += 1
         log.info("%s: asking another replica", error)
         for position in positions:
             walk.too_slow(position, home)
@@ -166,14 +165,14 @@ class Reader:
             except BaseException:
                 paces.failed(home, nbytes)
                 raise
-            answers = reply["slots"]
+            answers = reply.slots
             paces.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
             for position, answer in zip(batch, answers, strict=False):
                 if answer == ELSEWHERE:
                     walk.elsewhere(position)
-            for position, replicas in reply.get("hot", ()):
+            for position, replicas in reply.hot:
                 self._router.heated(_now(), job.keys[batch[position]], replicas)
-            if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply["more"]):
+            if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply.more):
                 return
             positions = positions[len(answers) :]
 
@@ -206,26 +205,26 @@ class Reader:
         leading: bool,
         patience_s: float | None,
         by_message: bool,
-    ) -> tuple[dict[str, Any], float, bool]:
+    ) -> tuple[Pinned | BlocksRead, float, bool]:
         """The home's reply, when it came, and whether all that it had has arrived whole."""
         keys = [job.keys[position] for position in batch]
         if by_message:
-            reply, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
-            return reply, _now(), self._unpack(job, walk, home, batch, reply, data)
+            read, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
+            return read, _now(), self._unpack(job, walk, home, batch, read, data)
         with self._calls.ticket(home) as ticket:
             reply = await self._calls.pin(home, keys, ticket, leading=leading, patience_s=patience_s)
-            answered, positions = _now(), batch[: len(reply["slots"])]
+            answered, positions = _now(), batch[: len(reply.slots)]
             return reply, answered, await self._read(job, walk, home, positions, reply, ticket, patience_s)
 
     def _unpack(
-        self, job: StoreCall, walk: ReadWalk, home: str, batch: list[int], reply: dict[str, Any], data: memoryview
+        self, job: StoreCall, walk: ReadWalk, home: str, batch: list[int], reply: BlocksRead, data: memoryview
     ) -> bool:
         """Small blocks, as they lie behind the reply; False when one is damaged."""
-        found = [position for position, slot in zip(batch, reply["slots"], strict=False) if slot >= 0]
-        rows = zip(found, reply["lengths"], reply["checksums"], reply["tiers"], strict=True)
+        found = [position for position, slot in zip(batch, reply.slots, strict=False) if slot >= 0]
+        rows = zip(found, reply.lengths, reply.checksums, reply.tiers, strict=True)
         transport = "local" if home == self._router.me else "message"
         memory, offsets, size, start, bad = job.region.memory, job.offsets, job.block_bytes, 0, []
-        origins = {tier: (home, transport, tier) for tier in set(reply["tiers"])}
+        origins = {tier: (home, transport, tier) for tier in set(reply.tiers)}
         whole: list[int] = []
         for position, length, block_checksum, tier in rows:
             block = data[start : start + length]
@@ -250,8 +249,9 @@ class Reader:
         return self._checksums and wanted != UNCHECKED
 
     def _damaged(self, home: str, count: int) -> None:
-        before, now = self._counts["corrupt"], self._counts["corrupt"] + count
-        self._counts["corrupt"] = now
+        counts = self._accounts.counts
+        before, now = counts["corrupt"], counts["corrupt"] + count
+        counts["corrupt"] = now
         if before.bit_length() < now.bit_length():  # at powers of two, so that a damaged disk does not fill the log
             log.warning("%d blocks from %s did not match their checksums: dropped (%d so far)", count, home, now)
 
@@ -261,26 +261,26 @@ class Reader:
         walk: ReadWalk,
         home: str,
         positions: list[int],
-        reply: dict[str, Any],
+        reply: Pinned,
         ticket: Ticket,
         patience_s: float | None,
     ) -> bool:
         """Transfer what was pinned of `positions` and check it; False when a block was damaged."""
-        slots = [slot for slot in reply["slots"] if slot >= 0]
-        found = [position for position, slot in zip(positions, reply["slots"], strict=True) if slot >= 0]
-        job.lengths.update(zip(found, reply.get("lengths", ()), strict=False))
+        slots = [slot for slot in reply.slots if slot >= 0]
+        found = [position for position, slot in zip(positions, reply.slots, strict=True) if slot >= 0]
+        job.lengths.update(zip(found, reply.lengths, strict=False))
 
         async def move(part: slice) -> None:
             spans = [
-                job.span(position, slot, reply["slot_bytes"])
+                job.span(position, slot, reply.place.slot_bytes)
                 for position, slot in zip(found[part], slots[part], strict=True)
             ]
-            done = await self._move(home, job.region.name, reply["region"], spans, patience_s)
-            wanted = reply["checksums"][part]
+            done = await self._move(home, job.region.name, reply.place.region, spans, patience_s)
+            wanted = reply.checksums[part]
             sums = await job.checksums(found[part]) if any(map(self._checks, wanted)) else wanted
             for at, block_checksum in zip(range(part.start, part.stop), sums, strict=True):
                 if block_checksum == wanted[at - part.start] or not self._checks(wanted[at - part.start]):
-                    job.arrived[found[at]] = (home, done.transport, reply["tiers"][at])
+                    job.arrived[found[at]] = (home, done.transport, reply.tiers[at])
                     walk.found(found[at])
                 else:
                     ticket.bad.append(at)

@@ -12,10 +12,13 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from cache.messages import MEMBERS, PoolMembers
 from cache.protocol import Deadlines
+from cache.store.options import StoreOptions
 from cache.store.store import Store
+from net.bodies import Nothing, answered, encode
 from net.channel.channel import Channel
 from net.channel.cluster_key import ClusterKey
 from net.errors import PeerLost, PeerRefused, RemoteError
@@ -69,9 +72,7 @@ class Remote:
             transfer,
             None,
             lambda: remote._members,
-            block_bytes=first["block_bytes"],
-            deadlines=deadlines,
-            replicas=first["replicas"],
+            StoreOptions(block_bytes=first.block_bytes, deadlines=deadlines or Deadlines(), replicas=first.replicas),
         )
         remote._refreshing = keep(remote._keep_fresh, "asking for the members of the pool")
         return remote
@@ -85,11 +86,12 @@ class Remote:
         await self._channel.close()
         await self.store.close()
 
-    async def _refresh(self) -> dict[str, Any]:
-        answer, _ = await self._channel.call(self._contact, "store.members", {}, timeout_s=ANSWER_S)
-        for node_id, host, port, _ in answer["members"]:
+    async def _refresh(self) -> PoolMembers:
+        told, _ = await self._channel.call(self._contact, MEMBERS, encode(Nothing()), timeout_s=ANSWER_S)
+        answer = answered(PoolMembers, told)
+        for node_id, host, port, _ in answer.members:
             self._channel.introduce(node_id, (host, port))
-        here = {node_id: share for node_id, _, _, share in answer["members"] if share > 0}
+        here = {node_id: share for node_id, _, _, share in answer.members if share > 0}
         gone, self._members = self._members.keys() - here.keys(), here
         for node_id in gone:  # calls that still wait for it need not wait for their deadline
             self._channel.drop(node_id, "the cluster has found it gone")

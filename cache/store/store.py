@@ -24,22 +24,24 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.homes.rendezvous import Members, by_home
 from cache.homes.routing import Router
+from cache.messages import STATS, StoreStats
 from cache.pool.policy import Facts
-from cache.protocol import Deadlines
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
-from cache.store.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, StoreCall
+from cache.store.job import MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, StoreCall
 from cache.store.keeper import Keeper
 from cache.store.layered import PinnedBlocks, pinned
+from cache.store.options import StoreOptions
 from cache.store.reader import Reader
 from cache.store.same_host import SameHost
 from cache.store.streaming import Windows, stream
 from cache.store.values import Values, all_lasting, all_taken
 from cache.store.writer import Writer
 from cache.tiers.local_store import LocalStore
+from net.bodies import Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 from net.transfer.common.memory import Region
@@ -52,11 +54,7 @@ LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
 class Store:
     """The pool, from `node_id`. `members()` are the nodes alive that have a share, with its bytes. Registers the local
     arena with `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a
-    client. `replicas`: copies of every block; `repair_limit`: bytes per second for moving blocks to where they belong,
-    0 = as fast as it goes; blocks of at most `message_block_bytes` travel in the messages themselves, larger ones where
-    a call moves no more than `message_call_bytes`: a transfer costs one or two messages more. Without `checksums` none
-    are taken of what is put here and none compared here, but those of the SSD tiers.
-    """
+    client."""
 
     def __init__(
         self,
@@ -65,45 +63,38 @@ class Store:
         transfer: TransferEngine,
         local: LocalStore | None,
         members: Callable[[], Members],
-        *,
-        block_bytes: int,
-        deadlines: Deadlines | None = None,
-        replicas: int = 1,
-        repair_limit: float = 0.0,
-        message_block_bytes: int = MESSAGE_BLOCK_BYTES,
-        message_call_bytes: int = MESSAGE_BYTES,
-        checksums: bool = True,
+        options: StoreOptions,
     ) -> None:
         self.node_id = node_id
         self.local = local
-        self.block_bytes = block_bytes
-        small = block_bytes <= message_block_bytes
-        self._message_blocks = sys.maxsize if small else min(message_call_bytes, MESSAGE_BYTES) // block_bytes
-        self._near_message_blocks = sys.maxsize if small else min(message_call_bytes, NEAR_BYTES) // block_bytes
+        self.block_bytes = block_bytes = options.block_bytes
+        small = block_bytes <= options.message_block_bytes
+        self._message_blocks = sys.maxsize if small else min(options.message_call_bytes, MESSAGE_BYTES) // block_bytes
+        self._near_message_blocks = sys.maxsize if small else min(options.message_call_bytes, NEAR_BYTES) // block_bytes
         self._transfer = transfer
         self._members = members
-        self._deadlines = deadlines or Deadlines()
+        self._deadlines = options.deadlines
         self._regions: dict[str, Region] = {}
         self._accounts = accounts = Accounts()
         self._window = max(1, WINDOW_BYTES // block_bytes)
         self._share = None if local is None else StoreServer(node_id, channel, transfer, local, self._deadlines)
         self._calls = calls = Calls(channel, transfer.bulk, self._deadlines)
-        self.router = Router(node_id, replicas)
+        self.router = Router(node_id, options.replicas)
         self._same_host = SameHost(transfer, calls)
         self._reader = Reader(
-            calls, transfer, self._same_host, self.router, self._deadlines, accounts.counts, accounts.failed, checksums
+            calls, transfer, self._same_host, self.router, self._deadlines, accounts, options.checksums
         )
-        self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, checksums)
+        self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, options.checksums)
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
         if self._share is not None and local is not None:
-            channel.handle("store.stats", self._stats)
+            channel.handle(STATS, typed(Nothing, self._stats))
             BulkShare(transfer.bulk, local, self._share)
         if local is not None and self._share is not None and local.arena is not None:
             self.attach(local.arena.region)
             if local.index_region is not None:
                 self._transfer.register(local.index_region)
-            self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, repair_limit)
+            self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, options.repair_limit)
 
     def attach(self, region: Region) -> None:
         """Blocks may be got into and put from `region` from now on."""
@@ -327,8 +318,8 @@ class Store:
             own["repair"] = self._keeper.stats()
         return own
 
-    async def _stats(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        return self.stats()
+    async def _stats(self, peer: str, body: Nothing, data: memoryview) -> StoreStats:
+        return StoreStats(self.stats())
 
     async def close(self) -> None:
         """Give leases back, then close the local store. Close transfer engine and channel first."""

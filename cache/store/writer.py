@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from cache.arena import UNCHECKED
 from cache.block import BlockKey
 from cache.homes.agreement import Content
 from cache.homes.deciding import DecidingWalk
 from cache.homes.routing import Router, Target, WriteWalk
+from cache.messages import Reserved, Write
+from cache.offer import BlockFacts, Contents, Offer
 from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Deadlines
 from cache.store.bulk_put import BulkPut
 from cache.store.calls import HOME_ERRORS, Calls, Ticket
@@ -121,7 +122,8 @@ class Writer:
         """The keys that the home has with these contents. Raises HOME_ERRORS."""
         self._calls.check(home)
         keys = list(contents)
-        look = await self._calls.has(home, keys, leading=False, contents=list(contents.values()))
+        offered = Contents([checksum for checksum, _ in contents.values()], [length for _, length in contents.values()])
+        look = await self._calls.has(home, keys, leading=False, contents=offered)
         return {key for key, answer in zip(keys, look.have, strict=True) if answer == 0}
 
     async def offer(self, job: StoreCall, home: str, window: int) -> dict[int, int]:
@@ -149,9 +151,9 @@ class Writer:
             batch = positions[:window]
             keys = [job.keys[position] for position in batch]
             with self._calls.ticket(target.home) as ticket:
-                reply = await self._calls.reserve(target.home, keys, ticket, _options(job, target, batch))
-                answers = reply["slots"]
-                note_trouble(job, reply)
+                reply = await self._calls.reserve(target.home, keys, ticket, _offer(job, target, batch))
+                answers = reply.slots
+                _note_trouble(job, reply.trouble)
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot >= 0]
                 ends.update((p, answer) for p, answer in zip(batch, answers, strict=False) if answer < 0)
                 if granted:
@@ -170,12 +172,12 @@ class Writer:
             if left:  # nor will there be for these
                 left.extend(some)
                 return
-            call = BulkPut(job, some, _options(job, target, some), self._checksums)
+            call = BulkPut(job, some, _offer(job, target, some), self._checksums)
             await self._calls.ask(target.home, call)
-            answers = call.answer["slots"]
-            note_trouble(job, call.answer)
-            ends.update(zip(some, answers, strict=False))
-            left.extend(some[len(answers) :])
+            taken = call.taken()
+            _note_trouble(job, taken.trouble)
+            ends.update(zip(some, taken.slots, strict=False))
+            left.extend(some[len(taken.slots) :])
 
         async def part(sure: bool, some: list[int]) -> None:
             if not sure:
@@ -198,13 +200,12 @@ class Writer:
             batch = positions[:window]
             await self._sum(job, batch)
             lengths = [job.length(position) for position in batch]
-            body = {"lengths": lengths, "checksums": [job.sums[position] for position in batch]}
             starts = [job.offsets[position] for position in batch]
             blocks = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-            options = _options(job, target, batch)
-            reply = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body | options)
-            answers = list(reply["slots"])
-            note_trouble(job, reply)
+            body = Write(lengths, [job.sums[position] for position in batch], _offer(job, target, batch))
+            taken = await self._calls.write(target.home, [job.keys[p] for p in batch], blocks, body)
+            answers = taken.slots
+            _note_trouble(job, taken.trouble)
             ends.update(zip(batch, answers, strict=False))
             if target.wait and not answers:
                 return
@@ -216,28 +217,28 @@ class Writer:
         target: Target,
         positions: Sequence[int],
         slots: Sequence[int],
-        reply: dict[str, Any],
+        reply: Reserved,
         ticket: Ticket,
     ) -> None:
         async def move(part: slice) -> None:
             await self._sum(job, positions[part])
             spans = [
-                job.span(position, slot, reply["slot_bytes"])
+                job.span(position, slot, reply.place.slot_bytes)
                 for position, slot in zip(positions[part], slots[part], strict=True)
             ]
             await self._transfer.submit(
                 target.home,
                 Op.WRITE,
                 job.region.name,
-                reply["region"],
+                reply.place.region,
                 spans,
                 timeout_s=self._deadlines.transfer_s,
                 priority=BULK,
-                epoch=reply["epoch"],
+                epoch=reply.place.epoch,
             )
 
         await in_pieces(len(positions), job.block_bytes, move)
-        lengths = [job.length(position) for position in positions] if job.lengths else None
+        lengths = [job.length(position) for position in positions] if job.lengths else ()
         await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
 
     async def _keep(self, job: StoreCall, home: str, positions: list[int]) -> None:
@@ -261,23 +262,37 @@ class Writer:
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
 
 
-def _options(job: StoreCall, target: Target, positions: Sequence[int]) -> dict[str, Any]:
-    """The data that the target gets in addition to the keys."""
-    options: dict[str, Any] = {
-        "divert": not target.wait,
-        "owner": target.owner,
-        "repair": job.repair,
-        "decide": job.agree and not target.copy,
-        "contents": _contents(job, target, positions),
-    }
-    return {name: value for name, value in options.items() if value} | about(job, positions)
+def _offer(job: StoreCall, target: Target, positions: Sequence[int]) -> Offer:
+    """What the target is told of the blocks."""
+    kept = [job.kept[position] for position in positions] if any(job.kept) else ()
+    return Offer(
+        divert=not target.wait,
+        owner=target.owner,
+        decide=job.agree and not target.copy,
+        repair=job.repair,
+        kept=kept,
+        contents=_contents(job, target, positions),
+        facts=_facts(job, positions),
+    )
 
 
-def _contents(job: StoreCall, target: Target, positions: Sequence[int]) -> list[Content]:
+def _contents(job: StoreCall, target: Target, positions: Sequence[int]) -> Contents | None:
     """Of copies: of blocks whose keys say it nobody needs to know."""
     if not (job.repair or target.copy):
-        return []
-    return [(job.sums[position], job.length(position)) for position in positions]
+        return None
+    return Contents([job.sums[position] for position in positions], [job.length(position) for position in positions])
+
+
+def _facts(job: StoreCall, positions: Sequence[int]) -> BlockFacts | None:
+    """One row where it is the same for all."""
+    if not job.facts:
+        return None
+    chosen = job.facts if len(job.facts) == 1 else [job.facts[position] for position in positions]
+    if len(set(chosen)) == 1:
+        chosen = chosen[:1]
+    return BlockFacts(
+        [one.position for one in chosen], [one.cost_s for one in chosen], [one.service_class for one in chosen]
+    )
 
 
 def _note(job: StoreCall, position: int, answer: int, target: Target) -> None:
@@ -290,21 +305,8 @@ def _note(job: StoreCall, position: int, answer: int, target: Target) -> None:
         job.stored.add(position)
 
 
-def about(job: StoreCall, positions: Sequence[int]) -> dict[str, Any]:
-    """What homes are told of blocks: facts, one row where it is the same for all, and which are kept."""
-    if not job.facts:
-        return {}
-    chosen = job.facts if len(job.facts) == 1 else [job.facts[position] for position in positions]
-    if len(set(chosen)) == 1:
-        chosen = chosen[:1]
-    options: dict[str, Any] = {"facts": [(one.position, one.cost_s, one.service_class) for one in chosen]}
-    if any(job.kept):
-        options["kept"] = [job.kept[position] for position in positions]
-    return options
-
-
-def note_trouble(job: StoreCall, reply: Mapping[str, Any]) -> None:
-    if trouble := reply.get("trouble"):
+def _note_trouble(job: StoreCall, trouble: str) -> None:
+    if trouble:
         job.trouble.add(trouble)
 
 

@@ -7,15 +7,14 @@ cache/homes/agreement.py: one content stays, and the keys of which other homes h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from cache.block import BlockKey
 from cache.homes.agreement import Content, Removals, Uneven, differ, stays
+from cache.offer import BlockFacts, Contents, Offer
 from cache.pool.policy import Facts
 from cache.protocol import GONE, OTHER, PRESENT, WRITING
 from cache.tiers.local_store import LocalStore, NoSpace
-from net.errors import RemoteError
 
 
 class Granting:
@@ -27,25 +26,23 @@ class Granting:
         self.removals = Removals()
         self.uneven = Uneven()
 
-    def grant(self, now: float, keys: list[BlockKey], body: Mapping[str, Any]) -> list[int]:
-        """Slots, or what is said instead, for a leading part of `keys`; `body` as of store.reserve. Raises ValueError
-        when it does not fit the keys."""
-        facts = facts_in(body, len(keys))
-        kept: Iterable[bool] = body.get("kept") or [False] * len(keys)
-        offered: Iterable[Content | None] = contents_of(body) or [None] * len(keys)
-        decide, repair = body.get("decide", False), body.get("repair", False)
+    def grant(self, now: float, keys: list[BlockKey], offer: Offer) -> list[int]:
+        """Slots, or what is said instead, for a leading part of `keys`, which `offer` is about (Offer.check)."""
+        facts = facts_of(offer.facts, len(keys))
+        kept: Iterable[bool] = offer.kept or [False] * len(keys)
+        offered = contents_of(offer.contents, len(keys))
         answers: list[int] = []
         try:
             for key, about, content, keep in zip(keys, facts, offered, kept, strict=True):
-                if decide and body.get("divert", False) and self._passed_on(key):
+                if offer.decide and offer.divert and self._passed_on(key):
                     break  # who has it instead of this node knows whether there is a value already
                 if content is not None:
-                    answers.append(self._copy(now, key, about, content, repair, keep))
+                    answers.append(self._copy(now, key, about, content, offer.repair, keep))
                 else:
-                    answers.append(self._first(key, about, decide))
+                    answers.append(self._first(key, about, offer.decide))
         except NoSpace:
             pass
-        except Exception:  # the body is not as agreed, which may show late
+        except Exception:  # whatever it is, no slot stays reserved
             for slot in answers:
                 if slot >= 0:
                     self._local.abandon(slot)
@@ -96,16 +93,14 @@ class Granting:
             self.removals.put_again(key, content)
 
 
-def contents_of(body: Mapping[str, Any]) -> list[Content]:
-    """As they travel."""
-    return [(block_checksum, length) for block_checksum, length in body.get("contents", ())]
+def contents_of(contents: Contents | None, count: int) -> Iterable[Content | None]:
+    """Of `count` blocks."""
+    return [None] * count if contents is None else zip(contents.checksums, contents.lengths, strict=True)
 
 
-def facts_in(body: Mapping[str, Any], count: int) -> list[Facts | None]:
-    """Of `count` blocks, as a writer sent them. Raises RemoteError."""
-    rows = body.get("facts")
-    if not rows:
+def facts_of(facts: BlockFacts | None, count: int) -> list[Facts | None]:
+    """Of `count` blocks."""
+    if facts is None:
         return [None] * count
-    if len(rows) not in (1, count):
-        raise RemoteError(f"got facts of {len(rows)} blocks, expected {count}", "bad_request")
-    return [Facts(*row) for row in (rows if len(rows) == count else rows * count)]
+    rows: list[Facts | None] = list(map(Facts, facts.positions, facts.costs_s, facts.service_classes))
+    return rows if len(rows) == count else rows * count

@@ -81,7 +81,7 @@ class LocalStore:
         self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
         self._pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
         self._reservations = Reservations(
-            arena, self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
+            self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
         )
 
     # --- what is here

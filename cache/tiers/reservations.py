@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from cache.arena import Arena
 from cache.block import BlockKey
 from cache.pool.admission import Admission
 from cache.pool.block_pool import BlockPool, OutOfBlocks
@@ -25,7 +24,6 @@ class Reservations:
 
     def __init__(
         self,
-        arena: Arena | None,
         pool: BlockPool,
         slots: DramSlots,
         behind: WriteBehind | None,
@@ -34,7 +32,6 @@ class Reservations:
         displace: Callable[[BlockKey], bool],
         counts: dict[str, int],
     ) -> None:
-        self._arena = arena
         self._pool = pool
         self._slots = slots
         self._behind = behind
@@ -87,11 +84,11 @@ class Reservations:
         on. Returns whether it is to be kept: `keep` of the reservation, or what it replaces was kept. Raises ValueError
         without a reservation or for an impossible length."""
         reserved, facts, keep, over = self._reserved.get(slot, (None, PLAIN, False, False))
-        if self._arena is None or reserved != key:
+        if reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
-        length = self._arena.slot_bytes if nbytes == -1 else nbytes
-        if not 0 < length <= self._arena.slot_bytes:
-            raise ValueError(f"a block of {length} bytes does not fit a slot of {self._arena.slot_bytes}")
+        length = self._slots.slot_bytes if nbytes == -1 else nbytes
+        if not 0 < length <= self._slots.slot_bytes:
+            raise ValueError(f"a block of {length} bytes does not fit a slot of {self._slots.slot_bytes}")
         if over:
             keep = self._displace(key) or keep
         self._slots.fill(slot, block_checksum, length, facts)

@@ -26,6 +26,7 @@ class DramSlots:
 
     def __init__(self, arena: Arena | None, pool: BlockPool) -> None:
         count = arena.num_slots if arena is not None else 0
+        self.slot_bytes = arena.slot_bytes if arena is not None else 0
         self._arena = arena
         self._pool = pool
         self._checksums = [0] * count

@@ -9,11 +9,13 @@ from typing import Any
 
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System
 from engine.doctor.rdma import DEVICES
+from net.bodies import Nothing, answered, encode
 from net.channel.channel import Channel, PeerRefused
 from net.channel.cluster_key import ClusterKey
 from net.errors import PeerLost, RemoteError, TransferError
 from net.http.client import IDENTITY, ClusterError, fetch_cluster
 from net.transfer.engine import TransferEngine, transports
+from net.transfer.path_finder import OPEN, Offers
 from net.transfer.rdma.transport import PLAINTEXT
 
 ANSWER_S = 2.0  # a node that just starts is not waited for
@@ -116,9 +118,9 @@ async def _try(
         await channel.start("127.0.0.1")
         peer = await channel.connect(tuple(cluster["control"]))
         begin = time.perf_counter()
-        answer, _ = await channel.call(peer, "transfer.open", {})
+        told, _ = await channel.call(peer, OPEN, encode(Nothing()))
         took = time.perf_counter() - begin
-        offer = answer["offers"].get(name)
+        offer = answered(Offers, told).offers.get(name)
         try:
             path = await transfer.open(peer)
         except (TransferError, TimeoutError) as error:

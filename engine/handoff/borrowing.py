@@ -17,8 +17,9 @@ from cache.block import BlockKey
 from cache.protocol import join_keys
 from cache.results import GetResult
 from cache.store.calls import HOME_ERRORS
-from engine.handoff import messages
 from engine.handoff.lending import LOAN_S
+from engine.handoff.messages import BORROW, RETURN, Borrow, Borrowed, Return, Returned
+from net.bodies import answered, encode
 from net.channel.channel import Channel
 from net.transfer.engine import URGENT, Completion, Op, TransferEngine
 
@@ -69,17 +70,18 @@ class Borrowing:
         """None when the node has no leading part of `keys`, or did not keep it until it was read."""
         loan, size, open_there = next(self._numbers), self._block_bytes, True
         try:
-            body = {"loan": loan, "block_bytes": size}
-            reply, _ = await self._channel.call(node, messages.BORROW, body, [join_keys(keys)], ANSWER_S)
-            if not (there := reply["blocks"]):
+            body = encode(Borrow(loan, size))
+            told, _ = await self._channel.call(node, BORROW, body, [join_keys(keys)], ANSWER_S)
+            there = answered(Borrowed, told)
+            if not there.blocks:
                 open_there = False
                 return None
-            spans = [(here * size, block * size, size) for here, block in zip(block_ids, there, strict=False)]
-            done = await self._transfer.submit(node, Op.READ, self._region, reply["region"], spans, READ_S, URGENT)
-            answer, _ = await self._channel.call(node, messages.RETURN, {"loan": loan}, timeout_s=ANSWER_S)
+            spans = [(here * size, block * size, size) for here, block in zip(block_ids, there.blocks, strict=False)]
+            done = await self._transfer.submit(node, Op.READ, self._region, there.region, spans, READ_S, URGENT)
+            told, _ = await self._channel.call(node, RETURN, encode(Return(loan)), timeout_s=ANSWER_S)
             open_there = False
-            return done if answer["whole"] else None
+            return done if answered(Returned, told).whole else None
         finally:
             if open_there:
                 with suppress(ConnectionError):  # a node that is lost knows by itself
-                    self._channel.post(node, messages.RETURN, {"loan": loan})
+                    self._channel.post(node, RETURN, encode(Return(loan)))

@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from cache.pool.block_pool import BlockPool
 from cache.protocol import split_keys
-from engine.handoff import messages
+from engine.handoff.messages import BORROW, RETURN, Borrow, Borrowed, Return, Returned
+from net.bodies import typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 
@@ -50,8 +50,8 @@ class Lending:
         self._loan_s = loan_s
         self._loans: dict[tuple[str, int], Loan] = {}
         self.expired = 0  # loans that ended without a word of their reader
-        channel.handle(messages.BORROW, self._on_borrow)
-        channel.handle(messages.RETURN, self._on_return)
+        channel.handle(BORROW, typed(Borrow, self._on_borrow))
+        channel.handle(RETURN, typed(Return, self._on_return))
         channel.on_lost(self._gone)
         channel.on_closed(self._gone)
 
@@ -62,13 +62,13 @@ class Lending:
         """One for each transfer reference held here."""
         return (block_id for loan in self._loans.values() for block_id in loan.block_ids)
 
-    async def _on_borrow(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    async def _on_borrow(self, peer: str, body: Borrow, data: memoryview) -> Borrowed:
         """Nothing is awaited, so a return that follows cannot overtake it."""
-        name = peer, int(body["loan"])
+        name = peer, body.loan
         if name in self._loans:
-            raise RemoteError(f"loan {body['loan']} is in use", "bad_request")
-        if body["block_bytes"] != self._block_bytes:
-            raise RemoteError(f"blocks have {self._block_bytes} bytes here, not {body['block_bytes']}", "layout")
+            raise RemoteError(f"loan {body.loan} is in use", "bad_request")
+        if body.block_bytes != self._block_bytes:
+            raise RemoteError(f"blocks have {self._block_bytes} bytes here, not {body.block_bytes}", "layout")
         room = int(LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
         found = self._pool.match(split_keys(data))[: max(0, room)]
         if found:
@@ -76,10 +76,10 @@ class Lending:
             self._pool.touch(found)
             timer = asyncio.get_running_loop().call_later(self._loan_s, self._expire, name)
             self._loans[name] = Loan(found, timer)
-        return {"region": self._region, "blocks": found}
+        return Borrowed(self._region, found)
 
-    async def _on_return(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        return {"whole": self._end((peer, int(body["loan"])))}
+    async def _on_return(self, peer: str, body: Return, data: memoryview) -> Returned:
+        return Returned(self._end((peer, body.loan)))
 
     def _end(self, name: tuple[str, int]) -> bool:
         loan = self._loans.pop(name, None)

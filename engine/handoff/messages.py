@@ -123,6 +123,36 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
+class Borrow:
+    """BORROW; block keys are its data."""
+
+    loan: int  # the reader's own number
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """The answer to BORROW."""
+
+    region: str
+    blocks: Sequence[int]  # of a leading part of the keys: kept until RETURN
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """RETURN."""
+
+    loan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The answer to RETURN."""
+
+    whole: bool  # the blocks were kept until now
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
     request_id: str  # as the client knows it
     digest: str  # prompt_digest

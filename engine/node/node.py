@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from cache import keys as key_chain
 from cache.block import root_key
+from cache.messages import MEMBERS, PoolMembers
 from cache.protocol import Deadlines
 from cache.store.job import MESSAGE_BYTES
 from cache.store.objects import Objects
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
@@ -42,6 +44,7 @@ from engine.node.prefault import prefault
 from engine.node.resource_use import NodeUse
 from engine.node.role_changes import RoleChanges
 from engine.node.scrape import watch
+from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port
 from net.compiled import NotCompiled
@@ -107,14 +110,16 @@ class Node:
             self.transfer,
             self.share,
             self._homes,
-            block_bytes=self.geometry.pool_bytes,
-            deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
-            replicas=config.replicas,
-            repair_limit=config.repair_limit_bytes,
-            checksums=config.block_checksums,
-            message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
+            StoreOptions(
+                block_bytes=self.geometry.pool_bytes,
+                deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
+                replicas=config.replicas,
+                repair_limit=config.repair_limit_bytes,
+                checksums=config.block_checksums,
+                message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
+            ),
         )
-        self.channel.handle("store.members", self._store_members)
+        self.channel.handle(MEMBERS, typed(Nothing, self._pool_members))
         self._role_changes: RoleChanges | None = None
         self._cluster = cluster
         self._http_socket = http_socket
@@ -339,8 +344,8 @@ class Node:
         """Members that pooled blocks live on, with the bytes of their shares."""
         return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
-    async def _store_members(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        return node_report.store_members(self.gossip, self.geometry.pool_bytes, self.config.replicas)
+    async def _pool_members(self, peer: str, body: Nothing, data: memoryview) -> PoolMembers:
+        return node_report.pool_members(self.gossip, self.geometry.pool_bytes, self.config.replicas)
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cache.messages import PoolMembers
 from engine import __version__
 from engine.config.config import Config
 from engine.config.flags import as_dict
@@ -53,10 +54,10 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
     return here | identity | {"members": members}
 
 
-def store_members(gossip: Gossip, block_bytes: int, replicas: int) -> dict[str, Any]:
+def pool_members(gossip: Gossip, block_bytes: int, replicas: int) -> PoolMembers:
     """For clients of the store (cache/store/remote.py): where the shares are, and what they keep."""
-    rows = [[member.node_id, *member.address, member.share] for member in gossip.members]
-    return {"members": rows, "block_bytes": block_bytes, "replicas": replicas}
+    rows = [(member.node_id, *member.address, member.share) for member in gossip.members]
+    return PoolMembers(rows, block_bytes, replicas)
 
 
 def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:

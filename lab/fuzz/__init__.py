@@ -8,7 +8,7 @@ Files:
     forge     Gossip packets of a stranger who knows the protocol and the names of the nodes
     gossip    Two gossip cores that talk; what they said is the corpus
     leases    What a share has lent to two peers (cache/server/leases.py), after any messages of theirs
-    messages  What nodes tell each other about requests, as the control connection hands it to a handler
+    messages  What nodes tell each other about requests and pooled blocks
     mutate    Changed copies of valid inputs, by seed: bits, numbers at their limits, pieces cut, doubled
     promises  Whether an OpenAPI document allows a body
     targets   The decoders: what they read, which errors they may raise

@@ -25,6 +25,8 @@ KEEPING = [
     ["p", "store.reserve", 0, 3, {"lease": 1}],
     ["p", "store.commit", 0, 0, {"lease": 1, "checksums": [1, 2, 3]}],
 ]
+CONTENTS = {"checksums": [9] * 3, "lengths": [32] * 3}
+FACTS = {"positions": [1], "costs_s": [0.5], "service_classes": ["batch"]}
 
 
 def _session(*messages: list[Any]) -> bytes:
@@ -36,9 +38,9 @@ class LeasesTarget:
 
     corpus = (
         _session(["p", "store.pin", 0, 3, {"lease": 2}], ["p", "store.unpin", 0, 0, {"lease": 2, "bad": [1]}]),
-        _session(["q", "store.reserve", 3, 2, {"lease": 5, "owner": "h", "divert": True}], ["q"]),
-        _session(["q", "store.reserve", 2, 3, {"lease": 5, "contents": [[9, 32]] * 3, "kept": [True] * 3}]),
-        _session(["q", "store.write", 3, 2, {"lengths": [32, 5], "checksums": [1, 2], "facts": [[1, 0.5, "batch"]]}]),
+        _session(["q", "store.reserve", 3, 2, {"lease": 5, "offer": {"owner": "h", "divert": True}}], ["q"]),
+        _session(["q", "store.reserve", 2, 3, {"lease": 5, "offer": {"contents": CONTENTS, "kept": [True] * 3}}]),
+        _session(["q", "store.write", 3, 2, {"lengths": [32, 5], "checksums": [1, 2], "offer": {"facts": FACTS}}]),
         _session(["q", "store.pin", 0, 9, {"lease": 7, "leading": True}], ["q", "store.remove", 0, 2, {}], ["q"]),
         _session(["p", "store.keep", 0, 2, {"keep": True}], ["q", "store.durable", 0, 2, {"wait_s": 0.5}]),
     )

@@ -1,5 +1,5 @@
-"""What nodes tell each other about requests, as the control connection hands it to a handler: JSON that must become the
-dataclass of its kind or a BodyError, and the same JSON again when it is written."""
+"""What nodes tell each other about requests and pooled blocks, as the control connection hands it to a handler: JSON
+that must become the dataclass of its kind or a BodyError, and the same JSON again when it is written."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any
 
 import orjson
 
+from cache import messages as store
+from cache.bulk_messages import Get, Got, Put, PutEnd
+from cache.messages import Place
+from cache.offer import BlockFacts, Contents, Offer
+from cache.ssd_reads import SsdPrice
 from engine.core.kv_ready import KvTarget
 from engine.handoff.messages import (
     Abort,
     Adopt,
     Adopted,
+    Borrow,
+    Borrowed,
     Fence,
     Handover,
     Intend,
@@ -25,14 +32,17 @@ from engine.handoff.messages import (
     Pulled,
     Rates,
     Reserve,
+    Return,
+    Returned,
     ScoredPrompt,
     WireRequest,
 )
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Token, Update, decode_all, encode_all
 from engine.sampling.params import SamplingParams, TokenLogprobs
-from net.bodies import BodyError, decode, encode
+from net.bodies import BodyError, Nothing, decode, encode
 from net.gossip.load_words import Amount, Previous
 from net.transfer.device.peers import IsDevice, Moved, MoveThere, StopMove
+from net.transfer.path_finder import Offers
 from sched.gossip.intents import Coming
 
 EVENT = {"t": 1.5e9, "node": "p", "event": "kv_moved", "detail": {"bytes": 10, "seconds": 0.5}}
@@ -49,6 +59,35 @@ UPDATES: tuple[Update, ...] = (
 
 SAMPLING = SamplingParams(max_tokens=9, seed=-1, stop=("x", "y"), stop_token_ids=(3,), logit_bias={5: -1.5}, logprobs=2)
 REQUEST = WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25)
+CONTENTS = Contents([2**64 - 1, 5], [32, 7])
+OFFER = Offer(True, "h", True, True, [True, False], CONTENTS, BlockFacts([0, 1], [0.5, 1.0], ["batch", ""]))
+PLACE = Place("arena", 4096, "e")
+STORE: tuple[Any, ...] = (
+    store.Has(True, CONTENTS),
+    store.Look([0, -1, -2], [0], SsdPrice(0.25, 0.5)),
+    store.Pin(1, True),
+    store.Pinned(PLACE, [4, -1], [9], ["ssd"], [77], True, [(0, 3)]),
+    store.Reserve(1, OFFER),
+    store.Reserved(PLACE, [4, -1], "the disk is full"),
+    store.Commit(1, [9, 8], [32, 7]),
+    store.Committed(2),
+    store.Unpin(1, [1]),
+    store.Read(True),
+    store.BlocksRead([0, -1], [9], [77], ["dram"], True, [(0, 3)]),
+    store.Write([32, 7], [9, 8], OFFER),
+    store.Taken([0, -1], "the disk is full"),
+    Get(b"\x01" * 16, True),
+    Got([9], [0, -2], [77], ["ssd"], True, [(0, 3)]),
+    Put(b"\x01" * 32, [32, 7], OFFER),
+    PutEnd([9, 8]),
+    store.MakeDurable(0.5),
+    store.MadeDurable([True, False], "no SSD"),
+    store.Keep(True),
+    store.KeptThere([0, -2], 1),
+    store.Removed(2),
+    store.StoreStats({"hits": 3}),
+    store.PoolMembers([("n", "127.0.0.1", 7, 4096)], 4096, 2),
+)
 BODIES: tuple[Any, ...] = (
     Reserve(REQUEST, "p"),
     Prefill(REQUEST, Promise(3, 0.1, 0.2, 2), KvTarget("d", "kv", [1, 2], 0, "e")),
@@ -66,6 +105,13 @@ BODIES: tuple[Any, ...] = (
     Intend("p", 0.5),
     Intended({"p": Coming(2, 0.5)}),
     ScoredPrompt("a/r#0", 3, 1),
+    Borrow(5, 4096),
+    Borrowed("kv", [3, 1]),
+    Return(5),
+    Returned(True),
+    Offers({"tcp": {}, "shm": {"refused": "no"}}, "e"),
+    Nothing(),
+    *STORE,
     Amount(1000),
     Previous(0),
     IsDevice("kv"),

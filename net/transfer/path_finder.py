@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from net.bodies import Nothing, answered, encode, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError, TransferError
 from net.transfer.common.path import Path
 from net.transfer.common.transport import Transport, Unusable
 
+OPEN = "transfer.open"  # by which transports can you be reached?
 ANSWER_S = 10.0  # for the peer to say what it offers
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The answer to OPEN."""
+
+    offers: dict[str, dict[str, Any]]  # by transport, in its own form: Transport.offer
+    epoch: str  # PathFinder.epoch_of
 
 
 class PathFinder:
@@ -29,7 +40,7 @@ class PathFinder:
         self._epochs: dict[str, str] = {}  # by peer
         self._admitted: set[str] = set()  # peers that have asked since they were last lost
         channel.links.admits = self._admitted.__contains__
-        channel.handle("transfer.open", self._offer)
+        channel.handle(OPEN, typed(Nothing, self._offer))
 
     def epoch_of(self, peer_id: str) -> str:
         """Names the time since this node last lost the peer. What the peer was told to write in an earlier epoch must
@@ -45,25 +56,26 @@ class PathFinder:
         """The first transport that works between the two. Raises PeerLost, PeerRefused, TransferError when there is
         none, TimeoutError."""
         try:
-            answer, _ = await self._channel.call(peer_id, "transfer.open", {}, timeout_s=ANSWER_S)
+            told, _ = await self._channel.call(peer_id, OPEN, encode(Nothing()), timeout_s=ANSWER_S)
+            answer = answered(Offers, told)
         except RemoteError as error:
             raise TransferError(f"{peer_id!r} does not take part in transfers: {error}") from None
         refused: dict[str, str] = {}
         for name, transport in self._transports.items():
-            offer = answer["offers"].get(name)
+            offer = answer.offers.get(name)
             if offer is None:
                 refused[name] = "the peer does not offer it"
                 continue
             try:
-                return Path(name, await transport.open(peer_id, offer), refused, answer["epoch"])
+                return Path(name, await transport.open(peer_id, offer), refused, answer.epoch)
             except Unusable as error:
                 refused[name] = str(error)
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise TransferError(f"no transport to {peer_id!r}: {reasons}")
 
-    async def _offer(self, peer_id: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
+    async def _offer(self, peer_id: str, body: Nothing, data: memoryview) -> Offers:
         if self.closed:
             raise RemoteError("its transfer engine is closed", "closed")
         self._admitted.add(peer_id)
         offers = {name: transport.offer() for name, transport in self._transports.items()}
-        return {"offers": offers, "epoch": self.epoch_of(peer_id)}
+        return Offers(offers, self.epoch_of(peer_id))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import orjson
 
+from net.bodies import BodyError
 from net.errors import PeerLost, RemoteError, TransferError
 from net.transfer.engine import Op
 
@@ -89,7 +90,10 @@ class FakeChannel:
         if kind not in self.handlers:
             raise RemoteError(f"no handler for {kind}", "unknown")
         sent = orjson.loads(orjson.dumps(body))  # only what JSON carries arrives
-        reply = await self.handlers[kind](from_id, sent, memoryview(b"".join(data)))
+        try:
+            reply = await self.handlers[kind](from_id, sent, memoryview(b"".join(data)))
+        except BodyError as error:
+            raise RemoteError(str(error), "bad_request") from None
         body, payload = reply if isinstance(reply, tuple) else (reply or {}, ())
         payload = [bytes(part) for part in payload]
         await self.hub.cross(self.node_id, from_id)

@@ -8,6 +8,7 @@ import uvloop
 
 from cache.arena import Arena
 from cache.homes.rendezvous import equal_members
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from net.channel.channel import Channel
@@ -23,7 +24,7 @@ async def main(name: str) -> None:
     transfer = TransferEngine(channel, ("shm", "tcp"))
     with Region.shared("dram", SLOTS * SLOT) as region:
         local = LocalStore(Arena(region, SLOT), None)
-        store = Store(name, channel, transfer, local, lambda: equal_members([name]), block_bytes=SLOT)
+        store = Store(name, channel, transfer, local, lambda: equal_members([name]), StoreOptions(block_bytes=SLOT))
         _, port = await channel.start("127.0.0.1")
         print(port, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -10,6 +10,7 @@ from cache.homes.rendezvous import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import GetResult
 from cache.ssd import SsdTier
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from net.transfer.common.memory import Region
@@ -68,7 +69,7 @@ class Cluster:
             self.members.append(node_id)
         kv = Region.private("kv", kv_blocks * SLOT)
         self.regions.append(kv)
-        store = Store(node_id, channel, transfer, local, lambda: self.view(node_id), **options)
+        store = Store(node_id, channel, transfer, local, lambda: self.view(node_id), StoreOptions(**options))
         store.attach(kv)
         store.kv = kv
         self.stores[node_id] = store

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from cache.protocol import ABSENT, Look
+import orjson
+
+from cache.messages import Look
+from cache.protocol import ABSENT
 from cache.results import LeadingRun
 from cache.ssd_reads import FREE, SsdPrice, SsdReads
 from cache.store.reader import Seen
+from net.bodies import decode, encode
 from sched.cost import TransferModel
 from tests.cache.pooled import SLOT, cluster_of, get, key_of, put
 
@@ -36,7 +40,7 @@ def test_reads_that_failed_teach_nothing():
 
 def test_a_look_comes_back_from_the_wire():
     for look in (Look([0, 0, ABSENT], [1], SsdPrice(0.25, 0.5)), Look([0])):
-        assert Look.of(look.as_dict()) == look
+        assert decode(Look, orjson.loads(orjson.dumps(encode(look)))) == look
 
 
 def test_homes_read_side_by_side_and_only_the_leading_run_counts():

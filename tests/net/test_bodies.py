@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -76,6 +76,59 @@ def test_anything_else_is_refused_by_name(change, said):
     assert said in str(caught.value)
 
 
+class Price(NamedTuple):
+    fixed_s: float
+    block_s: float
+
+
+FREE = Price(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    sums: Sequence[int]
+    costs: Sequence[float] = ()
+    price: Price = FREE
+    pairs: Sequence[tuple[int, str]] = ()
+    part: Part = field(default_factory=lambda: Part(b""))
+
+
+def test_columns_rows_and_named_tuples_travel_as_lists():
+    columns = Columns([2**64 - 1, -1], [1.5], Price(0.5, 1.0), [(1, "a")], Part(b"x"))
+    body = orjson.loads(orjson.dumps(encode(columns)))
+    assert (body["price"], body["pairs"]) == ([0.5, 1.0], [[1, "a"]])
+    assert decode(Columns, body) == columns
+    read = decode(Columns, {"sums": [], "costs": [1, 2.5], "price": [1, 2]})
+    assert [*map(type, (*read.costs, *read.price))] == [float] * 4
+
+
+def test_a_field_with_its_default_does_not_travel():
+    assert encode(Columns([1])) == {"sums": [1]}
+    assert encode(Columns([1], part=Part(b""), price=Price(0.0, 0.0))) == {"sums": [1]}
+    assert encode(Columns([1], part=Part(b"y"))) == {"sums": [1], "part": {"key": "79"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sums": [1, True]}, "sums: expected int, got True"),
+        ({"sums": [1, 2.0]}, "sums: expected int, got 2.0"),
+        ({"sums": "12"}, "sums: expected a list"),
+        ({"costs": [1.0, "2"]}, "costs: expected finite numbers"),
+        ({"costs": [1.0, True]}, "costs: expected finite numbers"),
+        ({"costs": [float("inf")]}, "costs: expected finite numbers"),
+        ({"price": [1.0]}, "price: expected a list of 2"),
+        ({"price": {"fixed_s": 1.0, "block_s": 1.0}}, "price: expected a list"),
+        ({"pairs": [[1, "a", "b"]]}, "pairs: expected a list of 2"),
+        ({"pairs": [["a", 1]]}, "pairs: expected int, got 'a'"),
+    ],
+)
+def test_wrong_columns_and_rows_are_refused_by_name(change, said):
+    with pytest.raises(BodyError) as caught:
+        decode(Columns, {"sums": [1]} | change)
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("body", [None, [], "x", 3, {}])
 def test_a_body_is_an_object_with_its_fields(body):
     with pytest.raises(BodyError):
@@ -109,3 +162,13 @@ async def test_a_handler_gets_the_dataclass_and_a_stranger_the_reason():
         with pytest.raises(RemoteError, match="Part: field 'key' is missing") as caught:
             await a.call("b", "double", {})
         assert caught.value.code == "bad_request"
+
+
+async def test_a_handler_may_answer_with_data():
+    async def with_data(peer: str, part: Part, data: memoryview) -> tuple[Part, list[bytes]]:
+        return part, [b"da", b"ta"]
+
+    async with channels("a", "b") as (a, b):
+        b.handle("both", typed(Part, with_data))
+        reply, data = await a.call("b", "both", encode(Part(b"ab")))
+        assert decode(Part, reply) == Part(b"ab") and bytes(data) == b"data"

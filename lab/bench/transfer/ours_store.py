@@ -16,6 +16,7 @@ import uvloop
 
 from cache.arena import Arena as Slots
 from cache.homes.rendezvous import equal_members
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from lab.bench.transfer.agent import Arena, Call, most_puts
@@ -77,7 +78,7 @@ class Home:
         prefault.start()
         await asyncio.to_thread(prefault.join)
         local = LocalStore(Slots(region, body["size"]), None)
-        store = Store("home", channel, transfer, local, lambda: HOME, block_bytes=body["size"])
+        store = Store("home", channel, transfer, local, lambda: HOME, StoreOptions(block_bytes=body["size"]))
         self._open = [transfer, channel, store, region]
         return {"address": await channel.start("127.0.0.1")}
 
@@ -116,7 +117,7 @@ class Client:
         channel.introduce("home", tuple(answer["address"]))
         transfer = TransferEngine(channel, ORDERS[self._transport], self._options)
         self._store = Store(
-            "client", channel, transfer, None, lambda: HOME, block_bytes=size, checksums=self._checksums
+            "client", channel, transfer, None, lambda: HOME, StoreOptions(block_bytes=size, checksums=self._checksums)
         )
         for region in self._regions:  # mapped once, as a node maps its KV
             self._store.attach(region)

@@ -127,18 +127,18 @@ class Receiving(Protocol):
     """Where they go."""
 
     def finish(self, tail: Body) -> Answer:
-        """All are there; the answer has no bytes. Raises RemoteError, also on a tail that is not as agreed: then
-        nothing is held any more."""
+        """All are there; the answer has no bytes. Raises RemoteError, and BodyError for a tail that is not as agreed:
+        then nothing is held any more."""
 
     def drop(self) -> None:
         """The asker has gone or given up; nothing is written to `target` any more."""
 
 
 Answerer = Callable[[str, Body], Answer | Coroutine[Any, Any, Answer]]
-"""(peer id, body) of a question without bytes -> its answer. Raises RemoteError."""
+"""(peer id, body) of a question without bytes -> its answer. Raises RemoteError, BodyError."""
 
 Receiver = Callable[[str, Body, int], Receiving]
-"""(peer id, body, bytes) of a question with bytes. Raises RemoteError."""
+"""(peer id, body, bytes) of a question with bytes. Raises RemoteError, BodyError."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from net.bodies import BodyError
 from net.channel.connection import Connection
 from net.channel.wire import FrameError, Header, nowhere
 from net.errors import PeerLost, RemoteError
@@ -177,6 +178,8 @@ class BulkServer:
         reason, code = f"internal error in {kind}", "internal"
         if isinstance(error, RemoteError):
             reason, code = error.reason, error.code
+        elif isinstance(error, BodyError):
+            reason, code = str(error), "bad_request"
         else:
             log.error("%r requested by %s failed", kind, self._connection.peer_id, exc_info=error)
         with suppress(PeerLost):

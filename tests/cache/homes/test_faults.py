@@ -11,6 +11,7 @@ import pytest
 
 from cache.homes.rendezvous import equal_members, homes
 from cache.ssd import backends
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from lab.faults.soak import flips, kills
 from net.channel.channel import Channel
@@ -45,7 +46,12 @@ class Pool:
             self.channel.introduce(name, ("127.0.0.1", int(await process.stdout.readline())))
         members = equal_members(NAMES)
         self.store = Store(
-            "client", self.channel, self.transfer, None, lambda: members, block_bytes=SLOT, replicas=replicas
+            "client",
+            self.channel,
+            self.transfer,
+            None,
+            lambda: members,
+            StoreOptions(block_bytes=SLOT, replicas=replicas),
         )
 
     async def kill(self, name: str) -> None:

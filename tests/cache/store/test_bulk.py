@@ -8,14 +8,20 @@ import pytest
 
 from cache.arena import Arena
 from cache.homes.rendezvous import equal_members
+from cache.offer import PLAIN_OFFER
 from cache.protocol import Deadlines
+from cache.server import bulk_answers
 from cache.ssd import SsdTier
 from cache.store.bulk_get import BulkGet
 from cache.store.bulk_put import BulkPut
+from cache.store.job import StoreCall
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
+from net.bodies import encode
 from net.channel.channel import Channel
 from net.channel.cluster_key import ClusterKey
+from net.errors import RemoteError
 from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
 
@@ -55,9 +61,7 @@ class Pool:
             transfer,
             local,
             lambda: equal_members(self.members),
-            block_bytes=self.size,
-            deadlines=self.deadlines,
-            **options,
+            StoreOptions(block_bytes=self.size, deadlines=self.deadlines, **options),
         )
         address = await channel.start("127.0.0.1")
         for other, theirs in self.channels.items():
@@ -229,7 +233,8 @@ async def test_a_put_or_get_that_is_given_up_leaves_nothing():
 
 
 @pytest.mark.parametrize(
-    "tail", [{}, {"checksums": [1]}, {"checksums": ["1", "2"]}, {"checksums": None}, ["checksums"]]
+    "tail",
+    [{}, {"checksums": [1]}, {"checksums": ["1", "2"]}, {"checksums": [1, -2]}, {"checksums": None}, ["checksums"]],
 )
 async def test_a_put_whose_end_is_not_as_agreed_leaves_nothing(monkeypatch, tail):
     async with pool(5000) as made:
@@ -274,3 +279,67 @@ async def test_a_home_that_hangs_is_a_miss_after_its_deadline_and_found_again():
         async with asyncio.timeout(20):
             while (await get(made, range(4))).blocks < 4:
                 pass
+
+
+KEYS = b"".join(key_of(i) for i in range(2)).hex()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"keys": "zz"},
+        {"keys": KEYS[:-2]},
+        {"keys": KEYS, "lengths": [10_001, -1]},
+        {"keys": KEYS, "lengths": [5000]},
+        {"keys": KEYS, "offer": {"kept": [True]}},
+        {"keys": KEYS, "offer": {"facts": [[1, 0.5, "batch"]]}},
+        {"keys": KEYS, "offer": {"contents": {"checksums": [1], "lengths": [5000]}}},
+        {"keys": KEYS, "owner": "a"},
+    ],
+    ids=str,
+)
+async def test_a_put_that_is_not_as_agreed_is_refused_and_holds_nothing(body):
+    async with pool(5000) as made:
+        job = StoreCall([key_of(i) for i in range(2)], made.kv, [0, 5000], 5000)
+        call = BulkPut(job, [0, 1], PLAIN_OFFER, True)
+        call.body = body
+        await made.client.put_many([(key_of(9), b"x")])
+        with pytest.raises(RemoteError) as caught:
+            await made.client._calls.ask("a", call)
+        assert caught.value.code == "bad_request"
+        assert made.locals["a"].stats()["dram"]["reserved"] == 0
+
+
+@pytest.mark.parametrize("body", [{}, {"keys": 5}, {"keys": KEYS, "leading": 1}, {"keys": KEYS[:-2]}], ids=str)
+async def test_a_get_that_is_not_as_agreed_is_refused(body):
+    async with pool(5000) as made:
+        await put(made, range(2))
+        job = StoreCall([key_of(i) for i in range(2)], made.kv, [0, 5000], 5000)
+        call = BulkGet(job, [0, 1], True, True)
+        call.body = body
+        with pytest.raises(RemoteError) as caught:
+            await made.client._calls.ask("a", call)
+        assert caught.value.code == "bad_request"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checksums": [1]},
+        {"checksums": ["1", "2"]},
+        {"lengths": [1, 9999]},
+        {"tiers": ["ssd"]},
+        {"hot": [[7, 2]]},
+        {"slots": [0] * 3},
+    ],
+    ids=str,
+)
+async def test_an_answer_that_is_not_as_agreed_is_that_of_a_home_that_failed(monkeypatch, change):
+    async with pool(5000) as made:
+        await put(made, range(2))
+        monkeypatch.setattr(bulk_answers, "encode", lambda got: encode(got) | change)
+        assert (await get(made, range(2))).blocks == 0
+        monkeypatch.undo()
+        assert (await get(made, range(2))).blocks == 2
+        await until(lambda: made.locals["a"].stats()["dram"]["held"] == 0)

@@ -11,6 +11,7 @@ from cache.arena import Arena
 from cache.homes.rendezvous import equal_members
 from cache.protocol import Deadlines
 from cache.ssd import SsdTier
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from net.channel.channel import Channel
@@ -45,8 +46,7 @@ class Node:
             self.transfer,
             self.local,
             lambda: equal_members(members),
-            block_bytes=SLOT,
-            deadlines=Deadlines(),
+            StoreOptions(block_bytes=SLOT, deadlines=Deadlines()),
         )
         self.store.attach(self.kv)
 

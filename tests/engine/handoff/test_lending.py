@@ -186,3 +186,40 @@ async def test_a_part_of_the_arena_is_never_lent():
         assert answer["whole"] and pool.num_free == 4
         answer, _ = await reader.call("d", messages.RETURN, {"loan": 1})
         assert not answer["whole"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (messages.BORROW, {"loan": "x", "block_bytes": SIZE}),
+        (messages.BORROW, {"loan": 1.5, "block_bytes": SIZE}),
+        (messages.BORROW, {"loan": 1}),
+        (messages.BORROW, {"loan": 1, "block_bytes": SIZE, "more": 1}),
+        (messages.RETURN, {}),
+        (messages.RETURN, {"loan": None}),
+    ],
+    ids=str,
+)
+async def test_a_message_that_is_not_as_agreed_is_refused_and_holds_nothing(kind, body):
+    async with pair(4) as (lender, reader):
+        with pytest.raises(RemoteError) as caught:
+            await reader.channel.call("d", kind, body, [b"".join(KEYS)])
+        assert caught.value.code == "bad_request"
+        assert lender.lets_go() and not len(lender.lending)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [(messages.BORROW, {"blocks": ["0"]}), (messages.BORROW, {"region": None}), (messages.RETURN, {"whole": 1})],
+    ids=str,
+)
+async def test_an_answer_that_is_not_as_agreed_is_a_miss(kind, change):
+    async with pair(4) as (lender, reader):
+        told = lender.channel._handlers[kind]
+
+        async def lying(peer, body, data):
+            return await told(peer, body, data) | change
+
+        lender.channel.handle(kind, lying)
+        assert (await reader.borrowing.get("d", KEYS, reader.pool.allocate(6))).blocks == 0
+        await until(lender.lets_go)

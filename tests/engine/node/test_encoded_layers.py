@@ -14,6 +14,7 @@ from cache.arena import Arena
 from cache.block import BlockGeometry
 from cache.homes.rendezvous import equal_members
 from cache.pool.policy import PLAIN
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from engine.node.engine import layers_of, pool_blocks
@@ -42,7 +43,12 @@ class Node:
         self.local = LocalStore(Arena(self.dram, geometry.pool_bytes), None)
         members = equal_members(["a", "b"])
         self.store = Store(
-            *(name, self.channel, self.transfer, self.local, lambda: members), block_bytes=geometry.pool_bytes
+            name,
+            self.channel,
+            self.transfer,
+            self.local,
+            lambda: members,
+            StoreOptions(block_bytes=geometry.pool_bytes),
         )
         self.arena = Region.shared("kv", BLOCKS * geometry.block_bytes)
         self.store.attach(self.arena)
@@ -125,7 +131,7 @@ async def test_a_layer_that_is_damaged_at_its_home_makes_the_load_none(pair, lay
     async with b.pool.layers(KEYS, LAYERED) as found:
         victim = a if "a" in found.pinned.sources else b
         lease = next(one for one in found.pinned._leases if one.home == victim.name)
-        slot, number = lease.reply["slots"][-1], lease.positions[-1]
+        slot, number = lease.pinned.slots[-1], lease.positions[-1]
         at = slot * b.geometry.pool_bytes + layer * nbytes + (nbytes - 1 if what == "scale" else 7)
         victim.dram.memory[at] ^= 0x41
         assert not await found.read(lambda layer: None)

@@ -8,6 +8,7 @@ from cache.arena import Arena
 from cache.block import BlockGeometry
 from cache.homes.rendezvous import equal_members
 from cache.pool.policy import PLAIN
+from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from engine.core.kv_ready import KV_REGION
@@ -30,7 +31,14 @@ async def test_a_node_with_its_arena_on_a_device_reads_values_and_blocks_of_the_
         stack.push_async_callback(transfer.close)
         share = stack.enter_context(Region.shared("arena", 64 * GEOMETRY.block_bytes))
         local = LocalStore(Arena(share, GEOMETRY.block_bytes), None)
-        store = Store("gpu", channel, transfer, local, lambda: equal_members(["gpu"]), block_bytes=GEOMETRY.block_bytes)
+        store = Store(
+            "gpu",
+            channel,
+            transfer,
+            local,
+            lambda: equal_members(["gpu"]),
+            StoreOptions(block_bytes=GEOMETRY.block_bytes),
+        )
         device = FakeDevice(4 * GEOMETRY.block_bytes)
         stack.callback(device.close)
         transfer.register(DeviceRegion(KV_REGION, device))

@@ -101,6 +101,24 @@ async def test_where_memory_cannot_be_shared_tcp_is_used_and_the_reason_kept(cha
         assert (await engine.submit("b", Op.READ, "ours", "theirs", [(0, 0, 10)])).transport == "tcp"
 
 
+@pytest.mark.parametrize("change", [{"offers": 5}, {"offers": {"tcp": None}}, {"epoch": None}, {"more": 1}], ids=str)
+async def test_an_offer_that_is_not_as_agreed_is_none(change, monkeypatch):
+    async with pair() as (channel, engine, _, _):
+        call = channel.call
+
+        async def changed(peer_id, kind, body, timeout_s):
+            answer, data = await call(peer_id, kind, body, timeout_s=timeout_s)
+            return answer | change, data
+
+        monkeypatch.setattr(channel, "call", changed)
+        with pytest.raises(TransferError, match="does not take part in transfers: the answer is not what was asked"):
+            await engine.open("b")
+        monkeypatch.undo()
+        with pytest.raises(RemoteError) as caught:
+            await channel.call("b", "transfer.open", {"now": True})
+        assert caught.value.code == "bad_request"
+
+
 @both
 async def test_bounds_and_names_are_checked_on_both_sides(order):
     async with pair(order) as (_, engine, region, _):

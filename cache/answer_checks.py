@@ -1,0 +1,30 @@
+"""What an answer of a home must hold true for the keys that it was asked about. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.protocol import PRESENT
+from net.errors import RemoteError
+
+
+def count_found(slots: Sequence[int], asked: int) -> int:
+    """How many of `slots` are slots. Raises RemoteError when they are about more than `asked` keys."""
+    if len(slots) > asked:
+        raise RemoteError(f"{len(slots)} answers about {asked} keys", "bad_answer")
+    if not slots or min(slots) >= 0:  # most answers; this takes a third of the time
+        return len(slots)
+    return sum(map(PRESENT.__lt__, slots))
+
+
+def one_each(found: int, *columns: Sequence[object]) -> None:
+    """Raises RemoteError unless each of `columns` has one entry for each of the blocks found."""
+    for column in columns:
+        if len(column) != found:
+            raise RemoteError(f"properties of {len(column)} blocks instead of {found}", "bad_answer")
+
+
+def all_about(positions: Sequence[int], asked: int) -> None:
+    """Raises RemoteError for a position of no key."""
+    if positions and not 0 <= min(positions) <= max(positions) < asked:
+        raise RemoteError(f"positions {min(positions)} to {max(positions)} among {asked} keys", "bad_answer")

@@ -1,0 +1,63 @@
+"""The bulk calls for pooled blocks: their kinds and bodies. Pure.
+
+net/transfer/tcp/bulk_call.py says what a bulk call is. The keys of the blocks are one string of bytes, 16 for each. The
+lists are as those of cache/messages.py, and so is the answer to PUT, Taken. The bodies are not frozen: making a frozen
+one takes two to four times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.answer_checks import all_about, count_found, one_each
+from cache.offer import PLAIN_OFFER, Offer, at_least
+
+GET = "store.get"  # send these blocks
+PUT = "store.put"  # take these blocks
+
+
+@dataclass(slots=True)
+class Get:
+    """GET."""
+
+    keys: bytes
+    leading: bool = False
+
+
+@dataclass(slots=True)
+class Got:
+    """The answer to GET, in front of the blocks. As Pinned, where it differs from blocks that are all in DRAM."""
+
+    checksums: Sequence[int]
+    slots: Sequence[int] | None = None  # None: every block is there; 0 for each that is
+    lengths: Sequence[int] = ()
+    tiers: Sequence[str] = ()
+    more: bool = False
+    hot: Sequence[tuple[int, int]] = ()
+
+    def check(self, asked: int) -> Got:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        found = asked if self.slots is None else count_found(self.slots, asked)
+        one_each(found, self.checksums, self.lengths or self.checksums, self.tiers or self.checksums)
+        all_about([position for position, _ in self.hot], asked)
+        return self
+
+
+@dataclass(slots=True)
+class Put:
+    """PUT, in front of the blocks."""
+
+    keys: bytes
+    lengths: Sequence[int] = ()
+    offer: Offer = PLAIN_OFFER
+
+
+@dataclass(slots=True)
+class PutEnd:
+    """PUT, behind the blocks."""
+
+    checksums: Sequence[int]
+
+    def __post_init__(self) -> None:
+        at_least(0, self.checksums, "a checksum")

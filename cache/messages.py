@@ -1,0 +1,280 @@
+"""What nodes tell each other about pooled blocks: the kinds of messages and their bodies. Pure.
+
+Block keys are the data of a message, 16 bytes each (cache/protocol.py). A list with one entry per block is flat:
+reading it costs no Python code per block (net/bodies.py). Where a list of lengths is empty, every block fills its slot.
+The bulk calls for blocks are in cache/bulk_messages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.answer_checks import all_about, count_found, one_each
+from cache.offer import PLAIN_OFFER, Contents, Offer, at_least
+from cache.ssd_reads import FREE, SsdPrice
+from net.errors import RemoteError
+
+# asker -> home
+HAS = "store.has"  # which of these keys are here, and which of those have to be read from SSD?
+PIN = "store.pin"  # lease those that are here, to read
+RESERVE = "store.reserve"  # lease slots for these, to write; COMMIT ends that
+COMMIT = "store.commit"
+UNPIN = "store.unpin"  # the end of a lease of either kind, also of one whose grant is still on its way
+READ = "store.read"  # small blocks themselves, in one message
+WRITE = "store.write"  # small blocks, to be stored, in one message
+BAD = "store.bad"  # these blocks arrived damaged by READ
+USED = "store.used"  # a process of this host read these without asking (cache/store/same_host.py)
+REMOVE = "store.remove"  # nobody finds these here any more
+UNEVEN = "store.uneven"  # other homes may lack these: offer them what is here
+DURABLE = "store.durable"  # put these on SSD and sync them; answer when that is done
+KEEP = "store.keep"  # never evict these from now on, or treat them as others again
+FLUSH = "store.flush"  # answer when what was committed so far is on SSD, synced
+STATS = "store.stats"
+# client -> any node
+MEMBERS = "store.members"  # where are the shares of the pool?
+
+
+# --- looking
+
+
+@dataclass(frozen=True, slots=True)
+class Has:
+    """HAS. With `contents`, one per key, a block of another content is absent."""
+
+    leading: bool = False  # what is behind the first missing block does not matter
+    contents: Contents | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The answer to HAS."""
+
+    have: Sequence[int]  # per key 0, ABSENT or ELSEWHERE; with `leading` it may end at the first that is not 0
+    on_ssd: Sequence[int] = ()  # positions of those that have to be read from SSD
+    price: SsdPrice = FREE  # of that, now
+
+    def check(self, asked: int, leading: bool) -> Look:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        if len(self.have) > asked or (len(self.have) < asked and not leading):
+            raise RemoteError(f"{len(self.have)} answers about {asked} keys", "bad_answer")
+        all_about(self.on_ssd, asked)
+        return self
+
+
+# --- leases
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the slots of a lease are; without a region nothing is leased."""
+
+    region: str
+    slot_bytes: int
+    epoch: str = ""  # of a lease to write: see PathFinder.epoch_of
+
+
+NO_PLACE = Place("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """PIN."""
+
+    lease: int
+    leading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The answer to PIN. The lists without a comment are over the blocks that are there, in order."""
+
+    place: Place
+    slots: Sequence[int]  # per key a slot, ABSENT or ELSEWHERE; with `leading` it may end before the first without one
+    checksums: Sequence[int]
+    tiers: Sequence[str]
+    lengths: Sequence[int] = ()
+    more: bool = False  # `slots` ends early only for want of room: ask again from there
+    hot: Sequence[tuple[int, int]] = ()  # (position, replicas) of blocks that other nodes have, too
+
+    def check(self, asked: int) -> Pinned:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        found = count_found(self.slots, asked)
+        one_each(found, self.checksums, self.tiers, self.lengths or self.checksums)
+        all_about([position for position, _ in self.hot], asked)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """RESERVE."""
+
+    lease: int
+    offer: Offer = PLAIN_OFFER
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The answer to RESERVE."""
+
+    place: Place
+    slots: Sequence[int]  # of a leading part of the keys; or instead of a slot what cache/protocol.py says
+    trouble: str = ""  # of the disk, where room has ended because of that
+
+    def check(self, asked: int) -> Reserved:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        count_found(self.slots, asked)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """COMMIT. The lists are over the slots of the lease, in its order."""
+
+    lease: int
+    checksums: Sequence[int]
+    lengths: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        at_least(0, self.checksums, "a checksum")
+        at_least(1, self.lengths, "a length")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The answer to COMMIT."""
+
+    stored: int  # blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """UNPIN."""
+
+    lease: int
+    bad: Sequence[int] = ()  # positions in the lease whose bytes did not match
+
+
+# --- blocks in messages
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """READ."""
+
+    leading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRead:
+    """The answer to READ; the blocks are its data. As Pinned, but `slots` has 0 for each block that is there."""
+
+    slots: Sequence[int]
+    checksums: Sequence[int]
+    lengths: Sequence[int]
+    tiers: Sequence[str]
+    more: bool = False
+    hot: Sequence[tuple[int, int]] = ()
+
+    def check(self, asked: int, nbytes: int) -> BlocksRead:
+        """This. Raises RemoteError when it is none about `asked` keys, with `nbytes` of blocks."""
+        one_each(count_found(self.slots, asked), self.checksums, self.lengths, self.tiers)
+        if sum(self.lengths) != nbytes or min(self.lengths, default=1) < 1:
+            raise RemoteError(f"{nbytes} bytes are not {len(self.lengths)} blocks of these lengths", "bad_answer")
+        all_about([position for position, _ in self.hot], asked)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """WRITE; the blocks follow the keys."""
+
+    lengths: Sequence[int]
+    checksums: Sequence[int]
+    offer: Offer = PLAIN_OFFER
+
+    def __post_init__(self) -> None:
+        at_least(0, self.checksums, "a checksum")
+        at_least(1, self.lengths, "a length")
+        if len(self.lengths) != len(self.checksums):
+            raise ValueError(f"{len(self.lengths)} lengths and {len(self.checksums)} checksums")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer to WRITE and PUT."""
+
+    slots: Sequence[int]  # STORED, or what cache/protocol.py says instead, of a leading part of the keys
+    trouble: str = ""  # of the disk, where room has ended because of that
+
+    def check(self, asked: int) -> Taken:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        count_found(self.slots, asked)
+        return self
+
+
+# --- lasting (cache/server/lasting.py), and the rest
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDurable:
+    """DURABLE."""
+
+    wait_s: float  # the asker's deadline
+
+
+@dataclass(frozen=True, slots=True)
+class MadeDurable:
+    """The answer to DURABLE."""
+
+    durable: Sequence[bool]  # one per key
+    why: str = ""  # not all are
+
+    def check(self, asked: int) -> MadeDurable:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        one_each(asked, self.durable)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """KEEP."""
+
+    keep: bool  # never evict them, or again as others
+
+
+@dataclass(frozen=True, slots=True)
+class KeptThere:
+    """The answer to KEEP."""
+
+    answers: Sequence[int] = ()  # to keep them: KEPT, PINS_FULL or ABSENT for each
+    given_up: int = 0  # how many had been kept
+
+    def check(self, asked: int) -> KeptThere:
+        """This. Raises RemoteError when it is none about `asked` keys, which were to be kept."""
+        one_each(asked, self.answers)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The answer to REMOVE."""
+
+    removed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The answer to STATS."""
+
+    stats: dict[str, Any] = field(default_factory=dict)  # of cache.store.store.Store
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMembers:
+    """The answer to MEMBERS."""
+
+    members: Sequence[tuple[str, str, int, int]]  # node id, host, port, bytes of its share
+    block_bytes: int
+    replicas: int
