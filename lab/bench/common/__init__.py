@@ -11,6 +11,7 @@ Files:
     portable     Result files are read on other machines: of the paths of this one they keep the last part
     results      The one result format of all benchmarks, as JSON and as a table with ratios
     serve_flags  The flags of bench_serve.py: which servers, what to send, what to report
+    timing       Seconds of calls, one after the other
     trace        Rows of a trace as requests of a benchmark
     workload     What a benchmark sends and when: prompts as token ids, output lengths, arrival times
 """
