@@ -26,6 +26,9 @@ ROOMS = "attention|cache|docs|engine|lab|net|sched|scripts|tests|\\.ci"
 OF_OTHERS = ("clients.md",)  # shows command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
 TABLES = {"scripts/bench.py": BENCHMARKS, "scripts/faults.py": FAULTS, "scripts/tools.py": TOOLS}
+WITH_PEERS = ("engine", "store", "transfer")
+"""Benchmarks that start programs of others, each in an interpreter of its own."""
+
 SINGLE = {
     "scripts/ablate.py": "lab.ablations.command",
     "scripts/gendocs.py": "lab.docs.command",
@@ -113,6 +116,20 @@ def flags_of(program: str) -> set[str]:
         own = re.findall(r'add_argument\(\s*"(--[\w-]+)"', source)  # of its subcommands too
         return {*re.findall(r"--[a-z][\w-]*", helps()[program]), *own, "--help"}
     return set(re.findall(r"--[a-z][\w-]*", (ROOT / program).read_text()))  # a shell script
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_has_the_common_flags(name):
+    """--quick and --json; where it starts peers, --peer-python."""
+    told = set(re.findall(r"^  (--[a-z][\w-]*)", helps()[f"scripts/bench.py {name}"], re.MULTILINE))
+    assert {"--quick", "--json"} <= told
+    assert ("--peer-python" in told) == (name in WITH_PEERS)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_has_the_common_flags(name):
+    told = set(re.findall(r"^  (--[a-z][\w-]*)", helps()[f"scripts/faults.py {name}"], re.MULTILINE))
+    assert {"--quick", "--json"} <= told
 
 
 @of_page

@@ -18,7 +18,6 @@ each is one case.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
@@ -203,7 +202,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name == GOALS:
         print(goal_table(goals))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

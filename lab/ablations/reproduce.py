@@ -15,7 +15,6 @@ sees, of a text or a plot, `--resume-from COMMIT` takes the runs of the commits 
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -167,7 +166,3 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         "cases": cases,
     }
     write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

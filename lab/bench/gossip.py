@@ -263,7 +263,3 @@ def main() -> None:
     }
     config["added"] = {path.stem: json.loads(path.read_text())["commit"] for path in args.add}
     report(config, with_earlier(rows, args.add), args.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,10 +14,9 @@ Llama-3-8B in bfloat16 is bytes / bandwidth: 16.1 GB of weights and 128 KiB of K
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -34,10 +33,12 @@ from engine.step.request import Request
 from engine.step.rows import row_of
 from lab.bench.common.results import Row as Result
 from lab.bench.common.results import add_result_flags, report
+from lab.bench.common.timing import timed
 
 PARTS = ("schedule", "rows", "inputs", "sample", "commit")
 MIXES: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
 VOCAB = 49152
+FLOOR_REPEATS = 20
 GPU_BYTES_PER_S = 4.8e12
 LLAMA_8B_BYTES, LLAMA_8B_KV_BYTES = 16.06e9, 131072
 
@@ -71,7 +72,8 @@ def measure(mix: str, rows: int, context: int, block_size: int, steps: int) -> l
     for _ in range(steps + 2):
         inputs = one_step(batcher, builder, logits, taken)
     ours = {part: 1e6 * median(values[2:]) for part, values in taken.items()}
-    floors = {"inputs": metadata_floor(inputs, rows), "sample": 1e6 * timed(lambda: logits.numpy().max())}
+    look_s = median(timed(lambda: logits.numpy().max(), FLOOR_REPEATS))
+    floors = {"inputs": metadata_floor(inputs, rows), "sample": 1e6 * look_s}
     case = f"{mix} rows={rows} context={context}"
     results = [Result(case, part, "us", ours[part], limits=_floor(floors.get(part))) for part in PARTS]
     device = 1e6 * (LLAMA_8B_BYTES + rows * context * LLAMA_8B_KV_BYTES) / GPU_BYTES_PER_S
@@ -121,25 +123,12 @@ def metadata_floor(inputs: Inputs, rows: int) -> float:
         for _ in range(rows):
             _nothing()
 
-    return 1e6 * timed(least)
+    return 1e6 * median(timed(least, FLOOR_REPEATS))
 
 
 def _nothing() -> None:
     pass
 
 
-def timed(work: Callable[[], Any], repeats: int = 20) -> float:
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return median(times)
-
-
 def _floor(value: float | None) -> dict[str, float]:
     return {} if value is None else {"floor": value}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

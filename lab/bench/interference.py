@@ -14,7 +14,6 @@ node, each on a core of its own; the other servers are one mixed node with all c
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab.bench.common.client import Client, Outcome, find_server
+from lab.bench.common.client import Client, Outcome, greedy_client
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.launch.cluster import LocalCluster
@@ -161,9 +160,8 @@ async def measure(args: Namespace, console: Console) -> tuple[list[Round], dict[
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
             clients = {}
             for name, cluster in clusters.items():
-                server = await find_server(session, name, cluster.nodes[-1].url, None)
-                configs[name] = server.config
-                clients[name] = Client(session, server, "openai", {"temperature": 0.0, "ignore_eos": True})
+                clients[name] = await greedy_client(session, name, cluster.nodes[-1].url)
+                configs[name] = clients[name].server.config
                 await play(clients[name], args, name, args.seed + 10_000, WARM_TOKENS)
             bar = progress.add_task("rounds", total=args.rounds * len(args.setups))
             for number in range(args.rounds):
@@ -215,7 +213,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = {"benchmark": "interference", **flags_used, "servers": configs}
     report(config | {"rounds_measured": [asdict(r) for r in rounds]}, rows_of(rounds, args), args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,7 +27,7 @@ from typing import Any
 
 import aiohttp
 
-from lab.bench.common.client import Client, Outcome, find_server
+from lab.bench.common.client import Outcome, greedy_client
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.launch import rest
@@ -101,9 +101,8 @@ async def ask(url: str, tokens: list[int], case: str) -> tuple[Round, dict[str, 
     request_id = f"overlap-{os.urandom(6).hex()}"
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, headers={"X-Request-Id": request_id}) as session:
-        server = await find_server(session, case, url, None)
         outcome = Outcome()
-        client = Client(session, server, "openai", {"temperature": 0.0, "ignore_eos": True})
+        client = await greedy_client(session, case, url)
         await client.send(Spec(tokens, NEW_TOKENS), outcome)
     if outcome.error:
         raise RuntimeError(f"{case}: {outcome.error}")
@@ -170,7 +169,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.trace.write_text(json.dumps(chrome_trace(record)))
         print(f"trace of the last request: {args.trace}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

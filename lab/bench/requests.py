@@ -12,7 +12,6 @@ One real node with the embedded model. Every kind of large request is sent by it
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import threading
 import time
@@ -143,7 +142,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         write_result({"benchmark": "requests", "times": args.times}, rows, args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

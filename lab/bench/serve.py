@@ -170,7 +170,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = rows_of(args, bench)
     report(config_of(args, bench), rows, args.json)
     return 0 if any(row.metric == "completed" and row.ours for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,6 @@ before the first difference is shown.
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -241,7 +240,3 @@ def one_step(batcher: Batcher, target: Runner, variant: Variant, into: Measured)
         into.rows += len(step.rows)
         into.tokens += sum(kept for *_, kept in done.emitted)
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,10 +18,7 @@ core's part is theirs as well.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import tempfile
-import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -33,7 +30,8 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from lab.bench.common.client import Client, Outcome, find_server
+from lab.ablations.live.shares import Watch
+from lab.bench.common.client import Client, Outcome, greedy_client
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource, with_arrivals
 from lab.launch.cluster import LocalCluster
@@ -138,29 +136,6 @@ async def long_prompts(client: Client, args: Namespace, source: TokenSource) -> 
     return failed
 
 
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """Processor seconds since some moment, and that clock."""
-
-    at: float
-    machine: float
-    processes: tuple[float, ...]  # the nodes, then this client
-
-    @classmethod
-    def now(cls, pids: Sequence[int]) -> Cores:
-        tick = os.sysconf("SC_CLK_TCK")
-        user, nice, system, *_ = (int(n) / tick for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:])
-        each = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (*pids, os.getpid())]
-        used = tuple((int(fields[11]) + int(fields[12])) / tick for fields in each)  # utime, stime
-        return cls(time.monotonic(), user + nice + system, used)
-
-    def since(self, before: Cores) -> tuple[list[float], float]:
-        """Cores taken by each node, and by processes that are neither nodes nor this client."""
-        elapsed = self.at - before.at
-        each = [(b - a) / elapsed for a, b in zip(before.processes, self.processes, strict=True)]
-        return each[:-1], max(0.0, (self.machine - before.machine) / elapsed - sum(each))
-
-
 async def read(session: aiohttp.ClientSession, url: str) -> Waits:
     async with session.get(url + "/metrics") as response:
         return waits_in(await response.text())
@@ -197,21 +172,21 @@ async def measure(args: Namespace, layout: str, run_dir: Path) -> tuple[list[Row
         if len(cluster.nodes) > 1:
             for index, node in enumerate(cluster.nodes):
                 pin(node.pid, index)
-        pids = [node.pid for node in cluster.nodes]
-        server = await find_server(session, layout, cluster.nodes[-1].url, None)
-        client = Client(session, server, "openai", {"temperature": 0.0, "ignore_eos": True})
+        pids = {node.name: node.pid for node in cluster.nodes}
+        client = await greedy_client(session, layout, cluster.nodes[-1].url)
         source = TokenSource(args.seed, 32_000)
         for i in range(4):  # first steps are slow
             await client.send(Spec(source.tokens(256, WARMUP, 100 + i), 16), Outcome())
         for load in args.loads:
-            before, begun = [await read(session, node.url) for node in cluster.nodes], Cores.now(pids)
+            before, watch = [await read(session, node.url) for node in cluster.nodes], Watch(pids)
             failed = await loads[load](client, args, source)
             rows.append(Row(f"{layout} {load}", "failed", "requests", failed))
-            cores, others = Cores.now(pids).since(begun)
-            for node, earlier, taken in zip(cluster.nodes, before, cores, strict=True):
+            cores = watch.end()
+            for node, earlier in zip(cluster.nodes, before, strict=True):
                 waits = (await read(session, node.url)).since(earlier)
-                rows += rows_of(f"{layout} {load} {node.name}", waits, taken, others)
-    return rows, server.config or {}
+                taken = cores.loops[node.name] + cores.others[node.name]
+                rows += rows_of(f"{layout} {load} {node.name}", waits, taken, cores.elsewhere)
+    return rows, client.server.config or {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,7 +202,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = {name: value for name, value in vars(args).items() if name != "json"}
     report({"benchmark": "stalls", **shown, "servers": configs}, rows, args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,6 @@ a 512-token prompt and the time per token of one stream on each node.
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -26,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from lab.bench.common.client import Client, Outcome, find_server
+from lab.bench.common.client import Client, Outcome, greedy_client
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource
@@ -64,15 +63,14 @@ async def start(ranks: int, run_dir: Path, seed: int) -> tuple[Start, dict[str, 
     node_flags = ("--kv-cache-bytes", "400M", "--tensor-parallel-size", str(ranks))
     async with LocalCluster("mixed=1", node_flags, run_dir=run_dir) as cluster, aiohttp.ClientSession() as session:
         node = cluster.nodes[0]
-        server = await find_server(session, "node", node.url, None)
-        client = Client(session, server, "openai", {"temperature": 0.0, "ignore_eos": True})
+        client = await greedy_client(session, "node", node.url)
         source = TokenSource(seed, 32_000)
         await _ask(client, Spec(source.tokens(8, WARMUP, 0), 1))
         first_s = time.monotonic() - begun
         await _ask(client, Spec(source.tokens(PROMPT_TOKENS, WARMUP, 1), 8))
         done = await _ask(client, Spec(source.tokens(PROMPT_TOKENS, SUFFIX, 0), OUTPUT_TOKENS))
         assert node.ready_s is not None
-        return Start(node.ready_s, first_s, done.ttft_s, tpot_s(done)), server.config or {}
+        return Start(node.ready_s, first_s, done.ttft_s, tpot_s(done)), client.server.config or {}
 
 
 async def _ask(client: Client, spec: Spec) -> Outcome:
@@ -114,7 +112,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                 starts[ranks].append(one)
     report({"benchmark": "start", "rounds": args.rounds, "servers": configs}, rows_of(starts), args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -212,7 +212,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = disagreements(found)
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

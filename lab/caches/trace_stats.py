@@ -11,7 +11,6 @@ all of their memory as one pool whose blocks are fetched. Nothing is timed here.
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Sequence
@@ -148,7 +147,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = {"trace": path.name, "model": args.model, "nodes": args.nodes, "node_blocks": args.node_blocks}
         write_result(config | {"statistics": stats}, numbers(path.name, stats), args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

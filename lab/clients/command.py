@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -167,7 +166,3 @@ def show(outcomes: Sequence[Outcome]) -> None:
         _, _, what = outcome.case.partition(": ")
         table.add_row(outcome.client, outcome.version, what, "passed" if outcome.ours else "FAILED", outcome.note[:200])
     Console().print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

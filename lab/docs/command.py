@@ -172,7 +172,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if stale:
         print(f"{', '.join(stale)}: not what the code and the results say; run scripts/gendocs.py", file=sys.stderr)
     return 1 if stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,8 @@
 
 Files:
     chaos            Gossip under random faults, many seeds: invariants after every event, agreement at the end
-    checks           What must hold after a fault: the same tokens, balanced books
-    client           A client that does not give up: it streams
+    checks           What must hold after a fault: the same tokens, balanced books, no growth
+    client           Clients that do not give up: they stream
     cut_nodes        Cut one node off the network under load, and heal: no client error, the same tokens
     histories        Is a history of puts and gets of one key linearizable?
     kill_roles       SIGKILL one node of each role under load: no client error, the same tokens
@@ -12,9 +12,11 @@ Files:
     put_histories    Clients put the same keys at once, in calm and across a cut
     role_changes     Nodes that change between prefill and decode under a load that changes its nature
     rolling_restart  Restart every node of a local cluster in turn, under load
-    soak             Soak_store: the store under load and under harm, for as long as asked
+    runner           The runner of fault scenarios: flags, clusters, the checks that follow every fault
+    soak             The store under load and under harm, for as long as asked
     soak_holders     What a client sees while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP)
     soak_load        Mixed load on three store nodes: values, objects, removals, a client that comes and goes
+    soak_tier        An SSD tier that writes until it is killed, in a process of its own; and harm to it: SIGKILL
     stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again
     tiny             A model that loads at once, for benchmarks of everything but the model
 """

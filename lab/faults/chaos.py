@@ -11,7 +11,6 @@ faults end, and within a bound every node must see exactly the nodes that run, a
 from __future__ import annotations
 
 import random
-import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
@@ -276,7 +275,3 @@ def main() -> int:
     if failures and args.seeds == 1:
         print(run_seed(args.start, verbose=True))
     return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,10 @@
-"""What must hold after a fault: the same tokens, balanced books, and how long the streams paused."""
+"""What must hold after a fault: the same tokens, balanced books, no growth; and how long the streams paused."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lab.bench.common.results import Row
 from lab.faults.client import Stream
@@ -42,7 +43,10 @@ def settle(cluster: LocalCluster) -> list[str]:
 
 
 def _held(cluster: LocalCluster, name: str, url: str) -> list[str]:
-    engine = rest.get(f"{url}/debug/state", cluster.api_key)["engine"]
+    try:
+        engine = rest.get(f"{url}/debug/state", cluster.api_key)["engine"]
+    except rest.RestError as error:
+        return [f"{name} does not answer: {error}"]
     if engine is None:
         return []
     books = [] if engine["integrity"] is None else [f"{name}: {engine['integrity']}"]
@@ -72,3 +76,24 @@ def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float
         value = gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
         rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": goal_s} if name == "p99" else {}))
     return rows
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory that is the process's own: arenas, which fill up, are shared memory."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    return int(fields["RssAnon"].split()[0]) << 10
+
+
+def memory_of(cluster: LocalCluster) -> dict[str, int]:
+    """Name of each living node -> bytes of its own."""
+    return {node.name: own_bytes(node.pid) for node in cluster.nodes if node.alive}
+
+
+def growth_rows(samples: Sequence[Mapping[str, int]], most_bytes: int, since: str) -> tuple[list[Row], list[str]]:
+    """(what each node has grown by from the first sample to the last, what has grown by more than `most_bytes`)"""
+    limits = {"most": most_bytes / 2**20}
+    rows = [
+        Row("memory", f"growth of {name} since {since}", "MiB", (samples[-1][name] - first) / 2**20, limits=limits)
+        for name, first in samples[0].items()
+    ]
+    return rows, [f"memory: {row.metric} is {row.ours} MiB" for row in rows if (row.ours or 0.0) > limits["most"]]

@@ -1,13 +1,13 @@
-"""A client that does not give up: it streams, and when its node is gone it goes on at another one by request id."""
+"""Clients that do not give up: they stream, and when their node is gone they go on at another one by request id."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -16,6 +16,10 @@ from lab.bench.common.client import sse_events
 RECONNECTS = 10
 PAUSE_S = 0.05
 REFUSED_S = 0.5
+REQUEST_S = 180.0
+ALL = aiohttp.ClientTimeout(total=REQUEST_S)
+
+Body = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -34,10 +38,10 @@ class Stream:
         return max((after - before for before, after in pairs if after > since), default=0.0)
 
 
-def random_bodies(count: int, prompt_tokens: int, tokens: int, seed: int) -> list[dict[str, Any]]:
+def random_bodies(count: int, prompt_tokens: int, tokens: int, seed: int) -> list[Body]:
     """Requests without a model; half of them are sampled."""
     rng = random.Random(seed)
-    found: list[dict[str, Any]] = []
+    found: list[Body] = []
     for number in range(count):
         prompt = [rng.randrange(3, 40_000) for _ in range(prompt_tokens)]
         drawn = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
@@ -45,55 +49,128 @@ def random_bodies(count: int, prompt_tokens: int, tokens: int, seed: int) -> lis
     return found
 
 
-@dataclass(slots=True)
+def opened(timeout: aiohttp.ClientTimeout = ALL, api_key: str | None = None) -> aiohttp.ClientSession:
+    """A session with as many connections as there are requests."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0), headers=headers)
+
+
+@dataclass
 class Load:
-    """What the clients of one case sent: `streams[i]` is a request of client `clients[i]`."""
+    """Clients, each of which sends one request after the other.
 
-    streams: list[Stream] = field(default_factory=list)
-    clients: list[int] = field(default_factory=list)
-    refused: int = 0
-    over: bool = False  # nothing new is sent
+        async with Load([url], bodies, "round") as load: ...
 
-    async def client(
-        self,
-        session: aiohttp.ClientSession,
-        doors: Sequence[str],
-        body: dict[str, Any],
-        name: str,
-        number: int,
-        fresh: bool = False,
-    ) -> None:
-        """One request after the other. `fresh`: no prompt is found in a cache, and a request that is refused before its
-        first token, as the API may while a role is missing, is counted and sent again."""
-        sent = 0
-        while not self.over or not sent:
-            one = Stream()
-            request_id = f"{name}-{number}-{sent}"
-            sent += 1
-            if fresh:
-                await stream(session, doors, body | {"cache_salt": request_id}, request_id, one)
-                if not one.tokens and one.error.startswith(("503:", "429:")):
-                    self.refused += 1
-                    await asyncio.sleep(REFUSED_S)
-                    continue
-                self._add(number, one)
-            else:
-                self._add(number, one)
-                await stream(session, doors, body, request_id, one)
+    They begin with the block. Its end waits for the requests that are under way then.
 
-    def _add(self, number: int, one: Stream) -> None:
-        self.streams.append(one)
-        self.clients.append(number)
+    doors     where requests go: to the first door, after a loss to the next one
+    given     what is sent: client n sends the bodies n, n + clients, ... in turn
+    name      of the load, for request ids
+    clients   how many; 0 = one per body
+    once      each client sends one request
+    salted    no prompt is found in a cache
+    insists   a request that is refused before its first token, as the API may while a role is missing, is counted and
+              sent again
+    in_turn   request n goes to door n and to no other one, as a balancer would send it: a connection that breaks is an
+              error. `doors` may change meanwhile
+    """
+
+    doors: Sequence[str]
+    given: Sequence[Body]
+    name: str
+    clients: int = 0
+    once: bool = False
+    salted: bool = False
+    insists: bool = False
+    in_turn: bool = False
+    timeout: aiohttp.ClientTimeout = ALL
+    api_key: str | None = None
+    requests: list[tuple[int, Stream]] = field(default_factory=list, init=False)
+    """(which body, what came of it)"""
+    refused: int = field(default=0, init=False)
+    _over: bool = field(default=False, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    async def __aenter__(self) -> Self:
+        self._over = self.once
+        self._session = opened(self.timeout, self.api_key)
+        self._tasks = [asyncio.create_task(self._client(n)) for n in range(self.clients or len(self.given))]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        self._over = True
+        for task in self._tasks if error else ():
+            task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=error is not None)
+        finally:
+            await self._session.close()
+
+    @property
+    def streams(self) -> list[Stream]:
+        return [one for _, one in self.requests]
+
+    async def until(self, due: Callable[[], bool]) -> None:
+        """Wait for that, or for the end of all clients."""
+        while not due() and not all(task.done() for task in self._tasks):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
+
+    def with_tokens(self, least: int) -> int:
+        """How many requests have had that many tokens."""
+        return sum(len(one.tokens) >= least for one in self.streams)
+
+    async def _client(self, number: int) -> None:
+        turn = number
+        while True:
+            await self._request(turn % len(self.given), f"{self.name}-{turn}")
+            if self._over:
+                return
+            turn += len(self._tasks)
+
+    async def _request(self, body: int, request_id: str) -> None:
+        one = Stream()
+        doors, attempts = self.doors, RECONNECTS
+        if self.in_turn:
+            doors, attempts = [doors[len(self.requests) % len(doors)]], 1
+        self.requests.append((body, one))
+        salt = {"cache_salt": request_id} if self.salted else {}
+        await stream(self._session, doors, self.given[body] | salt, request_id, one, attempts)
+        if self.insists and not one.tokens and one.error.startswith(("503:", "429:")):
+            self.refused += 1
+            self.requests = [pair for pair in self.requests if pair[1] is not one]
+            await asyncio.sleep(REFUSED_S)
+
+
+async def each_once(
+    url: str, bodies: Sequence[Body], name: str, api_key: str | None = None, at_once: int | None = None
+) -> list[Stream]:
+    """What every body gives; all at once, or so many at a time."""
+    found = [Stream() for _ in bodies]
+    turns = asyncio.Semaphore(at_once or len(bodies))
+
+    async def one(number: int) -> None:
+        async with turns:
+            await stream(session, [url], bodies[number], f"{name}-{number}", found[number])
+
+    async with opened(api_key=api_key) as session:
+        await asyncio.gather(*(one(number) for number in range(len(bodies))))
+    return found
 
 
 async def stream(
-    session: aiohttp.ClientSession, doors: Sequence[str], body: dict[str, Any], request_id: str, into: Stream
+    session: aiohttp.ClientSession,
+    doors: Sequence[str],
+    body: Body,
+    request_id: str,
+    into: Stream,
+    attempts: int = RECONNECTS,
 ) -> None:
     """Post to the first door, after a loss to the next one. `into` fills as tokens come; an error the API reports ends
     it."""
     body = body | {"stream": True, "return_token_ids": True}
     into.begun = time.monotonic()
-    for attempt in range(RECONNECTS):
+    lost = ""
+    for attempt in range(attempts):
         headers = {"X-Request-Id": request_id}
         if attempt:
             headers["X-Resume-From"] = str(len(into.tokens))
@@ -107,9 +184,13 @@ async def stream(
                     return
                 if await _read(answer, into):
                     return
-        except (aiohttp.ClientError, ConnectionError):
-            continue
-    into.error = f"no node answered in {RECONNECTS} attempts"
+                lost = f"{url} ended the stream without its last event"
+        except (aiohttp.ClientError, ConnectionError) as error:
+            lost = f"{url}: {error!r}"
+        except TimeoutError:  # of the whole request
+            into.error = f"no end after {time.monotonic() - into.begun:.0f} s"
+            return
+    into.error = f"no whole answer in {attempts} attempts, the last one: {lost}"
 
 
 async def _read(answer: aiohttp.ClientResponse, into: Stream) -> bool:

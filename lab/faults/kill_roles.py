@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """SIGKILL one node of each role under load: no client error, the same tokens, and how long a stream pauses.
 
     python scripts/faults.py kill-roles                     2 prefill, 2 decode and 2 store nodes with a tiny random
@@ -16,26 +15,17 @@ it has, by the same command. Exit code 1 if anything was wrong.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import aiohttp
-
-from lab.bench.common.results import Row, add_result_flags, report
-from lab.faults.checks import GOAL_S, RESTART_GOAL_S, differences, form, pause_rows, settle
-from lab.faults.client import Stream, random_bodies, stream
-from lab.faults.tiny import tiny_model
-from lab.launch import rest
+from lab.faults.checks import GOAL_S, RESTART_GOAL_S, form, pause_rows
+from lab.faults.client import Body, Load
+from lab.faults.runner import Run, Scenario, run
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
-
-STREAM_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,71 +57,54 @@ SHAPES = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=16, help="requests at once")
     parser.add_argument("--tokens", type=int, default=200, help="output tokens of each")
     parser.add_argument("--prompt-tokens", type=int, default=300)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="pairs", help="two nodes per role, or one")
     parser.add_argument("--roles", default="decode,prefill,store,acceptor", help="which to kill, in this order")
-    parser.add_argument("--seed", type=int, default=1)
-    add_result_flags(parser)
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.streams, args.tokens = min(args.streams, 6), min(args.tokens, 80)
-    print(f"seed {args.seed}")
-    bodies = random_bodies(args.streams, args.prompt_tokens, args.tokens, args.seed)
-    shape = SHAPES[args.shape]
-    rows: list[Row] = []
-    wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        flags = [*tiny_model(Path(scratch)), "--max-model-len", "4096"]
-        run_dir = Path(scratch) / "run"
-        run_dir.mkdir()
-        with LocalCluster(shape.nodes, flags, run_dir=run_dir) as cluster:
-            model = rest.get(f"{cluster.nodes[0].url}/v1/models")["data"][0]["id"]
-            bodies = [body | {"model": model} for body in bodies]
-            expected = asyncio.run(_run(cluster, shape, bodies, "calm", args.tokens))[0]
-            wrong += [f"undisturbed: {one.error}" for one in expected if one.error]
-            for role in args.roles.split(","):
-                streams, killed_at = asyncio.run(_run(cluster, shape, bodies, role, args.tokens))
-                if shape.again:
-                    form(cluster)
-                wrong += differences(f"{role} killed", expected, streams) + settle(cluster)
-                rows += pause_rows(f"{role} killed", streams, killed_at, RESTART_GOAL_S if shape.again else GOAL_S)
-                if not shape.again:
-                    cluster.restart(shape.victims[role])
-                    form(cluster)
-    config = {"nodes": shape.nodes, "streams": args.streams, "tokens": args.tokens, "prompt_tokens": args.prompt_tokens}
-    report(config | {"model": "tiny", "seed": args.seed, "wrong": len(wrong)}, rows, args.json)
-    for text in wrong:
-        print(f"WRONG: {text}", file=sys.stderr)
-    return 1 if wrong else 0
 
 
-async def _run(
-    cluster: LocalCluster, shape: Shape, bodies: Sequence[dict[str, Any]], role: str, tokens: int
-) -> tuple[list[Stream], float]:
-    """All streams at once; the node of `role`, if it is one, dies when half of them have a third of their tokens, of
-    'prefill' when the first has one: the other prompts are being computed. (streams, when it died)"""
-    doors, victim = [cluster[door].url for door in shape.doors_of(role)], shape.victims.get(role)
+def play(this: Run) -> None:
+    args, shape = this.args, SHAPES[this.args.shape]
+    this.facts = {"nodes": shape.nodes, "model": "tiny"}
+    with this.cluster(shape.nodes, this.tiny()) as cluster:
+        bodies = this.bodies(cluster, args.streams, args.prompt_tokens, args.tokens, args.seed)
+        calm = this.calm(cluster, shape.doors_of("")[0], bodies)
+        for role in args.roles.split(","):
+            case = f"{role} killed"
+            load, killed_at = asyncio.run(_killed(cluster, shape, bodies, role, args.tokens))
+            if shape.again:
+                form(cluster)
+            this.compare(case, calm, load)
+            this.settle(cluster)
+            this.rows += pause_rows(case, load.streams, killed_at, RESTART_GOAL_S if shape.again else GOAL_S)
+            if not shape.again:
+                cluster.restart(shape.victims[role])
+                form(cluster)
+
+
+async def _killed(
+    cluster: LocalCluster, shape: Shape, bodies: Sequence[Body], role: str, tokens: int
+) -> tuple[Load, float]:
+    """All streams at once; the node of the role dies when half of them have a third of their tokens, the prefill node
+    when the first has one: the other prompts are being computed. (load, when it died)"""
+    doors, victim = [cluster[door].url for door in shape.doors_of(role)], shape.victims[role]
     due, most = (1, 1) if role == "prefill" else (tokens // 3, len(bodies) / 2)
-    streams = [Stream() for _ in bodies]
-    died = 0.0
-    timeout = aiohttp.ClientTimeout(total=STREAM_S)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        works = [
-            asyncio.create_task(stream(session, doors, body, f"{role}-{number}", one))
-            for number, (body, one) in enumerate(zip(bodies, streams, strict=True))
-        ]
-        while victim is not None and not died and not all(work.done() for work in works):
-            await asyncio.sleep(0.005)
-            if sum(len(one.tokens) >= due for one in streams) >= most:
-                died = time.monotonic()
-                (cluster.repeat if shape.again else cluster.kill)(victim)
-        await asyncio.gather(*works)
-    return streams, died
+    async with Load(doors, bodies, role, once=True) as load:
+        await load.until(lambda: load.with_tokens(due) >= most)
+        died = time.monotonic()
+        (cluster.repeat if shape.again else cluster.kill)(victim)
+    return load, died
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(
+    run,
+    Scenario(
+        __doc__,
+        add_flags,
+        play,
+        quick={"streams": 6, "tokens": 80},
+        config=("shape", "streams", "tokens", "prompt_tokens"),
+    ),
+)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Clients put the same keys at once, in calm and across a cut: what they saw is checked against docs/store.md.
 
     python scripts/faults.py put-histories                    three store nodes, --replicas 2, under a minute; as root
@@ -14,22 +13,23 @@ wrong, 3 where network namespaces cannot be had, with the reason.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.common.results import Row
 from lab.faults.checks import form
 from lab.faults.histories import Operation, linearizable
-from lab.faults.namespaces import Namespaces, NoNamespaces
+from lab.faults.namespaces import Namespaces
 from lab.faults.put_client import Row as Seen
+from lab.faults.runner import API_KEY, Run, Scenario, run
 from lab.launch.cluster import LocalCluster
 
 NODES = "store=3"
@@ -42,8 +42,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--model", "none", "--dram-bytes", "64M", "--value-bytes", "4096", "--replicas", "2"]
 FLAGS += ["--transport", "tcp", "--net", "local"]
 CUT_OFF = "store-2"
-API_KEY = "of-the-lab"
-UNAVAILABLE = 3
 AGREE_S = 60.0
 
 Histories = dict[int, list[Operation]]
@@ -91,35 +89,21 @@ class Client:
             self.process.wait()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=400, help="put by all clients, in calm and across the cut")
     parser.add_argument(
         "--cut-s", type=float, default=8.0, help="how long the cut lasts, if the clients are done by then"
     )
-    parser.add_argument("--seed", type=int, default=1)
-    add_result_flags(parser)
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.keys, args.cut_s = min(args.keys, 100), min(args.cut_s, 4.0)
-    print(f"seed {args.seed}")
-    try:
-        with (
-            Namespaces(NAMES) as network,
-            tempfile.TemporaryDirectory() as scratch,
-            LocalCluster(NODES, FLAGS, run_dir=Path(scratch), network=network, api_key=API_KEY) as cluster,
-        ):
-            rows, wrong = measure(args, cluster, network)
-    except NoNamespaces as reason:
-        print(f"put_histories: {reason}", file=sys.stderr)
-        return UNAVAILABLE
-    report({"nodes": NODES, "keys": args.keys, "seed": args.seed, "wrong": len(wrong)}, rows, args.json)
-    for text in wrong[:20]:
-        print(f"WRONG: {text}", file=sys.stderr)
-    return 1 if wrong else 0
 
 
-def measure(args: argparse.Namespace, cluster: LocalCluster, network: Namespaces) -> tuple[list[Row], list[str]]:
+def play(this: Run) -> None:
+    this.facts = {"nodes": NODES}
+    with Namespaces(NAMES) as network, this.cluster(NODES, FLAGS, network=network) as cluster:
+        this.rows, wrong = measure(this.args, cluster, network)
+        this.wrong += wrong
+
+
+def measure(args: Namespace, cluster: LocalCluster, network: Namespaces) -> tuple[list[Row], list[str]]:
     """(rows, what was wrong)"""
     with ExitStack() as opened:
         clients: dict[str, Client] = {}
@@ -207,5 +191,4 @@ def answers(clients: Mapping[str, Client], numbers: Sequence[int]) -> Answers:
     return out
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"keys": 100, "cut_s": 4.0}, config=("keys",)))

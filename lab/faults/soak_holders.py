@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import random
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cache.store.client import Store
+from lab.faults.checks import form
+from lab.faults.runner import Run
 from lab.faults.soak_load import VALUE, content, key_of
 from lab.launch.cluster import LocalCluster
 
@@ -44,19 +44,14 @@ class Gets:
         self._thread.join()
 
 
-def holders(
-    times: int, replicas: int, number: int, seed: int, transports: Sequence[str] = ("shm", "tcp")
-) -> dict[str, Any]:
+def holders(this: Run, times: int, replicas: int, number: int, seed: int, transports: Sequence[str]) -> dict[str, Any]:
     """Harm one of three nodes `times` times with signal `number`. Milliseconds: the longest get before and after, and
     the longest that found nothing."""
     rng = random.Random(seed)
     longest: list[float] = []
     counts: dict[str, Any] = {"gets": 0, "misses": 0, "wrong": 0, "before_ms": 0.0, "miss_ms": 0.0}
     flags = (*FLAGS, "--replicas", str(replicas))
-    with (
-        tempfile.TemporaryDirectory(prefix="soak-store-") as home,
-        LocalCluster("store=3", flags, run_dir=Path(home)) as nodes,
-    ):
+    with this.cluster("store=3", flags) as nodes:
         for turn in range(times):
             with Store(nodes.nodes[0].url.removeprefix("http://"), transports=transports) as store:
                 store.put_many([(key_of(i), content(i)) for i in range(KEYS)])
@@ -92,12 +87,10 @@ def _mend(nodes: LocalCluster, name: str, number: int) -> None:
         nodes.restart(name)
     else:
         nodes[name].process.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + 30
-    while not nodes.formed() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    form(nodes)
 
 
-def report(seed: int, times: int) -> list[dict[str, Any]]:
+def harmed_holders(this: Run, seed: int, times: int) -> Iterator[dict[str, Any]]:
     """Both kinds of harm, with one copy and with two. Over TCP nothing can be read of a holder that hangs, so there one
     copy would only show a deadline."""
     near, far = ("shm", "tcp"), ("tcp",)
@@ -106,8 +99,5 @@ def report(seed: int, times: int) -> list[dict[str, Any]]:
         *(("hangs", signal.SIGSTOP, replicas, near) for replicas in (1, 2)),
         ("hangs, over TCP", signal.SIGSTOP, 2, far),
     ]
-    rows = []
     for name, number, replicas, transports in cases:
-        rows.append({"what": f"holder: {name}", **holders(times, replicas, number, seed, transports)})
-        print(rows[-1], flush=True)
-    return rows
+        yield {"what": f"holder: {name}", **holders(this, times, replicas, number, seed, transports)}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import lmdb
 
 from cache.store.client import NoRoom, Store, Unreachable
+from lab.faults.checks import growth_rows, memory_of
+from lab.faults.runner import Run
 from lab.launch.cluster import LocalCluster
 
 VALUE = 64 << 10
@@ -31,11 +32,6 @@ def content(i: int) -> bytes:
 
 def key_of(i: int) -> bytes:
     return i.to_bytes(16, "big")
-
-
-def cluster(home: Path) -> LocalCluster:
-    """Three nodes, each with its own directory below `home`."""
-    return LocalCluster("store=3", (*FLAGS, "--ssd-path", f"{home}/{{node}}"), run_dir=home)
 
 
 class Load:
@@ -87,11 +83,9 @@ class Load:
             self.counts["wrong"] += got != wanted
 
 
-def sample(pid: int) -> dict[str, int]:
-    """Memory that is the process's own (its arena is shared memory), and its file descriptors."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
-    return {"bytes": int(anonymous.split()[1]) * 1024, "fds": len(list(Path(f"/proc/{pid}/fd").iterdir()))}
+def descriptors(cluster: LocalCluster) -> dict[str, int]:
+    """Name of each node -> its open files."""
+    return {node.name: len(list(Path(f"/proc/{node.pid}/fd").iterdir())) for node in cluster.nodes}
 
 
 def readers(directory: Path) -> int:
@@ -101,34 +95,33 @@ def readers(directory: Path) -> int:
     return sum(line.split()[0].isdigit() for line in done.stdout.splitlines() if line.split())
 
 
-def soak(seconds: float, rate: float, seed: int) -> dict[str, Any]:
-    """Counts of the load, and what grew: `leaks` names the kinds of things that did."""
+def soak(this: Run, seconds: float, rate: float, seed: int) -> dict[str, Any]:
+    """Counts of the load, and what grew: `leaks` is how many kinds of things did."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="soak-store-") as home, cluster(Path(home)) as nodes:
+    home = this.folder()
+    with this.cluster("store=3", (*FLAGS, "--ssd-path", f"{home}/{{node}}")) as nodes:
         load = Load(nodes.nodes[0].url.removeprefix("http://"), rng)
         begin = time.monotonic()
-        first: list[dict[str, int]] = []
+        memory: list[dict[str, int]] = []
+        files: list[dict[str, int]] = []
         while (passed := time.monotonic() - begin) < seconds:
             load.step()
-            if passed > WARM_UP * seconds and not first:
-                first = [sample(node.pid) for node in nodes.nodes]
+            if passed > WARM_UP * seconds and not memory:
+                memory, files = [memory_of(nodes)], [descriptors(nodes)]
             time.sleep(max(0.0, load.counts["calls"] / rate - passed))
         load.store.close()
         time.sleep(2.0)
-        last = [sample(node.pid) for node in nodes.nodes]
+        memory.append(memory_of(nodes))
+        files.append(descriptors(nodes))
         with Store(load.address) as store:
             homes = store.stats()["homes"]
         held = sum(one["tiers"]["dram"]["held"] + one["share"]["leases"] for one in homes.values())
-        tables = [readers(Path(home) / node.name) for node in nodes.nodes]
-    growth = [after["bytes"] - before["bytes"] for before, after in zip(first, last, strict=True)]
-    opened = [after["fds"] - before["fds"] for before, after in zip(first, last, strict=True)]
-    problems = {
-        "memory": max(growth) > GROWTH_BYTES,
-        "fds": max(opened) > 0,
-        "slots": held > 0,
-        "readers": max(tables) > 8,
-    }
+        tables = [readers(home / node.name) for node in nodes.nodes]
+    rows, grown = growth_rows(memory, GROWTH_BYTES, "the warm-up")
+    this.rows += rows
+    opened = [files[-1][name] - count for name, count in files[0].items()]
+    problems = {"memory": bool(grown), "fds": max(opened) > 0, "slots": held > 0, "readers": max(tables) > 8}
     leaks = [name for name, found in problems.items() if found]
-    facts = {"memory_growth_bytes": growth, "fd_growth": opened, "held": held, "lmdb_readers": tables}
-    print(f"soak: {load.counts} {facts} leaks: {leaks or 'none'}", flush=True)
+    facts = {"fd_growth": opened, "held": held, "lmdb_readers": tables}
+    print(f"leaks: {leaks or 'none'}", flush=True)
     return load.counts | facts | {"leaks": len(leaks), "seconds": seconds, "lmdb": lmdb.version()}

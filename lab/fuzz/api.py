@@ -20,7 +20,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -146,7 +145,3 @@ def after(cluster: LocalCluster) -> list[str]:
     except NodeDied as error:
         return [str(error)]
     return settle(cluster)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import secrets
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -69,7 +68,3 @@ def measured(target: Target, inputs: int, seed: int) -> tuple[Crash | None, floa
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return crash, seconds, peak, kept
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,7 +20,6 @@ says why. Exit code 0: every goal was reached; 1: something failed or is short; 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -75,7 +74,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(checks))
     code: int = exit_code(checks)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,6 @@ that are started here, a core each (flags for them behind --), or through a runn
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -148,7 +147,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = {key: getattr(args, key) for key in ("ttft_s", "tbt_s", "percentile", "tolerance")}
         write_result({**config, **flags}, found, args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

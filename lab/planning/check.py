@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -189,7 +188,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = {"cases": args.cases, "requests": args.requests, "seed": args.seed, "good": good}
         write_result(config, [one.row() for one in results], args.json)
     return 0 if good >= WANTED else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,6 @@ simulator.
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -122,7 +121,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = {key: value for key, value in vars(args).items() if key != "json"} | {"requests": name}
         write_result(config | {"plan": asdict(found)}, numbers(name, asdict(found)), args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

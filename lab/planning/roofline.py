@@ -11,7 +11,6 @@ bandwidth, bfloat16 products and a loopback TCP stream, about three seconds, bes
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -109,7 +108,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.plot:
         draw(model, args.plot)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

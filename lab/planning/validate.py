@@ -15,7 +15,6 @@ output token within 5 %, mean time to first token within 10 %, its p99 within 20
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -226,7 +225,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         told |= {"cores_idle": asdict(measured.idle), "cores_loaded": asdict(measured.loaded)}
         write_result(told, [one.row(args.nodes) for one in compared], args.json)
     return 0 if all(one.met for one in compared) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -140,7 +140,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = [sys.executable, str(ROOT / "mooncake.py"), "--attention-backend", args.backend, *node_flags]
         os.execv(sys.executable, command)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,6 @@ same bytes. --trace takes a file in Mooncake's format; without one the released 
 from __future__ import annotations
 
 import re
-import sys
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -163,7 +162,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = [row for placement, result in results.items() for row in numbers(placement, result)]
         write_result({"trace": name, "requests": len(rows), "speed": args.speed, **base.as_dict()}, out, args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

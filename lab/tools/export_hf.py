@@ -123,7 +123,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"written: {args.directory}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

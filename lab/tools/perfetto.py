@@ -61,7 +61,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.output.write_text(json.dumps(chrome_trace(record)))
     print(f"{args.output}: open it in https://ui.perfetto.dev")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.faults.cut_nodes import UNAVAILABLE
+from lab.faults.runner import UNAVAILABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 

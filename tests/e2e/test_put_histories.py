@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.faults.put_histories import UNAVAILABLE
+from lab.faults.runner import UNAVAILABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 

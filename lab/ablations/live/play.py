@@ -14,14 +14,13 @@ import aiohttp
 import numpy as np
 
 from lab.ablations.live.loads import VOCABULARY
-from lab.bench.common.client import Client, Outcome, Unreachable, find_server
+from lab.bench.common.client import Client, Outcome, Unreachable, greedy_client
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
 from lab.simulator.result import SHARES
 
-BODY = {"temperature": 0.0, "ignore_eos": True}
 WARM_TOKENS, WARM_SEED = 600, 999_983
 PATIENCE_S = 60.0
 """Requests may go on for so long after the last one came, then they count as failed."""
@@ -69,8 +68,7 @@ def play(
 async def _play(urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None], warm: bool) -> Played:
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=_headers()) as session:
-        servers = [await find_server(session, "node", url, None) for url in urls]
-        clients = [Client(session, server, "openai", BODY) for server in servers]
+        clients = [await greedy_client(session, "node", url) for url in urls]
         if warm:
             await warm_up(clients)
         deadline_s = max(spec.at_s for spec in specs) + PATIENCE_S
@@ -82,7 +80,9 @@ async def _play(urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[]
             )
         )
     outcomes = {i: one for part, (own, _) in zip(parts, runs, strict=True) for i, one in zip(part, own, strict=True)}
-    return Played([outcomes[i] for i in range(len(specs))], max(seconds for _, seconds in runs), servers[0].config)
+    return Played(
+        [outcomes[i] for i in range(len(specs))], max(seconds for _, seconds in runs), clients[0].server.config
+    )
 
 
 def warmed(urls: Sequence[str]) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ def one_by_one(url: str, specs: Sequence[Spec]) -> list[Outcome]:
     async def send_all() -> list[Outcome]:
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, headers=_headers()) as session:
-            client = Client(session, await find_server(session, "node", url, None), "openai", BODY)
+            client = await greedy_client(session, "node", url)
             outcomes = [Outcome() for _ in specs]
             for spec, outcome in zip(specs, outcomes, strict=True):
                 await client.send(spec, outcome)

@@ -21,7 +21,6 @@ out.
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -108,7 +107,3 @@ def device_name(args: Namespace) -> str:
 
     wanted = {feature for features in LEVELS.values() for feature in features}
     return f"cpu with {', '.join(sorted(wanted & cpu_features()))}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,12 +9,13 @@
 
 A candidate that spills registers, needs more shared memory than there is, or does not compile is out. Times are
 geometric means over a few decodes, or prefill chunks, of 32 query heads and 8 KV heads; a new one must win by --margin.
+--quick looks at the first candidates only. --json has a row for each candidate: its time, or, with --dry-run, its
+registers.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,9 +25,14 @@ from typing import Any
 
 import torch
 
+from lab.bench.common.results import Row, add_result_flags, quicken, write_result
+
 ROOT = Path(__file__).resolve().parents[3]
 
 TABLE = ROOT / "attention" / "triton" / "tiles.py"
+QUICK_LIMIT = 4
+MEASURED = {True: ("registers", "per thread"), False: ("time", "us")}
+"""Whether only the compiler was asked -> metric and unit of a candidate's row."""
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
@@ -41,8 +47,9 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--write", action="store_true", help="replace the row in attention/triton/tiles.py")
     parser.add_argument("--margin", type=float, default=0.02, help="share of time a new tile must save (default 0.02)")
     parser.add_argument("--limit", type=int, default=1000, help="candidates per kernel at most")
+    add_result_flags(parser)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compiling processes")
-    args = parser.parse_args(arguments)
+    args = quicken(parser.parse_args(arguments), limit=QUICK_LIMIT)
     if find_spec("triton") is None:
         parser.error("triton is not installed: pip install -e .[triton]")
     if not args.dry_run and not torch.cuda.is_available():
@@ -62,10 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.dry_run and args.capability is None:
         target = replace(target, capability=90)
     tiles = target.current
+    found: list[Row] = []
     for kind in [args.kind] if args.kind else KINDS:
-        tiles = replace(tiles, **{kind: best_tile(kind, target, args)})
+        tiles = replace(tiles, **{kind: best_tile(kind, target, args, found)})
     row = row_of(target, tiles)
     print(row)
+    if args.json is not None:
+        config = {name: value for name, value in vars(args).items() if name != "json"}
+        write_result(config | {"capability": target.capability, "row": row.strip()}, found, args.json)
     if args.write:
         TABLE.write_text(with_row(TABLE.read_text(), target, row))
         print(f"written: {TABLE}; now run scripts/test tests/attention")
@@ -78,20 +89,27 @@ def own_capability() -> int:
     return 90 if major >= 9 else 86 if minor >= 6 else 80
 
 
-def best_tile(kind: str, target: Any, args: Namespace) -> Any:
-    """The fastest candidate that fits; with --dry-run the shipped one, if it fits. Raises SystemExit if none does."""
+def best_tile(kind: str, target: Any, args: Namespace, rows: list[Row]) -> Any:
+    """The fastest candidate that fits; with --dry-run the shipped one, if it fits. Adds a row for each candidate.
+    Raises SystemExit if none fits."""
     from lab.bench.attention.tuning import candidates, compile_all, seconds_of
 
     shipped, fitting = None, 0
     best, best_seconds = None, 0.0
     for compiled in compile_all(kind, target, candidates(kind, target)[: args.limit], args.jobs):
         tile, verdict = compiled.tile, compiled.problem
-        if not verdict:
+        case = f"{kind}, rows {tile.rows}, keys {tile.keys}, warps {tile.warps}, stages {tile.stages}"
+        if verdict:
+            rows.append(Row(case, *MEASURED[args.dry_run], None, note=f"{case}: {verdict}"))
+        else:
             fitting += 1
             verdict = f"{compiled.registers} registers, {compiled.shared_bytes // 1024} KiB"
             shipped = shipped or tile
-            if not args.dry_run:
+            if args.dry_run:
+                rows.append(Row(case, *MEASURED[True], float(compiled.registers)))
+            else:
                 seconds = seconds_of(kind, target, tile)
+                rows.append(Row(case, *MEASURED[False], seconds * 1e6))
                 verdict += f", {seconds * 1e6:.1f} us"
                 if best is None or seconds < best_seconds * (1 - args.margin):
                     best, best_seconds = tile, seconds
@@ -102,7 +120,3 @@ def best_tile(kind: str, target: Any, args: Namespace) -> Any:
     if not fitting:
         raise SystemExit(f"no candidate for {kind} fits; the shipped tile stays")
     return best or shipped
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,6 +16,8 @@ from lab.bench.common.workload import Spec, as_text
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions", "openai-text": "/v1/completions"}
 """openai: token ids; openai-text: `Spec.text`; openai-chat: made-up words, one per id."""
 
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
 
 class Unreachable(Exception):
     """A server that cannot be measured, and why."""
@@ -67,6 +69,11 @@ async def find_server(session: aiohttp.ClientSession, name: str, base_url: str, 
     return Server(name, base_url, chosen["id"], chosen.get("max_model_len"), await _config(session, base_url))
 
 
+async def greedy_client(session: aiohttp.ClientSession, name: str, base_url: str) -> Client:
+    """Of the one model of a server: token ids, the most likely tokens, the full length. Raises Unreachable."""
+    return Client(session, await find_server(session, name, base_url, None), "openai", GREEDY)
+
+
 async def _config(session: aiohttp.ClientSession, base_url: str) -> dict[str, Any] | None:
     """Mooncake nodes show their Config; it belongs into every result. Other servers have no such route."""
     try:
@@ -82,8 +89,8 @@ class Client:
 
     def __init__(self, session: aiohttp.ClientSession, server: Server, backend: str, body: dict[str, Any]) -> None:
         """backend: a key of ENDPOINTS; body: fields of every request beside model, prompt and length."""
+        self.server = server
         self._session = session
-        self._server = server
         self._backend = backend
         self._url = server.base_url + ENDPOINTS[backend]
         self._body = {"model": server.model, "stream": True, "stream_options": {"include_usage": True}} | body

@@ -46,10 +46,10 @@ def add_result_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
 
 
-def quicken(args: Namespace, **most: float) -> Namespace:
-    """The same, with --quick these flags no higher than that."""
+def quicken(args: Namespace, **most: Any) -> Namespace:
+    """The same, with --quick these flags no higher than that; those that are no numbers are that."""
     for name, value in most.items() if args.quick else ():
-        setattr(args, name, min(getattr(args, name), value))
+        setattr(args, name, value if isinstance(value, str) else min(getattr(args, name), value))
     return args
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """Our engine beside vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
 
-  scripts/bench.py engine --vllm-python VENV/bin/python --transformers-python VENV/bin/python     under 20 minutes
+  scripts/bench.py engine --peer-python vllm=VENV/bin/python --peer-python transformers=VENV/bin/python
+                                                                                under 20 minutes
   scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
   scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
 
@@ -26,8 +27,8 @@ The peers, each in an environment of its own (never the project's .venv), beside
                 libtcmalloc-minimal4) is preloaded where it is there.
   transformers  python3 -m venv TF; install torch 2.13 (CPU build) and 'transformers[serving]' (measured with 5.23).
                 Its KV is held to a fifth of the free memory; by default it takes 13 GiB here.
-Name their interpreters by flag or by MOONCAKE_VLLM_PYTHON and MOONCAKE_TRANSFORMERS_PYTHON. The directory they load
-is made from the embedded model by scripts/tools.py export-hf.
+Name their interpreters with --peer-python or in MOONCAKE_VLLM_PYTHON and MOONCAKE_TRANSFORMERS_PYTHON. The directory
+they load is made from the embedded model by scripts/tools.py export-hf.
 
 Every measured cell is kept in --work-dir at once: after an interruption the same command goes on where it stopped.
 Close everything else first: a busy machine shows in all numbers.
@@ -57,6 +58,7 @@ from engine.text.tokenizer import Tokenizer
 from lab.bench.common.client import Unreachable
 from lab.bench.common.datasets import natural, positive
 from lab.bench.common.machine import busy_note, cpu, machine
+from lab.bench.common.peer_python import FLAG, add_peer_python, python_of
 from lab.bench.common.results import add_result_flags, commit, write_result
 from lab.bench.engine import servers
 from lab.bench.engine.cases import SECTIONS, Case, Prompts, cases
@@ -74,10 +76,7 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     add_result_flags(parser)
     parser.add_argument("--only", type=_some_of(SECTIONS), default=list(SECTIONS), metavar="SECTION,...")
     parser.add_argument("--peers", type=_peers, default=list(PEERS), help="vllm,transformers or none")
-    for peer in PEERS:
-        found = os.environ.get(f"MOONCAKE_{peer.upper()}_PYTHON")
-        path = Path(found) if found else None
-        parser.add_argument(f"--{peer}-python", type=Path, default=path, metavar="PATH", help=f"where {peer} is")
+    add_peer_python(parser, PEERS, aliases=("vllm",))
     parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, in one word")
     parser.add_argument(
         "--dtype",
@@ -118,10 +117,10 @@ def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[l
     found, missing = [servers.ours(shlex.split(args.ours), args.dtype)], {}
     model = args.work_dir / "model"
     for peer in args.peers:
-        python = getattr(args, f"{peer}_python")
+        python = python_of(args, peer)
         try:
             if python is None:
-                raise Unreachable(f"no --{peer}-python: {servers.HOW}")
+                raise Unreachable(f"no {FLAG} {peer}=PATH: {servers.HOW}")
             start = servers.vllm if peer == "vllm" else servers.transformers
             here = start(python, model, cores, args.dtype)
             found.append(here)
@@ -169,7 +168,7 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -
         program.name: {"version": program.version, "command": _anonymous(program.argv)} for program in fleet.programs
     }
     started[servers.OURS]["config"] = server.config if server else None
-    for name in ("work_dir", "json", *(f"{peer}_python" for peer in PEERS)):
+    for name in ("work_dir", "json", "peer_python"):
         flags.pop(name)
     return {
         "benchmark": "engine",
@@ -245,7 +244,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM ends the run as Ctrl-C does, so that paused servers do not outlive it."""
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,13 +21,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.model.model_config import ModelConfig
+from lab.bench.common.timing import timed
 from lab.bench.engine.cases import Case
 
 if TYPE_CHECKING:
@@ -115,13 +115,7 @@ def packed_s(x: torch.Tensor, w: torch.Tensor) -> float:
 
 
 def fastest(call: Callable[[], object]) -> float:
-    call()
-    times = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begun)
-    return min(times)
+    return min(timed(call, REPEATS))
 
 
 def measured_elsewhere(threads: int, dtype: str = "bfloat16") -> Ceilings:

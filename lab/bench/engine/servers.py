@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.bench.common.client import Server, Unreachable
+from lab.bench.common.client import GREEDY, Server, Unreachable
 from lab.launch.nodes import Node, spawn
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,9 +45,6 @@ class Program:
     body: Mapping[str, Any] = field(default_factory=dict)  # of every request
     model: str = ""  # in requests; "" = what /v1/models says
     version: str = ""
-
-
-GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
 def ours(arguments: Sequence[str], dtype: str) -> Program:

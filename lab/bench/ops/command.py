@@ -11,7 +11,6 @@ else uses the cores. Exit code 1: one of ours is slower than F.linear.
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from itertools import product
@@ -56,7 +55,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in slower:
         print(f"slower than torch: {case}")
     return 1 if slower else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear
 from engine.model.ops_cpu import FEATURES, CpuOps
 from lab.bench.common.results import Row
+from lab.bench.common.timing import timed
 
 HIDDEN, INNER, QKV, VOCAB = 576, 1536, 960, 49152
 SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
@@ -125,11 +125,5 @@ def per_call(linears: Sequence[Linear], x: Tensor) -> float:
 
 
 def shortest(run: Callable[[], object]) -> float:
-    """Seconds of the shortest run in SECONDS, after one that is not counted; three runs at least."""
-    run()
-    times: list[float] = []
-    while sum(times) < SECONDS or len(times) < 3:
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    """Seconds of the shortest run in SECONDS; three runs at least."""
+    return min(timed(run, 3, SECONDS))

@@ -61,7 +61,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     config |= {"live": True, "load": args.load, "slo_scale": args.slo_scale, "seed": args.seed}
     report(config, rows + found, args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

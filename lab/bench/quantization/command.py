@@ -166,7 +166,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     report(config, rows, args.json)
     sound = all(math.isfinite(row.ours) for row in rows if row.ours is not None)
     return 0 if sound else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

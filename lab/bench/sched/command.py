@@ -13,7 +13,6 @@ of one process: run it on a machine that is otherwise idle. Gossip's traffic and
 from __future__ import annotations
 
 import argparse
-import sys
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -21,8 +20,9 @@ from functools import partial
 from cache import keys as key_chain
 from engine.front import cheapest
 from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.common.timing import timed
 from lab.bench.sched import accept, decision
-from lab.bench.sched.decision import Cluster, quantile, timed, times
+from lab.bench.sched.decision import Cluster, quantile, times
 from net.compiled import NotCompiled
 
 GOAL_NODES = 1024
@@ -95,7 +95,3 @@ def deciding(cluster: Cluster, size: int, decisions: int) -> list[Row]:
         for part in ("match", "shortlist", "choose"):
             rows.append(Row(case, f"{part} {name}", "us", 1e6 * quantile(found[part], share)))
     return rows
-
-
-if __name__ == "__main__":
-    sys.exit(main())

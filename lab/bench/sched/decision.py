@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from engine.front.cheapest import shortlist
+from lab.bench.common.timing import timed
 from sched.admission import Limits
 from sched.cost import TransferModel
 from sched.gossip.digest import CuckooDigest, assemble, key64
@@ -144,17 +145,6 @@ def _answers(cluster: Cluster, asked: Sequence[int], matched: Vector) -> tuple[V
 
 def quantile(samples: Sequence[float], share: float) -> float:
     return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
-
-
-def timed(work: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each call."""
-    work()
-    found = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - begun)
-    return found
 
 
 def floor_s(nodes: int, repeats: int = 2000) -> float:

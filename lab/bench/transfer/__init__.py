@@ -13,8 +13,8 @@ Files:
     ours_store      This project's pooled store: a home with one share in the owner's process
     pairs           A contender's two processes, as the benchmark drives them; and the two arenas
     raw             The limits: libc memcpy in one thread or two, and blocking sockets (sendall, recv_into)
-    shared          What bench_transfer and bench_store have in common: flags of the grid, the table, the goals
+    shared          What the benchmarks transfer and store have in common: flags of the grid, the table
     stall           How late an event loop runs: a kernel timer that fires every half millisecond
-    store_command   Bench_store: the pooled store beside upstream's and beside the limits of this machine
+    store_command   The pooled store beside upstream's and beside the limits of this machine, in one run
     verdict         From cells to rows and goals, as ratios between contenders of one run
 """

@@ -4,6 +4,7 @@
 
   scripts/bench.py transfer --quick
   scripts/bench.py transfer --peer-python /path/to/venv/bin/python --json results/transfer.json
+  scripts/bench.py transfer --peer-python mooncake-te=/a/bin/python --peer-python nixl=/b/bin/python
   scripts/bench.py transfer --only ours-tcp,sockets --sizes 64K,368K --batches 1
 
 Every contender is two processes over the same two arenas of 512 MB (memfds); calls cycle through all of it in a
@@ -15,9 +16,9 @@ All connections use the same congestion control, --congestion: as root in a netw
 machine's default. Rows say how many threads each contender kept busy on both ends; ours over shared memory stands
 beside memcpy of as many threads.
 
-The peers (mooncake-transfer-engine-non-cuda, nixl-cu12) are looked for in the interpreter --peer-python names. One that
-fails is started again, twice at most per cell; one that cannot be started is listed with the reason. A machine drifts
-by 20-30 % between minutes: only ratios within one run mean anything.
+The peers (mooncake-transfer-engine-non-cuda, nixl-cu12) are looked for in the interpreters that --peer-python names.
+One that fails is started again, twice at most per cell; one that cannot be started is listed with the reason. A machine
+drifts by 20-30 % between minutes: only ratios within one run mean anything.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ from typing import Any
 
 from lab.bench.common.results import Row, write_result
 from lab.bench.transfer.agent import MODULES, plan
-from lab.bench.transfer.contenders import Contenders
 from lab.bench.transfer.network import one_congestion_control
 from lab.bench.transfer.pairs import Arenas, Pair
-from lab.bench.transfer.shared import grid_parser, parsed, table, tell
+from lab.bench.transfer.shared import config_of, contenders_of, grid_parser, parsed, table, tell
 from lab.bench.transfer.verdict import Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
@@ -51,7 +51,7 @@ SIDES = (
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
-    parser = grid_parser(__doc__, MODULES, SIZES)
+    parser = grid_parser(__doc__, MODULES, PEERS, SIZES)
     parser.add_argument("--ops", default="read,write")
     args: Namespace = parsed(parser, arguments, MODULES)
     if args.quick:
@@ -96,9 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for size, batch, op in product(args.sizes, args.batches, args.ops.split(","))
         if size * batch <= arenas.nbytes
     ]
-    pythons = {name: args.peer_python if name in PEERS else sys.executable for name in args.names}
     with ExitStack() as stack:
-        contenders = Contenders(pythons, arenas, congestion, stack)
+        contenders = contenders_of(args, PEERS, arenas, congestion, stack)
         cells = contenders.measure(grid, args.rounds, args.seconds, progress)
         late = stalls(args, contenders.pairs, arenas)
     print(file=sys.stderr)
@@ -109,18 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("loop late {max_ms:.2f} ms at most, p99 {p99_ms:.2f}: {contender} {op}, {loop}".format(**row))
     print(f"congestion control: {congestion} for all")
     if args.json is not None:
-        config = {
-            "argv": sys.argv[1:],
-            "rounds": args.rounds,
-            "seconds": args.seconds,
-            "congestion": congestion,
-            "missing": contenders.missing,
-            "failures": contenders.failures,
-        }
         rows = [*result_rows(cells, SIDES, VERBS), *late_rows(late)]
-        write_result(config | {"goals": goals}, rows, args.json)
+        write_result(config_of(args, congestion, contenders) | {"goals": goals}, rows, args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lab.bench.common.peer_python import FLAG
 from lab.bench.transfer.pairs import Arenas, Missing, Pair
 from lab.bench.transfer.verdict import size_text
 
@@ -29,7 +31,7 @@ Key = tuple[str, str, int, int]
 class Contenders:
     """The contenders that run here. `missing`: why the others do not. `failures`: what failed, in order."""
 
-    def __init__(self, pythons: Mapping[str, str | None], arenas: Arenas, congestion: str, stack: ExitStack) -> None:
+    def __init__(self, pythons: Mapping[str, Path | None], arenas: Arenas, congestion: str, stack: ExitStack) -> None:
         """`pythons`: contender -> its interpreter, None when there is none. Processes end with `stack`."""
         self.missing: dict[str, str] = {}
         self.failures: list[str] = []
@@ -47,8 +49,8 @@ class Contenders:
         python = self._pythons[name]
         try:
             if python is None:
-                raise Missing("name an interpreter that has it with --peer-python")
-            self._pairs[name] = Pair(name, python, self._arenas, self._congestion)
+                raise Missing(f"name an interpreter that has it with {FLAG}")
+            self._pairs[name] = Pair(name, str(python), self._arenas, self._congestion)
         except Missing as error:
             self.missing[name] = str(error)
             print(f"missing: {name}: {error}", file=sys.stderr)

@@ -1,21 +1,26 @@
-"""What bench_transfer and bench_store have in common: flags of the grid, the table, the goals."""
+"""What the benchmarks transfer and store have in common: flags of the grid, the table, the goals."""
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+from lab.bench.common.peer_python import add_peer_python, python_of
 from lab.bench.common.results import add_result_flags
-from lab.bench.transfer.contenders import Key
+from lab.bench.transfer.contenders import Contenders, Key
+from lab.bench.transfer.pairs import Arenas
 from lab.bench.transfer.verdict import size_text
 
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 CELL = "{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})"
 
 
-def grid_parser(doc: str | None, names: Iterable[str], sizes: Sequence[str]) -> ArgumentParser:
-    """Contenders `names`, of which all take part by default; `doc` is --help."""
+def grid_parser(doc: str | None, names: Iterable[str], peers: Sequence[str], sizes: Sequence[str]) -> ArgumentParser:
+    """Contenders `names`, of which all take part by default; `peers` are those of others. `doc` is --help."""
     parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
     parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
@@ -24,7 +29,7 @@ def grid_parser(doc: str | None, names: Iterable[str], sizes: Sequence[str]) -> 
     parser.add_argument("--batches", default="1,32", help="blocks per call")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
-    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peers installed")
+    add_peer_python(parser, peers)
     parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
     return parser
 
@@ -43,6 +48,21 @@ def parsed(parser: ArgumentParser, arguments: Sequence[str] | None, known: Itera
     except (KeyError, ValueError):
         parser.error("--sizes are numbers with K or M, --batches are numbers")
     return args
+
+
+def contenders_of(
+    args: Namespace, peers: Sequence[str], arenas: Arenas, congestion: str, stack: ExitStack
+) -> Contenders:
+    """The contenders that --only names; their processes end with `stack`."""
+    ours = Path(sys.executable)
+    pythons = {name: python_of(args, name) if name in peers else ours for name in args.names}
+    return Contenders(pythons, arenas, congestion, stack)
+
+
+def config_of(args: Namespace, congestion: str, contenders: Contenders) -> dict[str, Any]:
+    """What the result says of the run."""
+    config = {"argv": sys.argv[1:], "rounds": args.rounds, "seconds": args.seconds, "congestion": congestion}
+    return config | {"missing": contenders.missing, "failures": contenders.failures}
 
 
 def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: Mapping[str, str]) -> str:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""bench_store: the pooled store beside upstream's and beside the limits of this machine, in one run.
+"""The pooled store beside upstream's and beside the limits of this machine, in one run.
 
-    bench_store.py [--quick] [--json PATH] [--peer-python PATH]      memory: put and get of blocks, one and 32 per call
-    bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier in both backends, beside direct access
+    scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of blocks, one and 32 per
+                                                                           call
+    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier in both backends, beside direct
+                                                                           access
 
 Contenders in memory, each two processes on this host: memcpy (libc, one thread or two) and sockets (blocking, plain
 Python) are the limits; store-shm and store-tcp are cache.store.store; mooncake-store is upstream's (its master, one
@@ -24,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.common.results import Row, numbers, write_result
-from lab.bench.transfer.contenders import Contenders
 from lab.bench.transfer.network import one_congestion_control
 from lab.bench.transfer.pairs import Arenas
-from lab.bench.transfer.shared import grid_parser, parsed, table, tell
+from lab.bench.transfer.shared import config_of, contenders_of, grid_parser, parsed, table, tell
 from lab.bench.transfer.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M")
 NAMES = ("memcpy", "memcpy-2", "sockets", "store-shm", "store-tcp", "mooncake-store")
+PEERS = ("mooncake-store",)
 PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; by --only
 
 GOALS = (
@@ -54,7 +56,7 @@ CALLS_OF_A_CELL = 5
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
-    parser = grid_parser(__doc__, NAMES, SIZES)
+    parser = grid_parser(__doc__, NAMES, PEERS, SIZES)
     parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
     args: Namespace = parsed(parser, arguments, (*NAMES, *PLAIN))
     return args
@@ -97,27 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for size, batch, op in product(args.sizes, args.batches, ("write", "read"))
         if CALLS_OF_A_CELL * size * batch <= arenas.nbytes
     ]
-    pythons = {name: args.peer_python if name == "mooncake-store" else sys.executable for name in args.names}
     with ExitStack() as stack:
-        contenders = Contenders(pythons, arenas, congestion, stack)
+        contenders = contenders_of(args, PEERS, arenas, congestion, stack)
         cells = contenders.measure(grid, args.rounds, args.seconds, lambda text: None)
     print(table(args.names, cells, VERBS))
     goals = verdicts(cells, GOALS)
     tell(goals, contenders.missing)
     if args.json is not None:
-        config = {
-            "argv": sys.argv[1:],
-            "rounds": args.rounds,
-            "seconds": args.seconds,
-            "congestion": congestion,
-            "missing": contenders.missing,
-            "failures": contenders.failures,
-            "block": BLOCK,
-        }
-        rows = result_rows(cells, SIDES, VERBS)
-        write_result(config | {"goals": goals}, rows, args.json)
+        config = config_of(args, congestion, contenders) | {"block": BLOCK, "goals": goals}
+        write_result(config, result_rows(cells, SIDES, VERBS), args.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

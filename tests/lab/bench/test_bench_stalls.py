@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.bench.stalls import Cores, Waits, rows_of, waits_in
+from lab.bench.stalls import Waits, rows_of, waits_in
 from net.loop.stalls import Stall
 from net.metrics.events import Metrics
 
@@ -38,10 +38,3 @@ def test_the_causes_of_a_row_are_shares_of_the_long_waits():
     rows = {row.metric: row.ours for row in rows_of("case", metrics_after(Stall(0.004, 0.001, 0.002, 0.001)), 1.5, 0.1)}
     assert [rows[f"of these: {cause}"] for cause in ("computing", "core", "lock")] == pytest.approx([25, 50, 25])
     assert rows["cores taken by the node"] == 1.5
-
-
-def test_cores_are_those_of_nodes_and_those_of_strangers():
-    before, after = Cores(0.0, 10.0, (1.0, 2.0, 3.0)), Cores(10.0, 30.0, (6.0, 4.0, 4.0))
-    each, others = after.since(before)
-    assert each == pytest.approx([0.5, 0.2])
-    assert others == pytest.approx(2.0 - 0.5 - 0.2 - 0.1)

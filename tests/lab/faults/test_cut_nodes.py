@@ -7,7 +7,7 @@ import pytest
 from lab.faults.client import Stream, random_bodies
 from lab.faults.cut_nodes import case_rows
 from lab.faults.namespaces import Namespaces
-from lab.faults.role_changes import Seen, changes_in, phase_rows
+from lab.faults.role_changes import changes_in, phase_rows
 
 
 def test_waits_count_from_the_cut_or_from_the_request():
@@ -34,8 +34,8 @@ def test_every_namespace_has_an_address_of_its_own():
 
 
 def test_a_node_that_does_something_else_has_changed():
-    layouts = [(0.0, {"a": "prefill+decode"}), (0.5, {"a": "prefill", "b": "decode"}), (1.0, {"b": "decode"})]
+    layouts = [{"a": "prefill+decode"}, {"a": "prefill", "b": "decode"}, {"b": "decode"}]
     assert changes_in(layouts) == 1
-    seen = Seen([Stream(begun=1.0, at=[3.0], tokens=[1, 2])], [0], layouts)
-    rows = {row.metric: row.ours for row in phase_rows("phase 0", 2.0, seen, 1)}
+    streams = [Stream(begun=1.0, at=[3.0], tokens=[1, 2])]
+    rows = {row.metric: row.ours for row in phase_rows("phase 0", 2.0, streams, layouts[-1], 1)}
     assert rows == {"requests": 1.0, "output tokens": 1.0, "first token p50": 2.0, "role changes": 1.0}

@@ -1,68 +1,13 @@
-"""The client that does not give up, and what the benchmark calls wrong."""
+"""What the kill-roles scenario calls wrong, and whom its clients talk to."""
 
 from __future__ import annotations
 
-import aiohttp
-import orjson
 import pytest
-from aiohttp import web
 
 from lab.faults.checks import differences, pause_rows
-from lab.faults.client import Stream, stream
+from lab.faults.client import Stream
 from lab.faults.kill_roles import SHAPES
 from lab.launch.nodes import parse_nodes
-
-TOKENS = list(range(50, 60))
-
-
-async def answer(request: web.Request) -> web.StreamResponse:
-    """Ten tokens from X-Resume-From on; the connection breaks after every third."""
-    begin = int(request.headers.get("X-Resume-From", 0))
-    request.app["seen"].append((request.headers["X-Request-Id"], begin))
-    response = web.StreamResponse()
-    await response.prepare(request)
-    for token in TOKENS[begin : begin + 3]:
-        event = {"choices": [{"token_ids": [token], "text": ""}]}
-        await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
-    if begin + 3 >= len(TOKENS):
-        await response.write(b"data: [DONE]\n\n")
-        return response
-    assert request.transport is not None
-    request.transport.abort()
-    return response
-
-
-async def served(handler, body, into: Stream, seen: list) -> None:
-    app = web.Application()
-    app["seen"] = seen
-    app.router.add_post("/v1/completions", handler)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    try:
-        async with aiohttp.ClientSession() as session:
-            await stream(session, ["http://127.0.0.1:9", url], body, "r", into)
-    finally:
-        await runner.cleanup()
-
-
-async def test_every_token_comes_once_whatever_breaks():
-    into, seen = Stream(), []
-    await served(answer, {}, into, seen)
-    assert into.tokens == TOKENS and into.error == ""
-    assert seen[0] == ("r", 0) and [begin for _, begin in seen] == sorted({begin for _, begin in seen})
-    assert into.reconnects >= 4
-
-
-async def test_an_error_of_the_api_ends_it():
-    async def refuse(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "no"}}, status=503)
-
-    into = Stream()
-    await served(refuse, {}, into, [])
-    assert into.error.startswith("503") and into.tokens == []
 
 
 def test_what_is_wrong():

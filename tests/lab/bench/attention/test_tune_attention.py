@@ -3,6 +3,7 @@ only."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -73,11 +74,16 @@ def test_a_dry_run_needs_no_gpu(tmp_path):
         "--kind",
         "decode",
     ]
-    done = subprocess.run([*command, "--limit", "2", "--jobs", "1"], capture_output=True, text=True, timeout=240)
+    out = tmp_path / "tune.json"
+    command += ["--limit", "2", "--jobs", "1", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(("written: ", "note: "))]
     assert len(lines) == 3 and "registers" in lines[0]
     assert lines[-1].startswith("    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4),")
+    result = json.loads(out.read_text())
+    assert [(row["metric"], row["unit"]) for row in result["rows"]] == [("registers", "per thread")] * 2
+    assert result["rows"][0]["ours"] > 0 and result["config"]["row"] == lines[-1].strip()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

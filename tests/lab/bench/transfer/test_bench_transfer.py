@@ -82,7 +82,7 @@ def test_a_contender_that_fails_is_started_again_and_has_as_many_rounds(monkeypa
     Flaky.made = []
     grid = [("write", 4 * KIB, 1), ("read", 4 * KIB, 1)]
     with ExitStack() as stack:
-        contenders = Contenders({"flaky": "python"}, Arenas(MIB), "reno", stack)
+        contenders = Contenders({"flaky": Path("python")}, Arenas(MIB), "reno", stack)
         cells = contenders.measure(grid, 3, 0.01, lambda text: None)
     assert {key[1]: cell["rounds"] for key, cell in cells.items()} == {"write": 3, "read": 3}
     assert contenders.failures == ["flaky, read 4K x1: a put returned -200", "flaky, write 4K x1: a put returned -200"]
@@ -99,7 +99,7 @@ def test_a_cell_that_never_succeeds_is_left_out_and_the_others_stay(monkeypatch)
     monkeypatch.setattr("lab.bench.transfer.contenders.Pair", Broken)
     Flaky.made = [None] * 3
     with ExitStack() as stack:
-        contenders = Contenders({"broken": "python"}, Arenas(MIB), "reno", stack)
+        contenders = Contenders({"broken": Path("python")}, Arenas(MIB), "reno", stack)
         cells = contenders.measure([("read", 4 * KIB, 1), ("write", 4 * KIB, 1)], 2, 0.01, lambda text: None)
     assert [key[1] for key in cells] == ["write"]
     assert contenders.failures == ["broken, read 4K x1: no route"] * TRIES * 2

@@ -1,0 +1,144 @@
+"""The runner of fault scenarios: flags, clusters, the checks that follow every fault, the result, the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.bench.common.results import Row, add_result_flags, quicken, report
+from lab.faults.checks import differences, settle
+from lab.faults.client import Body, Load, Stream, each_once, random_bodies
+from lab.faults.namespaces import Namespaces, NoNamespaces
+from lab.faults.tiny import tiny_model
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster, NodeDied
+
+UNAVAILABLE = 3
+"""Exit code where network namespaces cannot be had."""
+
+API_KEY = "of-the-lab"
+"""/debug/ is open to other hosts with a key only, and nodes in namespaces have addresses of their own."""
+
+WRONG_SHOWN = 20
+
+
+@dataclass
+class Run:
+    """One run of a scenario: its flags, its clusters, and what has been found so far."""
+
+    args: Namespace
+    node_flags: list[str]
+    """Flags of the command line that the scenario does not know."""
+    scratch: Path
+    rows: list[Row] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the result's config tells besides flags."""
+
+    def folder(self) -> Path:
+        """A new one, which is gone after the run."""
+        return Path(tempfile.mkdtemp(dir=self.scratch))
+
+    def tiny(self) -> list[str]:
+        """Flags for a model that loads at once."""
+        return [*tiny_model(self.folder()), "--max-model-len", "4096"]
+
+    @contextmanager
+    def cluster(
+        self,
+        nodes: str,
+        flags: Sequence[str],
+        *,
+        role_flags: Mapping[str, Sequence[str]] | None = None,
+        network: Namespaces | None = None,
+    ) -> Iterator[LocalCluster]:
+        """The nodes run during the block; at its end none may have died by itself, and none may hold anything."""
+        key, before = (API_KEY if network else None), len(self.wrong)
+        made = LocalCluster(nodes, flags, run_dir=self.folder(), role_flags=role_flags, network=network, api_key=key)
+        with made as cluster:
+            yield cluster
+            try:
+                cluster.check()
+            except NodeDied as death:
+                self.wrong.append(str(death))
+            self.settle(cluster)
+            for node in cluster.nodes if len(self.wrong) > before else ():
+                print(f"--- {node.name}", *node.last_lines(30), sep="\n", file=sys.stderr)
+
+    def bodies(self, cluster: LocalCluster, count: int, prompt_tokens: int, tokens: int, seed: int) -> list[Body]:
+        """Random requests for the model of the cluster."""
+        model = rest.get(f"{cluster.nodes[0].url}/v1/models", cluster.api_key)["data"][0]["id"]
+        return [body | {"model": model} for body in random_bodies(count, prompt_tokens, tokens, seed)]
+
+    def calm(
+        self, cluster: LocalCluster, door: str, bodies: Sequence[Body], at_once: int | None = None
+    ) -> list[Stream]:
+        """What the bodies give while nothing is broken."""
+        streams = asyncio.run(each_once(cluster[door].url, bodies, "calm", cluster.api_key, at_once))
+        self.wrong += [f"undisturbed: {one.error}" for one in streams if one.error]
+        return streams
+
+    def compare(self, case: str, calm: Sequence[Stream], load: Load) -> int:
+        """Every request of the load must have given what its body gives undisturbed. How many did not."""
+        found = differences(case, [calm[body] for body, _ in load.requests], load.streams)
+        self.wrong += found
+        print(f"{case}: {len(load.requests)} requests, {len(self.wrong)} wrong so far", file=sys.stderr)
+        return len(found)
+
+    def settle(self, cluster: LocalCluster) -> None:
+        """Soon no living node may hold anything for a request, and its books must be balanced."""
+        self.wrong += settle(cluster)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is done to a cluster.
+
+    about        the docstring of its module: the text of --help
+    add_flags    adds its own flags to those that every scenario has: --seed, --quick, --json
+    play         starts clusters with Run.cluster, hurts them, and adds to Run.rows and Run.wrong
+    quick        with --quick these flags are no higher than that, and those that are no numbers are that
+    config       names of the flags that the result's config tells
+    passes_flags flags that the scenario does not know go to every node
+    """
+
+    about: str
+    add_flags: Callable[[ArgumentParser], None]
+    play: Callable[[Run], None]
+    quick: Mapping[str, Any]
+    config: Sequence[str]
+    passes_flags: bool = False
+
+
+def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, 1 if anything was wrong, UNAVAILABLE where network namespaces cannot be had."""
+    parser = ArgumentParser(description=scenario.about, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    scenario.add_flags(parser)
+    add_result_flags(parser)
+    args, others = parser.parse_known_args(argv)
+    if others and not scenario.passes_flags:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    quicken(args, **scenario.quick)
+    print(f"seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+        this = Run(args, others, Path(scratch))
+        try:
+            scenario.play(this)
+        except NoNamespaces as reason:
+            print(f"no network namespaces: {reason}", file=sys.stderr)
+            return UNAVAILABLE
+    config = {name: getattr(args, name) for name in (*scenario.config, "seed")}
+    report(config | this.facts | {"wrong": len(this.wrong)}, this.rows, args.json)
+    for text in this.wrong[:WRONG_SHOWN]:
+        print(f"WRONG: {text}", file=sys.stderr)
+    if len(this.wrong) > WRONG_SHOWN:
+        print(f"WRONG: {len(this.wrong) - WRONG_SHOWN} more", file=sys.stderr)
+    return 1 if this.wrong else 0

@@ -1,0 +1,125 @@
+"""The client that does not give up, and the load made of such clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from lab.faults.client import Load, Stream, stream
+
+TOKENS = list(range(50, 60))
+SEEN = web.AppKey("seen", list)
+DEAD = "http://127.0.0.1:9"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def served(handler: Handler, seen: list) -> AsyncIterator[str]:
+    """The URL of a node that answers like this."""
+    app = web.Application()
+    app[SEEN] = seen
+    app.router.add_post("/v1/completions", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def send(response: web.StreamResponse, tokens: list[int]) -> None:
+    for token in tokens:
+        event = {"choices": [{"token_ids": [token], "text": ""}]}
+        await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+
+
+async def every_third(request: web.Request) -> web.StreamResponse:
+    """Ten tokens from X-Resume-From on; the connection breaks after every third."""
+    begin = int(request.headers.get("X-Resume-From", 0))
+    request.app[SEEN].append((request.headers["X-Request-Id"], begin))
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await send(response, TOKENS[begin : begin + 3])
+    if begin + 3 >= len(TOKENS):
+        await response.write(b"data: [DONE]\n\n")
+        return response
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def whole(request: web.Request) -> web.StreamResponse:
+    """All tokens; `seen` has each request's body."""
+    request.app[SEEN].append(await request.json())
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await send(response, TOKENS)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def test_every_token_comes_once_whatever_breaks():
+    into, seen = Stream(), []
+    async with served(every_third, seen) as url, aiohttp.ClientSession() as session:
+        await stream(session, [DEAD, url], {}, "r", into)
+    assert into.tokens == TOKENS and into.error == ""
+    assert seen[0] == ("r", 0) and [begin for _, begin in seen] == sorted({begin for _, begin in seen})
+    assert into.reconnects >= 4
+
+
+async def test_an_error_of_the_api_ends_it():
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=503)
+
+    into = Stream()
+    async with served(refuse, []) as url, aiohttp.ClientSession() as session:
+        await stream(session, [DEAD, url], {}, "r", into)
+    assert into.error.startswith("503") and into.tokens == []
+
+
+async def test_clients_send_their_bodies_in_turn_until_the_block_ends():
+    seen: list[dict] = []
+    given = [{"prompt": [number]} for number in range(3)]
+    async with served(whole, seen) as url, Load([url], given, "load", clients=2, salted=True) as load:
+        await load.until(lambda: load.with_tokens(len(TOKENS)) >= 7)
+    assert [body for body, _ in load.requests[:2]] == [0, 1]
+    assert {body for body, _ in load.requests} == {0, 1, 2}
+    assert all(one.tokens == TOKENS for one in load.streams), "the end of the block waits for the requests under way"
+    assert len({body["cache_salt"] for body in seen}) == len(seen) == len(load.requests)
+
+
+async def test_a_load_of_one_request_per_client():
+    seen: list[dict] = []
+    async with served(whole, seen) as url, Load([url], [{}, {}, {}], "load", once=True) as load:
+        await load.until(lambda: False)  # ends with the clients
+    assert [body for body, _ in load.requests] == [0, 1, 2] and len(seen) == 3
+
+
+async def test_in_turn_nothing_is_sent_again():
+    seen: list[dict] = []
+    async with served(whole, seen) as url, Load([url, DEAD], [{}], "load", in_turn=True) as load:
+        await load.until(lambda: len(load.requests) >= 4)
+    good, bad = load.streams[::2], load.streams[1::2]
+    assert all(one.tokens == TOKENS for one in good) and len(seen) == len(good)
+    assert all("in 1 attempts" in one.error and not one.reconnects for one in bad) and bad
+
+
+async def test_a_refused_request_is_counted_and_sent_again():
+    async def first_refused(request: web.Request) -> web.StreamResponse:
+        request.app[SEEN].append(request.headers["X-Request-Id"])
+        if len(request.app[SEEN]) == 1:
+            return web.json_response({"error": {"message": "later"}}, status=503)
+        request.app[SEEN].pop()
+        return await whole(request)
+
+    async with served(first_refused, []) as url, Load([url], [{}], "load", insists=True) as load:
+        await load.until(lambda: load.with_tokens(len(TOKENS)) >= 1)
+    assert load.refused == 1
+    assert all(one.tokens == TOKENS and not one.error for one in load.streams)
