@@ -138,7 +138,7 @@ class Writer:
     ) -> None:
         """`ends` gets the target's answers: STORED, or why not."""
         bulk = self._transfer.bulk
-        if bulk.reaches(target.home) or (job.near_ask and bulk.beside(target.home)):
+        if bulk.reaches(target.home) or (job.near_ask and bulk.reaches_same_host(target.home)):
             positions = await self._ask(job, target, positions, ends)
             if not target.wait:
                 return

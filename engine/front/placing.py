@@ -90,7 +90,7 @@ class Placer:
         pooled, answers = await asyncio.gather(self._pooled(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
-        held = int(matched.max(initial=0.0))  # by somebody, as far as digests tell, and as those that were asked say
+        held = int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:
             matched = _told(view, answers, told)
             held = max(held, int(matched.max(initial=0.0)))
@@ -127,7 +127,8 @@ class Placer:
             more = await self._prober.ask(absent, question, known)
             answers |= more
             fresh = self._neighbours.view_of(choice.now, more)
-            choice.view, choice.matched = choice.view.beside(fresh), np.append(choice.matched, _told(fresh, more, {}))
+            choice.view = choice.view.joined_with(fresh)
+            choice.matched = np.append(choice.matched, _told(fresh, more, {}))
         choice.expect(coming, self.block_size)
         again = choice.decide()
         return decision if isinstance(again, Rejected) else again
@@ -182,8 +183,8 @@ class Placer:
             await self._words.release(placed.claim)
 
     def _demand(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
-        """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
-        on SSD of the pool counts unless computing it from there on is quicker than reading it."""
+        """held_tokens: leading tokens of the prompt in the arena that holds most of it; other nodes can fetch them from
+        there. Blocks on the pool's SSD count unless computing them is faster than reading them."""
         pool_tokens, ssd_s, ssd_blocks = pooled.blocks * self.block_size, pooled.ssd_s, pooled.ssd_blocks
         if ssd_blocks:
             in_front = pooled.dram_blocks * self.block_size

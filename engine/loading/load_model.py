@@ -105,7 +105,7 @@ def _load_ranks(
     except BaseException:
         processes.close()
         raise
-    runner.beside = processes.step
+    runner.around_forward = processes.step
     record_graphs(config, runner)
     return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
 

@@ -170,7 +170,7 @@ class Node:
             log.info("calibrated by %d steps", await engine.calibrate())
             self.measures.phase("calibration")
             engine.start()
-            engine.load.beside = self.use.onto
+            engine.load.complete = self.use.onto
             self.words.start(engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = spawn(self._publish_weights(), "giving weights to the pool")

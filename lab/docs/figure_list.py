@@ -17,7 +17,7 @@ FIGURES = (
         "engine",
         ENGINE,
         {name: name for name in ("TPOT", "TTFT", "TTFT p99", "TPOT p99", "TTFT second")},
-        beside=("vllm", "floor"),
+        compared_with=("vllm", "floor"),
     ),
     Figure(
         "interference",
@@ -49,14 +49,14 @@ FIGURES = (
         "speculative",
         "scripts/bench.py speculative",
         {"ms per token": "time per token"},
-        beside=("none",),
+        compared_with=("none",),
     ),
     Figure(
         "attention",
         "attention-cpu",
         "scripts/bench.py attention --device cpu",
         {"time": "time"},
-        beside=("torch",),
+        compared_with=("torch",),
     ),
     Figure(
         "transfer-shm",
@@ -64,7 +64,7 @@ FIGURES = (
         TRANSFER,
         {"GB/s": "", "p50": "p50"},
         cases=r".* (4K|368K|1M|16M) x\d+, shared memory",
-        beside=("memcpy", "memcpy-2", "nixl"),
+        compared_with=("memcpy", "memcpy-2", "nixl"),
     ),
     Figure(
         "transfer-tcp",
@@ -72,7 +72,7 @@ FIGURES = (
         TRANSFER,
         {"GB/s": "", "p50": "p50"},
         cases=r".* (4K|368K|1M|16M) x\d+, TCP",
-        beside=("sockets", "mooncake-te"),
+        compared_with=("sockets", "mooncake-te"),
     ),
     Figure(
         "store-shm",
@@ -80,7 +80,7 @@ FIGURES = (
         STORE,
         {"GB/s": "", "p50": "p50"},
         cases=r".*, shared memory",
-        beside=("memcpy", "memcpy-2", "mooncake-store"),
+        compared_with=("memcpy", "memcpy-2", "mooncake-store"),
     ),
     Figure(
         "store-tcp",
@@ -88,7 +88,7 @@ FIGURES = (
         STORE,
         {"GB/s": "", "p50": "p50"},
         cases=r".*, TCP",
-        beside=("sockets", "mooncake-store"),
+        compared_with=("sockets", "mooncake-store"),
     ),
     Figure(
         "overlap",
@@ -150,7 +150,7 @@ FIGURES = (
         "scripts/bench.py sched",
         {"whole p50": "whole, p50", "whole p99": "whole, p99"},
         cases="decision, .*",
-        beside=("mooncake-central-greedy", "dynamo-cost", "goal"),
+        compared_with=("mooncake-central-greedy", "dynamo-cost", "goal"),
     ),
     Figure(
         "sched-parts",
@@ -165,7 +165,7 @@ FIGURES = (
         "scripts/bench.py sched",
         {"requests": "accepted requests", "chain p50": "keys, p50"},
         cases="accept, .*|keys of 12,000 tokens",
-        beside=("goal",),
+        compared_with=("goal",),
     ),
     Figure(
         "overload",
@@ -214,7 +214,7 @@ FIGURES = (
         "ops-steps-2-threads",
         "scripts/bench.py ops",
         {"step": "step"},
-        beside=("TorchOps",),
+        compared_with=("TorchOps",),
     ),
 )
 
