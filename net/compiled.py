@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-C_FLAGS = ("-O3", "-shared", "-fPIC")
+C_FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
+"""Products and sums are rounded one by one, as in the references in numpy."""
+
 TAIL_LINES = 15  # of a failing compiler's output, in the error
 
 

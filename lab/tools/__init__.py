@@ -1,6 +1,7 @@
 """Commands that are neither a benchmark nor a fault: checks, converters, formulas.
 
 Files:
+    compare    Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
     export_hf  The embedded model, or another Llama in a GGUF file
     perfetto   One request across nodes as a Chrome trace
 """
@@ -9,6 +10,7 @@ TOOLS = {
     "cache-policies": "lab.caches.command",
     "capacity": "lab.planning.capacity",
     "check-plan": "lab.planning.check",
+    "compare": "lab.tools.compare",
     "export-hf": "lab.tools.export_hf",
     "fuzz": "lab.fuzz.decoders",
     "fuzz-api": "lab.fuzz.api",
