@@ -40,6 +40,9 @@ from net.metrics.events import Metrics
 
 log = logging.getLogger("mooncake.engine")
 
+HAND_OUT_SIZE = 32
+"""Emissions that are handed out in one turn of the event loop."""
+
 BLOCKED_RETRY_S = 0.02
 
 Emit = Callable[[Sequence["Emission"]], None]
@@ -240,7 +243,7 @@ class Worker:
             running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             if produced is not None:
-                self._hand_out(produced)
+                await self._hand_out(produced)
                 produced = None
                 if step is None:
                     continue  # handing out may have made a request runnable
@@ -336,10 +339,15 @@ class Worker:
         self._metrics.count_draft(len(row.draft), right)
         return tokens[: right + 1]
 
-    def _hand_out(self, produced: _Produced) -> None:
+    async def _hand_out(self, produced: _Produced) -> None:
+        """At most HAND_OUT_SIZE emissions in one turn of the event loop: every token wakes a task of its acceptor, and
+        other work of the loop must not wait for hundreds of them."""
         self._metrics.observe_step(produced.num_tokens)
-        if produced.emissions:
-            self._emit(produced.emissions)
+        emissions = produced.emissions
+        for begin in range(0, len(emissions), HAND_OUT_SIZE):
+            if begin:
+                await asyncio.sleep(0)
+            self._emit(emissions[begin : begin + HAND_OUT_SIZE])
         if self._recorder is not None:
             self._recorder.write()
 

@@ -164,7 +164,9 @@ class Node:
             self.store.keeper.start()
         self.measures.phase("HTTP and joining")
         if "prefill" in config.roles or "decode" in config.roles:
-            engine = self.serving.engine = await self._load_engine()
+            assert self.door.grammars is not None, "a node with a model has a tokenizer"
+            engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
+            self.serving.engine = engine
             engine.worker.runner.masks = self.door.grammars
             engine.pool.watch(self.gossip.cached)
             log.info("calibrated by %d steps", await engine.calibrate())

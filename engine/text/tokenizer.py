@@ -95,6 +95,9 @@ class Tokenizer:
         try:
             # Unlike `encode`, it lets other Python threads run meanwhile, and computes no offsets.
             encodings = self._core.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+            if len(encodings) == 1:
+                ids: list[int] = encodings[0].ids
+                return ids
             return [token for encoding in encodings for token in encoding.ids]
         except TypeError:  # how the Rust library refuses a str that has no UTF-8 form
             raise ValueError("the text is not valid Unicode") from None

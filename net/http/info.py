@@ -19,7 +19,7 @@ from net.http.common.frontend import Frontend
 from net.http.common.joining import IV_BYTES, SEALED_TYPE
 from net.http.common.middleware import joining
 from net.http.common.pieces import answer, encoded
-from net.http.openai.plan import check_ids, check_model, render_messages, unhurried
+from net.http.openai.plan import check_ids, check_model, check_text, render_messages, unhurried
 from net.http.openai.schema import DetokenizeBody, TokenizeBody
 
 Find = Callable[[str], Awaitable[dict[str, Any] | None]]
@@ -55,6 +55,7 @@ class Info:
         check_model(frontend, body.model)
         if body.messages is None:
             text = body.prompt or ""
+            check_text(frontend, len(text), "prompt")
             ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
         else:
             arguments = body.chat_template_kwargs

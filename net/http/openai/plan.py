@@ -18,6 +18,12 @@ MAX_TOOL_CALLS = 128
 LONG_TEXT_CHARS = 4_000
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
 
+MAX_TEXT_CHARS = 2_000_000
+"""Characters of one text. The tokenizer lets no other thread run while it makes a list of the ids: 30 ms at one token
+per character. Models with a longer context take MAX_CHARS_PER_TOKEN for each of its tokens."""
+
+MAX_CHARS_PER_TOKEN = 8
+
 MESSAGE_CHARS = 50
 """What a message costs beside its text, in characters of text."""
 
@@ -63,6 +69,14 @@ def check_ids(frontend: Frontend, token_ids: Collection[int], param: str) -> Non
             raise bad_request(f"{param}: token id {bad} is not in the vocabulary (0..{frontend.vocab_size - 1})", param)
 
 
+def check_text(frontend: Frontend, size: int, param: str) -> None:
+    """Raises 413 for a text of `size` characters that is too long to tokenise, or `size` bytes of messages."""
+    most = max(MAX_TEXT_CHARS, MAX_CHARS_PER_TOKEN * frontend.max_model_len)
+    if size > most:
+        message = f"{param}: {size} characters are more than the {most} that this server tokenises at once; send parts"
+        raise ApiError(413, message, param=param, code="request_too_large")
+
+
 async def unhurried(size: int, work: Callable[[], T]) -> T:
     """work(), in a thread when its input of `size` characters is long."""
     return work() if size < LONG_TEXT_CHARS else await asyncio.to_thread(work)
@@ -78,6 +92,10 @@ async def render_messages(
 ) -> list[int]:
     """Token ids of a chat. `size`: bytes of the body. Raises ApiError 400 when the template refuses messages or
     arguments."""
+
+    check_text(frontend, size, "messages")
+    if len(messages) > frontend.max_model_len:  # each has at least one token
+        raise _too_long(frontend, f"{len(messages)} messages", "messages")
 
     def rendered() -> list[int]:
         offered = {"tools": [tool.model_dump(exclude_unset=True) for tool in tools]} if tools else {}
@@ -96,6 +114,7 @@ async def plan_completion(frontend: Frontend, body: CompletionBody, size: int) -
     prompts = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
+            check_text(frontend, len(prompt), "prompt")
             text, ids = prompt, await unhurried(size, partial(frontend.encode, prompt, body.add_special_tokens))
         else:
             _check_length(frontend, prompt, "prompt")  # before looking at every id

@@ -12,7 +12,7 @@ from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
-from engine.core.worker import Emission, Reuse, Worker
+from engine.core.worker import HAND_OUT_SIZE, Emission, Reuse, Worker, _Produced
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
@@ -106,6 +106,28 @@ async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
     worker.add(request("r0", max_tokens=1))
     await until(lambda: len(got) == 50)
     assert got == [f"r{i}" for i in range(50)]
+    await worker.close()
+
+
+async def test_the_loop_gets_a_turn_after_every_few_emissions():
+    """Each token wakes a task: those of a step of 256 rows in one turn would keep all others waiting."""
+    worker, _ = make()
+    pieces: list[tuple[int, int]] = []  # (turn of the loop, emissions)
+    turn = 0
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    worker.start(lambda emissions: pieces.append((turn, len(emissions))))
+    counting = asyncio.create_task(turns())
+    shown = [Emission(request(f"r{i}"), i) for i in range(2 * HAND_OUT_SIZE + 5)]
+    await worker._hand_out(_Produced(shown, 5))
+    counting.cancel()
+    assert [size for _, size in pieces] == [HAND_OUT_SIZE, HAND_OUT_SIZE, 5]
+    assert len({at for at, _ in pieces}) == 3
     await worker.close()
 
 

@@ -178,6 +178,13 @@ def test_what_cannot_be_compiled(grammars, kind, source):
             grammars.compile(kind, source)
 
 
+def test_after_prepare_a_request_waits_for_no_vocabulary(tokenizer, monkeypatch):
+    grammars = Grammars(tokenizer)
+    grammars.prepare()
+    monkeypatch.setattr("llguidance.LLTokenizer", None)
+    assert grammars.allowed(grammars.compile("choice", '["a"]'), []).any()
+
+
 def test_on_the_wire_and_with_what_it_does_not_go():
     params = SamplingParams(grammar="g")
     assert decode(SamplingParams, encode(params)) == params and params.has_rules
