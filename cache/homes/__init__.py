@@ -1,4 +1,4 @@
-"""Which node keeps a key, which home is asked next, and which of two contents stays. Pure.
+"""Decides which node keeps a key, which home is asked next, and which of two contents stays. Pure.
 
 Files:
     agreement   Decides which of two contents of one key stays

@@ -1,4 +1,4 @@
-"""Writer: the way of a put through the homes: reserve, write, commit, and on to the next member when one cannot.
+"""Writer: runs a put through the homes: reserve, write, commit, and continue at the next member if one fails.
 
 The members that stand in for a home are told whose place they take, and give the block back later
 (cache/store/keeper.py).
@@ -274,7 +274,7 @@ def _options(job: StoreCall, target: Target, positions: Sequence[int]) -> dict[s
 
 
 def _contents(job: StoreCall, target: Target, positions: Sequence[int]) -> list[Content]:
-    """Of copies: of blocks whose keys say it nobody needs to know."""
+    """The contents of copies; keys that identify their content do not need them."""
     if not (job.repair or target.copy):
         return []
     return [(job.sums[position], job.length(position)) for position in positions]

@@ -1,4 +1,4 @@
-"""From a model source and a Config to a runner over an empty KV arena. Blocking: runs in a thread at start."""
+"""Builds a runner over an empty KV arena from a model source and a Config. Blocking: runs in a thread at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node, wired: channel and transfer engine, store share, gossip, HTTP API, engine.
+"""One node, assembled: channel and transfer engine, store share, gossip, HTTP API, engine.
 
 Read `start` as the order of things: what others may need early (the store share, membership, the answer to "are you
 ready?") comes before the slow part, loading weights. Nobody is sent here before the engine answers probes.

@@ -1,4 +1,4 @@
-"""The last requests in figures: their latencies, and where the KV of their prompts came from. Pure."""
+"""Figures of the last requests: their latencies, and the sources of their prompts' KV. Pure."""
 
 from __future__ import annotations
 
