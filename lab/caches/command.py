@@ -33,7 +33,7 @@ FLOOD = 1.0  # batch prompts per request of the trace
 
 
 def find_traces(name: str | None) -> Path | None:
-    """The directory of the released traces: the named one, otherwise shared/traces next to a parent of this checkout."""
+    """The directory of the released traces: named, otherwise shared/traces next to a parent of this checkout."""
     if name is not None:
         return Path(name)
     return next(

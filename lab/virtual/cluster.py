@@ -53,7 +53,7 @@ class VirtualCluster(VirtualNetwork[GossipCore]):
         return found
 
     def add(self, name: str, address: Address | None = None, **info: Any) -> GossipNode:
-        """Start a node that knows no other. With the name of a crashed node, it has the same address."""
+        """Start a node that knows no other. `address`: by default a new one; it may be that of a crashed node."""
         number = next(self._ports)
         address = address or (f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 7000)
         me = Member(name, address, f"{address[0]}:8000", ("prefill", "decode"), info=info)
