@@ -43,7 +43,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "echo with logprobs 20": ("/v1/completions", {"prompt": IDS, "echo": True, "logprobs": 20, "max_tokens": 0}),
     "chat, top_logprobs 20": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 20, "max_tokens": 200}),
     "4,096 biases": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES}),
-    "4,096 biases x n 128": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES, "n": 128}),
+    "4,096 biases x n 16": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES, "n": 16}),
+    "4,096 biases x n 128 (400)": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES, "n": 128}),
     "1,900 tokens x n 128, ids shown": (
         "/v1/completions",
         {"prompt": IDS, "max_tokens": 1, "n": 128, "return_token_ids": True},
@@ -69,6 +70,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize 4 MB (413)": ("/tokenize", {"prompt": "so many words " * 290_000}),
     "a prompt of 2 MB (400)": ("/v1/completions", {"prompt": "so many words " * 140_000}),
     "a chat of 2 MB of < (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<" * 1_999_000}]}),
+    "10,000 messages (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 10_000}),
     "60,000 messages (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 60_000}),
     "400,000 biases (413)": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(400_000)}}),
     "prompt_logprobs 20 x n 128 (400)": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 128}),

@@ -39,6 +39,13 @@ FIGURES = (
         cases=r".*-0",
     ),
     Figure(
+        "requests",
+        "requests",
+        "scripts/bench.py requests",
+        {"longest /health": "longest wait"},
+        beside=("goal",),
+    ),
+    Figure(
         "start",
         "start",
         "scripts/bench.py start",

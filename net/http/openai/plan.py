@@ -24,6 +24,10 @@ per character. Models with a longer context take MAX_CHARS_PER_TOKEN for each of
 
 MAX_CHARS_PER_TOKEN = 8
 
+MAX_CHOICE_BIASES = 65_536
+"""Entries of logit_bias times choices of one request. Each choice is a request of its own and carries them all; 4,096
+entries take 4 ms of the event loop."""
+
 MESSAGE_CHARS = 50
 """Cost of a message in addition to its text, in characters of text."""
 
@@ -156,6 +160,13 @@ async def _plan(
     check_ids(frontend, body.stop_token_ids, "stop_token_ids")
     bias = {int(key): value for key, value in body.logit_bias.items()}
     check_ids(frontend, bias, "logit_bias")
+    entries = len(bias) * body.n * len(prompts)
+    if entries > MAX_CHOICE_BIASES:
+        message = (
+            f"logit_bias: {len(bias)} entries for each of {body.n * len(prompts)} choices are more than the "
+            f"{MAX_CHOICE_BIASES} that one request may have; ask for fewer choices"
+        )
+        raise bad_request(message, "logit_bias")
     grammar = await _grammar(frontend, body, size)
     left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []

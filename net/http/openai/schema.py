@@ -167,7 +167,10 @@ class Message(BaseModel):
         return "\n".join(part["text"] for part in content)
 
 
-Conversation = Annotated[list[Message], Field(min_length=1)]
+MAX_MESSAGES = 10_000
+"""Of one conversation: 15 ms of checks, during which the library lets no other thread run."""
+
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ChatBody(Generation):
