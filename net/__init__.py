@@ -1,7 +1,7 @@
 """How bytes move: frames, channels, transports, HTTP.
 
 Files:
-    bodies     Message bodies as dataclasses: validated when read, plain JSON on the wire
+    bodies     Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire
     compiled   Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake
     errors     Errors between two nodes, for callers of the channel and the transfer engine
     user_file  Loads a class from a user's file: `--eviction mine.py:NAME`

@@ -1,8 +1,8 @@
-"""Message bodies as dataclasses: validated when read, plain JSON on the wire. Pure.
+"""Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire. Pure.
 
-The fields of the dataclass define the format: int, float, str, bool, bytes (as hex), optional ones, lists, dicts, and
-other dataclasses. Reading is strict: no field may be missing or unknown, and the only conversion is from an integer to
-a float. `__post_init__` checks constraints that types cannot express, and raises ValueError.
+The fields of the dataclass are the form: int, float, str, bool, bytes (as hex), None beside one of them, lists, dicts,
+and other dataclasses. Reading is strict: no field may be missing or unknown, and nothing is converted but an integer
+where a float is wanted. What a type cannot say, `__post_init__` checks by raising ValueError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BulkShare: answers store.get and store.put of peers over data connections, for blocks of this node's share.
+"""BulkShare: peers' questions over data connections for blocks of this node's share: store.get and store.put.
 
     store.get   keys -> the blocks, sent from their slots, which are held until the socket has them
     store.put   keys and blocks -> received into new slots, which become blocks with their checksums at the end

@@ -274,7 +274,7 @@ def _options(job: StoreCall, target: Target, positions: Sequence[int]) -> dict[s
 
 
 def _contents(job: StoreCall, target: Target, positions: Sequence[int]) -> list[Content]:
-    """The contents of copies; keys that identify their content do not need them."""
+    """Of copies: of blocks whose keys say it nobody needs to know."""
     if not (job.repair or target.copy):
         return []
     return [(job.sums[position], job.length(position)) for position in positions]

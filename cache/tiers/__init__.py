@@ -1,7 +1,7 @@
 """One node's share of the pooled store: DRAM first, SSD behind it.
 
 Files:
-    granting      Decides which offered blocks get a slot of a LocalStore
+    granting      Which of the blocks that writers offer get a slot of a LocalStore
     group_sync    All callers that wait for the disk share its next sync
     kept          Blocks of a LocalStore that programs pinned (`pin=True`) and that are never evicted
     local_store   One node's share of the pooled store

@@ -1,8 +1,8 @@
-"""Granting: decides which offered blocks get a slot of a LocalStore, and how writers of other blocks are answered.
+"""Granting: which of the blocks that writers offer get a slot of a LocalStore, and what the writers of others are told.
 
-A writer either brings a new block (if the key does not identify its content, the home decides: `decide`) or a copy of a
-block that another home has accepted. Copies are compared with the local content by cache/homes/agreement.py: one
-content stays, and `uneven` collects the keys that must be offered to other homes.
+Who writes is the first to bring a block (then the home decides what is under its key: `decide`, where the key does not
+name the content), or brings a copy of what another home has taken. Copies are compared with what is here, by
+cache/homes/agreement.py: one content stays, and the keys of which other homes have to be told are in `uneven`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from net.errors import RemoteError
 
 
 class Granting:
-    """`passed_on(key)`: whether the block's writer was recently sent to another member."""
+    """`passed_on(key)`: whether the writer of that block was sent to another member lately."""
 
     def __init__(self, local: LocalStore, passed_on: Callable[[BlockKey], bool]) -> None:
         self._local = local
@@ -28,8 +28,8 @@ class Granting:
         self.uneven = Uneven()
 
     def grant(self, now: float, keys: list[BlockKey], body: Mapping[str, Any]) -> list[int]:
-        """Slots or answer codes for a leading part of `keys`; `body` is that of store.reserve. Raises ValueError if it
-        does not match the keys."""
+        """Slots, or what is said instead, for a leading part of `keys`; `body` as of store.reserve. Raises ValueError
+        when it does not fit the keys."""
         facts = facts_in(body, len(keys))
         kept: Iterable[bool] = body.get("kept") or [False] * len(keys)
         offered: Iterable[Content | None] = contents_of(body) or [None] * len(keys)
@@ -84,7 +84,7 @@ class Granting:
         return WRITING if slot is None else slot
 
     def has(self, key: BlockKey, content: Content | None) -> bool:
-        """Whether the block is here, with this content if `content` is given."""
+        """Whether the block is here, and if `content` is given, with that one."""
         if self._local.contains(key) is None:
             return False
         ours = self._local.content(key)
@@ -97,12 +97,12 @@ class Granting:
 
 
 def contents_of(body: Mapping[str, Any]) -> list[Content]:
-    """The contents in a message body."""
+    """As they travel."""
     return [(block_checksum, length) for block_checksum, length in body.get("contents", ())]
 
 
 def facts_in(body: Mapping[str, Any], count: int) -> list[Facts | None]:
-    """The facts of `count` blocks in a writer's message. Raises RemoteError."""
+    """Of `count` blocks, as a writer sent them. Raises RemoteError."""
     rows = body.get("facts")
     if not rows:
         return [None] * count

@@ -183,8 +183,8 @@ class Placer:
             await self._words.release(placed.claim)
 
     def _demand(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
-        """held_tokens: leading tokens of the prompt in the arena that holds most of it; other nodes can fetch them from
-        there. Blocks on the pool's SSD count unless computing them is faster than reading them."""
+        """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
+        on SSD of the pool counts unless computing it from there on is quicker than reading it."""
         pool_tokens, ssd_s, ssd_blocks = pooled.blocks * self.block_size, pooled.ssd_s, pooled.ssd_blocks
         if ssd_blocks:
             in_front = pooled.dram_blocks * self.block_size

@@ -2,11 +2,11 @@
 
 Files:
     arenas          Finds arenas that hold more of a prompt than this node's arena
-    borrowing       Reads a part of a prompt's KV from another node's arena: the reader's side of lending.py
+    borrowing       A part of a prompt out of another node's KV arena: the reader's side of lending.py
     incoming        The decode node's side of a prompt that another node computes: it reserves blocks
     items           Builds the updates (engine/handoff/updates.py) that an engine node sends to an acceptor about one
                     request
-    lending         Lends blocks of this node's arena: another node reads them as a prompt's prefix
+    lending         Blocks of this node's arena that another node reads as the prefix of a prompt
     messages        Messages between acceptors and engine nodes about requests: their kinds and bodies
     orphans         Keeps requests whose acceptor was lost while they decoded, for LEASE_S
     own_load        How busy this node is: answers probes

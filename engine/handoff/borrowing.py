@@ -1,4 +1,4 @@
-"""Reads a part of a prompt's KV from another node's arena: the reader's side of lending.py.
+"""A part of a prompt out of another node's KV arena: the reader's side of lending.py.
 
 Both nodes have the same root (others are refused when they connect), so a key names the same bytes in both arenas:
 blocks are read as they lie there, straight into blocks of this node's arena.
@@ -25,15 +25,15 @@ from net.transfer.engine import URGENT, Completion, Op, TransferEngine
 log = logging.getLogger("mooncake.engine")
 
 ANSWER_S = 3.0
-READ_S = LOAN_S - ANSWER_S  # the reader's own deadline passes before the loan ends
-WINDOW_BYTES = 32 << 20  # per loan: limits the bytes that a slow reader protects from eviction
+READ_S = LOAN_S - ANSWER_S  # the reader's own deadline is met before the loan ends
+WINDOW_BYTES = 32 << 20  # of one loan: bounds what a slow reader keeps from being evicted
 
 ARENA = "arena"
-"""The tier name of blocks read from another arena."""
+"""The tier of what comes from there."""
 
 
 class Borrowing:
-    """Reads blocks of other nodes into `region`, this node's arena, whose blocks have `block_bytes` bytes."""
+    """Reads blocks of other nodes into `region`, this node's arena with blocks of `block_bytes`."""
 
     def __init__(self, channel: Channel, transfer: TransferEngine, region: str, block_bytes: int) -> None:
         self._channel = channel
@@ -41,12 +41,12 @@ class Borrowing:
         self._region = region
         self._block_bytes = block_bytes
         self._window = max(1, WINDOW_BYTES // block_bytes)
-        self._numbers = count(random.getrandbits(40) << 12)  # distinct from those before a restart
+        self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
 
     async def get(self, node: str, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
-        """Read the leading run of `keys` that `node` holds into the blocks `block_ids`. The content of the blocks after
-        the run is undefined. A node that is lost or does not answer counts as holding nothing. No write is in flight
-        once this returns or is cancelled."""
+        """The leading run of `keys` that `node` has, in the blocks `block_ids`; what lies in those behind the run is
+        undefined. A node that is lost or does not answer has nothing. Nothing is written any more when this returns or
+        is cancelled."""
         blocks, transports = 0, Counter[str]()
         while blocks < len(keys):
             part = slice(blocks, blocks + self._window)
@@ -66,7 +66,7 @@ class Borrowing:
         return GetResult(blocks, blocks * self._block_bytes, {node: blocks}, dict(transports), {ARENA: blocks})
 
     async def _borrow(self, node: str, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> Completion | None:
-        """None if the node does not hold keys[0], or the loan ended before the read did."""
+        """None when the node has no leading part of `keys`, or did not keep it until it was read."""
         loan, size, open_there = next(self._numbers), self._block_bytes, True
         try:
             body = {"loan": loan, "block_bytes": size}
@@ -81,5 +81,5 @@ class Borrowing:
             return done if answer["whole"] else None
         finally:
             if open_there:
-                with suppress(ConnectionError):  # losing the connection ends the loan too
+                with suppress(ConnectionError):  # a node that is lost knows by itself
                     self._channel.post(node, messages.RETURN, {"loan": loan})

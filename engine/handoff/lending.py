@@ -1,4 +1,4 @@
-"""Lends blocks of this node's arena: another node reads them as a prompt's prefix, and they are not evicted meanwhile.
+"""Blocks of this node's arena that another node reads as the prefix of a prompt, kept where they are meanwhile.
 
     reader (borrowing.py)                        this node
     engine.kv.borrow(loan, keys) ─────────────>  a transfer reference on each block of the leading run of `keys`
@@ -7,9 +7,8 @@
     engine.kv.return(loan) ───────────────────>  the references go
                               <── reply: whole ──  whether they were held until now
 
-A loan ends when the reader returns it, when the reader leaves or is lost, or at its deadline. A READ that is still
-running then may fetch another request's content, so the reader uses no byte before it receives `whole`. The reader
-never writes here.
+A loan ends by the reader's word, when the reader goes or is lost, and at its deadline. A READ that still runs then may
+fetch the content of another request: the reader uses nothing before it has heard `whole`. Nobody writes here.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from net.channel.channel import Channel
 from net.errors import RemoteError
 
 LOAN_S = 15.0
-"""Maximum time that a stalled reader keeps blocks, seconds."""
+"""A reader that stops keeps blocks for so long at most."""
 
-MAX_LENT_SHARE = 0.5
-"""Maximum share of the arena that is lent: lent blocks cannot be evicted for this node's own requests."""
+LENT_SHARE = 0.5
+"""Of the arena at most: what is lent cannot be evicted for this node's own requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,18 @@ class Loan:
 
 
 class Lending:
-    """All loans of a node, keyed by reader and the reader's loan number."""
+    """All loans of a node, by reader and by the number that the reader gave."""
 
     def __init__(
         self, channel: Channel, pool: BlockPool, region: str, block_bytes: int, loan_s: float = LOAN_S
     ) -> None:
-        """region: the name under which peers know the arena of `pool`."""
+        """region: the arena of `pool`, as peers know it."""
         self._pool = pool
         self._region = region
         self._block_bytes = block_bytes
         self._loan_s = loan_s
         self._loans: dict[tuple[str, int], Loan] = {}
-        self.expired = 0  # loans that ended without a return by their reader
+        self.expired = 0  # loans that ended without a word of their reader
         channel.handle(messages.BORROW, self._on_borrow)
         channel.handle(messages.RETURN, self._on_return)
         channel.on_lost(self._gone)
@@ -60,7 +59,7 @@ class Lending:
         return len(self._loans)
 
     def held_blocks(self) -> Iterator[int]:
-        """Lent block ids, one item per transfer reference."""
+        """One for each transfer reference held here."""
         return (block_id for loan in self._loans.values() for block_id in loan.block_ids)
 
     async def _on_borrow(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
@@ -70,7 +69,7 @@ class Lending:
             raise RemoteError(f"loan {body['loan']} is in use", "bad_request")
         if body["block_bytes"] != self._block_bytes:
             raise RemoteError(f"blocks have {self._block_bytes} bytes here, not {body['block_bytes']}", "layout")
-        room = int(MAX_LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
+        room = int(LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
         found = self._pool.match(split_keys(data))[: max(0, room)]
         if found:
             self._pool.hold(found)

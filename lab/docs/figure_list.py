@@ -43,7 +43,7 @@ FIGURES = (
         "requests",
         "scripts/bench.py requests",
         {"longest /health": "longest wait"},
-        beside=("goal",),
+        compared_with=("goal",),
     ),
     Figure(
         "start",

@@ -2,20 +2,20 @@
 
 Files:
     chaos            Gossip under random faults, many seeds: invariants after every event, agreement at the end
-    checks           The checks after a fault: the same tokens, no leaked resources
-    client           A client that reconnects: it streams and, if its node is gone
-    cut_nodes        Cuts one node off the network under load, then heals: no client error, the same tokens
+    checks           What must hold after a fault: the same tokens, balanced books
+    client           A client that does not give up: it streams
+    cut_nodes        Cut one node off the network under load, and heal: no client error, the same tokens
     histories        Is a history of puts and gets of one key linearizable?
-    kill_roles       SIGKILLs one node of each role under load: no client error, the same tokens
+    kill_roles       SIGKILL one node of each role under load: no client error, the same tokens
     namespaces       Nodes in separate network namespaces, connected by a bridge: during a cut
     put_client       One client of scripts/faults.py put-histories in a separate process
-    put_histories    Clients put the same keys concurrently, with and without a cut
-    role_changes     Nodes that change between prefill and decode while the kind of load changes
-    rolling_restart  Restarts every node of a local cluster in turn, under load, and counts failed requests
-    soak             Soak_store: the store under load and faults, for any duration
+    put_histories    Clients put the same keys at once, in calm and across a cut
+    role_changes     Nodes that change between prefill and decode under a load that changes its nature
+    rolling_restart  Restart every node of a local cluster in turn, under load
+    soak             Soak_store: the store under load and under harm, for as long as asked
     soak_holders     A client's view while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP)
     soak_load        Mixed load on three store nodes: values, objects, removals, and a client that reconnects
-    stop_nodes       SIGSTOPs one node under load for longer than every deadline of the others, then SIGCONTs it
+    stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again
     tiny             A model that loads at once, for benchmarks of everything except the model
 """
 

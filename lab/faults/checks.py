@@ -1,4 +1,4 @@
-"""The checks after a fault: the same tokens, no leaked resources, and the pauses of the streams."""
+"""What must hold after a fault: the same tokens, balanced books, and how long the streams paused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that reconnects: it streams and, if its node is gone, continues at another node by request id."""
+"""A client that does not give up: it streams, and when its node is gone it goes on at another one by request id."""
 
 from __future__ import annotations
 

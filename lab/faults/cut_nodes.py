@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cuts one node off the network under load, then heals: no client error, the same tokens, nothing held afterwards.
+"""Cut one node off the network under load, and heal: no client error, the same tokens, nothing held afterwards.
 
     python scripts/faults.py cut-nodes                        2 prefill, 2 decode and 2 store nodes, about 5 minutes; as
     root

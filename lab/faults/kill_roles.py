@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SIGKILLs one node of each role under load: no client error, the same tokens, and how long a stream pauses.
+"""SIGKILL one node of each role under load: no client error, the same tokens, and how long a stream pauses.
 
     python scripts/faults.py kill-roles                     2 prefill, 2 decode and 2 store nodes with a tiny random
     model

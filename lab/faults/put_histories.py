@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Clients put the same keys concurrently, with and without a cut; the observed results are checked against
-docs/store.md.
+"""Clients put the same keys at once, in calm and across a cut: what they saw is checked against docs/store.md.
 
     python scripts/faults.py put-histories                    three store nodes, --replicas 2, under a minute; as root
     python scripts/faults.py put-histories --keys 1000 --cut-s 20 --json out.json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Nodes that change between prefill and decode while the kind of load changes: no request fails, equal tokens.
+"""Nodes that change between prefill and decode under a load that changes its nature: no request fails, equal tokens.
 
     python scripts/faults.py role-changes                     two prefill and two decode nodes that change, tiny model
     python scripts/faults.py role-changes --hold-ms 15000 --phase-s 120 --json out.json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Restarts every node of a local cluster in turn, under load, and counts failed requests.
+"""Restart every node of a local cluster in turn, under load, and count the requests that failed.
 
   scripts/faults.py rolling-restart --nodes mixed=2,store=1 --requests 500
   scripts/faults.py rolling-restart --nodes prefill=2,decode=2,store=2 --tiny --json lab/results/rolling-restart.json

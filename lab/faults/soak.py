@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""soak_store: the store under load and faults, for any duration. It exits with 1 if anything was wrong.
+"""soak_store: the store under load and under harm, for as long as asked. It ends with 1 when something was wrong.
 
     soak_store.py --minutes 30            mixed load on three nodes: wrong bytes, and what grows: memory, slots, fds
     soak_store.py --kills 100             kill -9 at random points of writing, each followed by reading everything back

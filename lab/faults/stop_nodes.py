@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""SIGSTOPs one node under load for longer than every deadline of the others, then SIGCONTs it, repeatedly: nothing
-stays held.
+"""SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again: nothing stays held.
 
     python scripts/faults.py stop-nodes                  prefill=1,decode=1,store=1 with the embedded model, about 5
     minutes

@@ -8,7 +8,7 @@ Files:
     forge     Gossip packets of a stranger who knows the protocol and the names of the nodes
     gossip    Two gossip cores exchange packets, which are the corpus; one of them gets fuzzed packets
     leases    The leases of a share to two peers (cache/server/leases.py) after arbitrary messages
-    messages  Messages between nodes about requests, as the control connection passes them to a handler
+    messages  What nodes tell each other about requests, as the control connection hands it to a handler
     mutate    Seeded mutations of valid inputs: bits, numbers at their limits, pieces cut
     promises  Whether an OpenAPI document allows a body
     targets   The decoders: their inputs, the errors that they may raise

@@ -1,5 +1,5 @@
-"""Messages between nodes about requests, as the control connection passes them to a handler: JSON that must become the
-dataclass of its kind or raise BodyError, and that must give the same JSON when encoded."""
+"""What nodes tell each other about requests, as the control connection hands it to a handler: JSON that must become the
+dataclass of its kind or a BodyError, and the same JSON again when it is written."""
 
 from __future__ import annotations
 

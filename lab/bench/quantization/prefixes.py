@@ -1,5 +1,5 @@
-"""A model in bfloat16, one prefix, and the model's output after it: over a 16-bit arena, a quantized arena, and blocks
-from a quantized pool."""
+"""A model in bfloat16, one prefix of it, and what it says behind that prefix: over an arena of 16 bit or quantized, and
+behind blocks that went through a quantized pool."""
 
 from __future__ import annotations
 

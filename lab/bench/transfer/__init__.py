@@ -13,8 +13,8 @@ Files:
     ours_store      This project's pooled store: a home with one share in the owner's process
     pairs           Controls a contender's two processes and the two arenas, and verifies their content
     raw             The limits: libc memcpy in one or two threads, and blocking sockets (sendall, recv_into)
-    shared          Shared by bench_transfer and bench_store: flags of the grid, the table, the goals
+    shared          What bench_transfer and bench_store have in common: flags of the grid, the table, the goals
     stall           How late an event loop runs: the loop reads a kernel timer that fires every 0.5 ms
-    store_command   Bench_store: the pooled store against upstream's and against the limits of this machine
+    store_command   Bench_store: the pooled store beside upstream's and beside the limits of this machine
     verdict         Computes rows and goals from cells, as ratios between contenders of one run
 """

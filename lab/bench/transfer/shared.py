@@ -1,4 +1,4 @@
-"""Shared by bench_transfer and bench_store: flags of the grid, the table, the goals."""
+"""What bench_transfer and bench_store have in common: flags of the grid, the table, the goals."""
 
 from __future__ import annotations
 

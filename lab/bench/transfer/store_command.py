@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench_store: the pooled store against upstream's and against the limits of this machine, in one run.
+"""bench_store: the pooled store beside upstream's and beside the limits of this machine, in one run.
 
     bench_store.py [--quick] [--json PATH] [--peer-python PATH]      memory: put and get of blocks, one and 32 per call
     bench_store.py --disk DIR [--quick] [--json PATH]                the SSD tier in both backends, beside direct access
